@@ -1,0 +1,1 @@
+"""oncelog: an exactly-once, transactional event log for Ray."""

@@ -1,0 +1,61 @@
+"""What shells and clients need from the world, so that the simulator can be the world.
+
+Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground`` and ``storage.fs.FileSystem``.
+Timers and futures are asyncio's; the simulator brings an event loop with virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from oncelog.actors.protocol.messages import ReplyT, Request
+
+ResultT = TypeVar("ResultT")
+
+
+class Clock(Protocol):
+    """Wall-clock time. Only timeouts and timestamps depend on it, never safety."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+
+class Transport(Protocol):
+    """Calls to actors by name: no order, no certainty, always an answer."""
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """Call ``request.method`` of ``actor`` and return its reply. Never raises for a lost call.
+
+        ``NETWORK_EXCEPTION``: the actor is gone, restarting or unknown; ``REQUEST_TIMED_OUT``: no
+        answer within ``timeout_ms``. After either the call may still take effect, even later.
+        """
+        ...
+
+
+class Background(Protocol):
+    """Runs blocking work (``fdatasync``) beside the event loop, one piece at a time, in order."""
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run ``work`` to its end and return its result or raise its exception."""
+        ...
+
+
+def partition_actor(topic: str, partition: int, broker_id: int) -> str:
+    """Ray name of a partition replica."""
+    return f"partition:{topic}-{partition}@{broker_id}"
+
+
+def transaction_actor(shard: int, broker_id: int) -> str:
+    """Ray name of a transaction coordinator."""
+    return f"transaction:{shard}@{broker_id}"
+
+
+def group_actor(shard: int, broker_id: int) -> str:
+    """Ray name of a group coordinator."""
+    return f"group:{shard}@{broker_id}"
+
+
+CONTROLLER_ACTOR = "controller"
+NAMESPACE = "oncelog"

@@ -1,0 +1,158 @@
+"""Requests and replies of the controller. See ``messages.py`` for the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.actors.protocol.messages import Reply, Request
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMetadata:
+    """Where a partition is led. ``leader`` is a broker id, -1 when nobody leads."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicMetadata:
+    """One topic: its id (32 hexadecimal digits, new at each creation), partitions and settings."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionMetadata, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerMetadata:
+    """One broker: a Ray node with a data directory."""
+
+    broker_id: int
+    data_dir: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataReply(Reply):
+    """The cluster as the controller knows it; ``topics`` only those asked for that exist."""
+
+    cluster_id: str = ""
+    controller_epoch: int = -1
+    brokers: tuple[BrokerMetadata, ...] = ()
+    topics: tuple[TopicMetadata, ...] = ()
+    transaction_state_partitions: int = 0
+    offsets_partitions: int = 0
+    process_id: int = -1
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataRequest(Request[MetadataReply]):
+    """Describe the cluster and some topics; ``topics`` ``None`` means all, internal included."""
+
+    method = "metadata"
+    reply_type = MetadataReply
+
+    topics: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopicReply(Reply):
+    """The new topic's id; its actors are being started and answer soon."""
+
+    topic_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopicRequest(Request[CreateTopicReply]):
+    """Create a topic, durably. ``settings`` are names of ``TopicConfig`` with values as text.
+
+    ``topic_id`` is chosen by the caller (32 hexadecimal digits), so that a retry is recognised.
+    """
+
+    method = "create_topic"
+    reply_type = CreateTopicReply
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication_factor: int = 1
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicReply(Reply):
+    """On ``NONE`` the topic is durably gone and its actors are being stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicRequest(Request[DeleteTopicReply]):
+    """Delete a topic and its data."""
+
+    method = "delete_topic"
+    reply_type = DeleteTopicReply
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BecomeLeaderReply(Reply):
+    """The epoch to lead with, durable before it is answered, and what a leader needs to know."""
+
+    leader_epoch: int = NO_LEADER_EPOCH
+    topic_id: str = ""
+    cluster_key: bytes = b""
+    settings: tuple[tuple[str, str], ...] = ()
+    transaction_state_partitions: int = 0
+    offsets_partitions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BecomeLeaderRequest(Request[BecomeLeaderReply]):
+    """A started replica asks for a new leader epoch before it serves.
+
+    ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
+    """
+
+    method = "become_leader"
+    reply_type = BecomeLeaderReply
+
+    topic_partition: TopicPartition
+    broker_id: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerIdsReply(Reply):
+    """A block of producer ids that nobody else will ever get."""
+
+    first_producer_id: int = NO_PRODUCER_ID
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply]):
+    """Reserve the next block, durably. A lost reply wastes one block and nothing else."""
+
+    method = "allocate_producer_ids"
+    reply_type = AllocateProducerIdsReply
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownReply(Reply):
+    """On ``NONE`` the actor has flushed, written its clean-shutdown mark and released its lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownRequest(Request[ShutdownReply]):
+    """Stop cleanly. To the controller: stop every actor of the log, then itself."""
+
+    method = "shutdown"
+    reply_type = ShutdownReply

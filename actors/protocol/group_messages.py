@@ -1,0 +1,288 @@
+"""Requests and replies of the group coordinator (classic protocol, KIP-447). See ``messages.py``.
+
+Assignments and subscriptions travel as opaque bytes; the assignor runs in the group's leader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.actors.protocol.messages import Reply, Request
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    TopicPartition,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProtocol:
+    """One assignment protocol a member supports, and its subscription for it."""
+
+    name: str
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedMember:
+    """A member as the group's leader sees it when it assigns."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinGroupReply(Reply):
+    """The generation joined. ``members`` is filled for the leader only.
+
+    With ``MEMBER_ID_REQUIRED`` only ``member_id`` is given: join again with it.
+    """
+
+    generation_id: int = -1
+    protocol_name: str = ""
+    leader_id: str = ""
+    member_id: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinGroupRequest(Request[JoinGroupReply]):
+    """Join or rejoin a group; answered when the rebalance has collected its members."""
+
+    method = "join_group"
+    reply_type = JoinGroupReply
+
+    group_id: str
+    member_id: str = ""
+    group_instance_id: str | None = None
+    client_id: str = "oncelog"
+    session_timeout_ms: int = 45_000
+    rebalance_timeout_ms: int = 300_000
+    protocol_type: str = "consumer"
+    protocols: tuple[GroupProtocol, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberAssignment:
+    """What the leader gives one member, as opaque bytes."""
+
+    member_id: str
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncGroupReply(Reply):
+    """The caller's own assignment, durable in the offsets log."""
+
+    protocol_name: str = ""
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncGroupRequest(Request[SyncGroupReply]):
+    """Hand in (leader) or wait for (others) the assignment of a generation."""
+
+    method = "sync_group"
+    reply_type = SyncGroupReply
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignments: tuple[MemberAssignment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply(Reply):
+    """``REBALANCE_IN_PROGRESS`` asks the member to join again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequest(Request[HeartbeatReply]):
+    """Tell the coordinator that a member lives; restarts its session timer."""
+
+    method = "heartbeat"
+    reply_type = HeartbeatReply
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingMember:
+    """A member that leaves, by member id, or by instance id with an empty member id."""
+
+    member_id: str
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveGroupReply(Reply):
+    """One code per leaving member, in the order of the request."""
+
+    results: tuple[ErrorCode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveGroupRequest(Request[LeaveGroupReply]):
+    """Remove members at once instead of waiting for their sessions to expire."""
+
+    method = "leave_group"
+    reply_type = LeaveGroupReply
+
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetAndMetadata:
+    """A committed position: the next offset to read."""
+
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionResult:
+    """What became of one partition of a request."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitReply(Reply):
+    """One result per partition; durable where it says ``NONE``."""
+
+    results: tuple[PartitionResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitRequest(Request[OffsetCommitReply]):
+    """Commit positions of a group outside a transaction. Safe to repeat."""
+
+    method = "offset_commit"
+    reply_type = OffsetCommitReply
+
+    group_id: str
+    offsets: tuple[tuple[TopicPartition, OffsetAndMetadata], ...]
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnOffsetCommitRequest(Request[OffsetCommitReply]):
+    """Commit positions as part of a transaction: pending until its marker arrives (KIP-447).
+
+    ``ticket`` enrols the group's offsets partition, as for ``produce``.
+    """
+
+    method = "txn_offset_commit"
+    reply_type = OffsetCommitReply
+
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    offsets: tuple[tuple[TopicPartition, OffsetAndMetadata], ...]
+    ticket: bytes | None = None
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedOffset:
+    """The committed position of one partition; offset -1 when there is none."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode = ErrorCode.NONE
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_LEADER_EPOCH
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchReply(Reply):
+    """One entry per partition asked for, or per committed partition when all were."""
+
+    offsets: tuple[FetchedOffset, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchRequest(Request[OffsetFetchReply]):
+    """Committed positions of a group; ``partitions`` ``None`` means all it has.
+
+    With ``require_stable`` a partition that an open transaction commits answers
+    ``UNSTABLE_OFFSET_COMMIT``: ask again.
+    """
+
+    method = "offset_fetch"
+    reply_type = OffsetFetchReply
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...] | None = None
+    require_stable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMemberDescription:
+    """One member as ``describe_groups`` shows it."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDescription:
+    """One group; ``state`` is Kafka's name of it."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol_name: str
+    generation_id: int
+    members: tuple[GroupMemberDescription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeGroupsReply(Reply):
+    """The groups asked for that exist on this shard."""
+
+    groups: tuple[GroupDescription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeGroupsRequest(Request[DescribeGroupsReply]):
+    """Describe groups; ``None`` lists all of the shard."""
+
+    method = "describe_groups"
+    reply_type = DescribeGroupsReply
+
+    group_ids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroupReply(Reply):
+    """``NON_EMPTY_GROUP`` while it has members, ``GROUP_ID_NOT_FOUND`` when it is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteGroupRequest(Request[DeleteGroupReply]):
+    """Delete an empty group and every offset it committed, durably."""
+
+    method = "delete_group"
+    reply_type = DeleteGroupReply
+
+    group_id: str

@@ -1,0 +1,422 @@
+"""Every request and reply, as frozen dataclasses: what travels between clients and actors.
+
+Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
+with ``error`` and every other field has a default, so that a lost call is answered by
+``request.failed(code)``. Several partitions in one message carry one ``ErrorCode`` each. Times are
+milliseconds since the Unix epoch, durations milliseconds, sizes bytes. This file holds the
+messages of data and transactions; ``group_messages.py`` those of groups, ``cluster_messages.py``
+those of the controller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    IsolationLevel,
+    TopicPartition,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What every reply has: the code that the whole request ended with.
+
+    ``detail`` is for people: it may name the value that was refused, and is never interpreted.
+    """
+
+    error: ErrorCode = ErrorCode.NONE
+    detail: str = ""
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class Request(Generic[ReplyT]):
+    """Base of every request: the actor method it calls and the reply that method gives."""
+
+    __slots__ = ()
+    method: ClassVar[str]
+    reply_type: ClassVar[type[Any]]
+
+    def failed(self, error: ErrorCode, detail: str = "") -> ReplyT:
+        """The reply that carries only ``error``, as when the call never reached its actor."""
+        reply: ReplyT = self.reply_type(error=error, detail=detail)
+        return reply
+
+
+# --- partition leader -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceReply(Reply):
+    """``base_offset`` is where the batch stands: the original place if it was a duplicate.
+
+    On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
+    is -1 when the topic keeps the client's timestamps.
+    """
+
+    base_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    log_start_offset: int = NO_OFFSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceRequest(Request[ProduceReply]):
+    """Append one record batch v2 (``PROTOCOL`` bytes, base offset 0) to one partition.
+
+    ``ticket`` proves that the partition is enrolled in the transaction; the leader asks for it
+    with the first transactional batch of a (producer id, epoch). Safe to retry with the same
+    bytes: the sequence numbers inside make it land once.
+    """
+
+    method = "produce"
+    reply_type = ProduceReply
+
+    topic_partition: TopicPartition
+    batch: bytes
+    acks: int = -1
+    transactional_id: str | None = None
+    ticket: bytes | None = None
+    leader_epoch: int = NO_LEADER_EPOCH
+    timeout_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchReply(Reply):
+    """Raw batches from the one that holds ``fetch_offset`` on, and the bounds of the log.
+
+    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
+    """
+
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    aborted_transactions: tuple[AbortedTransaction, ...] | None = None
+    records: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest(Request[FetchReply]):
+    """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
+
+    At least one batch is returned when one is readable, even beyond ``max_bytes``.
+    """
+
+    method = "fetch"
+    reply_type = FetchReply
+
+    topic_partition: TopicPartition
+    fetch_offset: int
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    max_bytes: int = 1_048_576
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsReply(Reply):
+    """The offset found and the timestamp of its record; both -1 when nothing matches."""
+
+    offset: int = NO_OFFSET
+    timestamp_ms: int = NO_TIMESTAMP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOffsetsRequest(Request[ListOffsetsReply]):
+    """First offset with a timestamp at or after ``timestamp_ms``; -1 latest, -2 earliest, -3 max.
+
+    "Latest" is the last stable offset for read_committed and the high watermark otherwise.
+    """
+
+    method = "list_offsets"
+    reply_type = ListOffsetsReply
+
+    topic_partition: TopicPartition
+    timestamp_ms: int
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnMarker:
+    """The verdict on one producer's transaction, for some partitions of one leader.
+
+    ``producer_epoch`` is the epoch of the *next* transaction: one above that of the data.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerResult:
+    """What one partition answered to one marker."""
+
+    producer_id: int
+    topic_partition: TopicPartition
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTxnMarkersReply(Reply):
+    """One result for each (marker, partition); durable and replicated where it says ``NONE``."""
+
+    results: tuple[MarkerResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply]):
+    """Write markers to the partitions one actor leads. Repeating it is harmless."""
+
+    method = "write_txn_markers"
+    reply_type = WriteTxnMarkersReply
+
+    coordinator_epoch: int
+    markers: tuple[TxnMarker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerDescription:
+    """What a leader knows of one producer. ``open_record_count`` counts its open transaction."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    current_txn_first_offset: int = NO_OFFSET
+    open_record_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeProducersReply(Reply):
+    """The live producers of the partition, those asked for or all."""
+
+    producers: tuple[ProducerDescription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeProducersRequest(Request[DescribeProducersReply]):
+    """Describe the producers with state at a leader; ``producer_ids`` ``None`` means all."""
+
+    method = "describe_producers"
+    reply_type = DescribeProducersReply
+
+    topic_partition: TopicPartition
+    producer_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeReplicaReply(Reply):
+    """A replica's bounds, role and process, for people, metrics and fault tests."""
+
+    topic_partition: TopicPartition | None = None
+    process_id: int = -1
+    is_leader: bool = False
+    leader_epoch: int = NO_LEADER_EPOCH
+    log_start_offset: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    high_watermark: int = NO_OFFSET
+    log_end_offset: int = NO_OFFSET
+    size_bytes: int = 0
+    producer_count: int = 0
+    open_transaction_count: int = 0
+    segment_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeReplicaRequest(Request[DescribeReplicaReply]):
+    """Describe the replica of a partition or of a coordinator's internal log."""
+
+    method = "describe_replica"
+    reply_type = DescribeReplicaReply
+
+
+# --- transaction coordinator ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Run:
+    """One attempt at a whole distributed write; the newest ``started_ns`` wins (ties: ``id``)."""
+
+    started_ns: int
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitProducerIdReply(Reply):
+    """The producer id and epoch to use, and the token of the last committed transaction."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    commit_token: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitProducerIdRequest(Request[InitProducerIdReply]):
+    """Get a producer id; with a transactional id, fence its older producers (KIP-98, KIP-360).
+
+    ``transactional_id`` ``None`` asks for a fresh idempotent producer. ``producer_id`` and
+    ``producer_epoch`` are both given (recover in place) or both -1.
+    """
+
+    method = "init_producer_id"
+    reply_type = InitProducerIdReply
+
+    transactional_id: str | None
+    transaction_timeout_ms: int = 60_000
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnlistReply(Reply):
+    """A member's producer id and epoch; ``ALREADY_COMMITTED`` when the token is decided."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnlistRequest(Request[EnlistReply]):
+    """Join the transaction of a distributed write as one more member.
+
+    Not idempotent by itself: a lost reply leaves a member that never wins, and is aborted.
+    """
+
+    method = "enlist"
+    reply_type = EnlistReply
+
+    transactional_id: str
+    run: Run
+    token: bytes
+    transaction_timeout_ms: int = 900_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionEnrolment:
+    """The answer for one partition: its ticket, or why it was not enrolled."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode
+    ticket: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitionsToTxnReply(Reply):
+    """One enrolment per partition asked for; durable before it is answered."""
+
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply]):
+    """Enrol partitions in the open transaction, beginning it if need be. Safe to repeat."""
+
+    method = "add_partitions_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply]):
+    """Enrol the offsets partition of a consumer group: ``add_partitions_to_txn`` by group id."""
+
+    method = "add_offsets_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTxnReply(Reply):
+    """The producer id and epoch of the next transaction.
+
+    ``visible`` tells whether every marker was written before the reply: read your commits.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    visible: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """A member whose records count, and how many records it had acknowledged."""
+
+    producer_id: int
+    record_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTxnRequest(Request[EndTxnReply]):
+    """Commit or abort. Durable as decided when answered with ``NONE``; safe to repeat.
+
+    With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
+    other member is aborted; producer id and epoch are then not given.
+    """
+
+    method = "end_txn"
+    reply_type = EndTxnReply
+
+    transactional_id: str
+    committed: bool
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    token: bytes | None = None
+    run: Run | None = None
+    winners: tuple[Winner, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionDescription:
+    """One transactional id as its coordinator knows it; ``state`` is Kafka's name of it."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    transaction_timeout_ms: int
+    transaction_start_ms: int = NO_TIMESTAMP
+    partitions: tuple[TopicPartition, ...] = ()
+    commit_token: bytes | None = None
+    member_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeTransactionsReply(Reply):
+    """The transactional ids asked for that exist on this shard."""
+
+    transactions: tuple[TransactionDescription, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeTransactionsRequest(Request[DescribeTransactionsReply]):
+    """Describe transactional ids; ``None`` lists all of the shard.
+
+    An id that was asked for and is unknown makes the error ``TRANSACTIONAL_ID_NOT_FOUND``.
+    """
+
+    method = "describe_transactions"
+    reply_type = DescribeTransactionsReply
+
+    transactional_ids: tuple[str, ...] | None = None

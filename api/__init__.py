@@ -1,0 +1,1 @@
+"""What users import: connections, producers, consumers, administration and the command line."""

@@ -1,0 +1,1 @@
+"""Programs that use oncelog as a reader of the documentation would."""

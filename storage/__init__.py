@@ -1,0 +1,1 @@
+"""Bytes on disk: record batches, segments, indexes, snapshots and recovery."""

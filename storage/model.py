@@ -1,0 +1,115 @@
+"""Ids, sentinels and named limits that every layer shares.
+
+Offsets are int64. Inclusive: ``base_offset``, ``first_offset``, ``last_offset``,
+``log_start_offset``. Exclusive: ``log_end_offset``, ``next_offset``, ``high_watermark``,
+``last_stable_offset``.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final
+
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_LEADER_EPOCH: Final = -1
+NO_COORDINATOR_EPOCH: Final = -1
+NO_OFFSET: Final = -1
+NO_TIMESTAMP: Final = -1
+
+SEQUENCE_MAX: Final = 2**31 - 1
+"""The last sequence number; the next one is 0."""
+
+PRODUCER_EPOCH_MAX: Final = 32_767
+"""Never handed to a client: it lets the coordinator fence an exhausted producer id."""
+
+PRODUCER_EPOCH_EXHAUSTED: Final = PRODUCER_EPOCH_MAX - 1
+"""From this epoch on, the next transaction gets a new producer id."""
+
+DUPLICATE_WINDOW_BATCHES: Final = 5
+"""Batches per producer in which a retry is recognised; equals the most requests in flight."""
+
+LATEST_TIMESTAMP: Final = -1
+EARLIEST_TIMESTAMP: Final = -2
+MAX_TIMESTAMP: Final = -3
+"""Arguments of ``list_offsets`` that ask for a position and not for a time."""
+
+MESSAGE_MAX_BYTES: Final = 1_048_588
+FETCH_MAX_BYTES: Final = 52_428_800
+SEGMENT_BYTES: Final = 268_435_456
+INDEX_INTERVAL_BYTES: Final = 4_096
+TRANSACTIONAL_ID_MAX_BYTES: Final = 1_024
+GROUP_ID_MAX_BYTES: Final = 1_024
+COMMIT_TOKEN_MAX_BYTES: Final = 1_024
+OFFSET_METADATA_MAX_BYTES: Final = 4_096
+TOPIC_NAME_MAX_LENGTH: Final = 249
+TOPIC_PARTITIONS_MAX: Final = 10_000
+
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+INTERNAL_TOPICS: Final = frozenset(
+    {TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC, CLUSTER_METADATA_TOPIC}
+)
+
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class IsolationLevel(enum.Enum):
+    """What a reader may see: everything replicated, or only decided transactions."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+class AppendOrigin(enum.Enum):
+    """Who appends, and so how far a batch is checked (KIP-98, KIP-890)."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    REPLICATION = "replication"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortedTransaction:
+    """What a fetch tells a reader of one aborted transaction: skip from ``first_offset`` on."""
+
+    producer_id: int
+    first_offset: int
+
+
+def is_valid_topic_name(name: str) -> bool:
+    """Whether ``name`` may name a topic: 1 to 249 of ``[A-Za-z0-9._-]``, never ``.`` or ``..``."""
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
+
+
+def sequence_after(sequence: int, count: int) -> int:
+    """The sequence number ``count`` places after ``sequence``; 0 follows ``SEQUENCE_MAX``."""
+    return (sequence + count) % (SEQUENCE_MAX + 1)
+
+
+def shard_of(key: str, shard_count: int) -> int:
+    """The coordinator shard of an id: the 31-polynomial int32 hash over UTF-16 units, mod count.
+
+    The same shard that Kafka's coordinators choose for the same id and partition count.
+    """
+    hashed = 0
+    units = key.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        hashed = (31 * hashed + (high << 8 | low)) & 0xFFFFFFFF
+    signed = hashed - 2**32 if hashed >= 2**31 else hashed
+    return (0 if signed == -(2**31) else abs(signed)) % shard_count
