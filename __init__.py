@@ -1,1 +1,67 @@
-"""oncelog: an exactly-once, transactional event log for Ray."""
+"""oncelog: an exactly-once, transactional event log for Ray.
+
+Public names are loaded when they are first used, so that importing the package is cheap and a
+process can still be told how to join a cluster before Ray is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oncelog import spark_bridge
+    from oncelog.api.client import Cluster, connect, init
+    from oncelog.api.consumer import AsyncConsumer, Consumer
+    from oncelog.api.producer import AsyncProducer, Producer
+    from oncelog.api.records import ConsumerRecord, RecordMetadata
+    from oncelog.storage.errors import ErrorCode
+    from oncelog.storage.exceptions import OncelogError
+    from oncelog.storage.model import IsolationLevel, TopicPartition
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Cluster",
+    "Consumer",
+    "ConsumerRecord",
+    "ErrorCode",
+    "IsolationLevel",
+    "OncelogError",
+    "Producer",
+    "RecordMetadata",
+    "TopicPartition",
+    "connect",
+    "init",
+    "spark_bridge",
+]
+
+_HOMES = {
+    "AsyncConsumer": "oncelog.api.consumer",
+    "AsyncProducer": "oncelog.api.producer",
+    "Cluster": "oncelog.api.client",
+    "Consumer": "oncelog.api.consumer",
+    "ConsumerRecord": "oncelog.api.records",
+    "ErrorCode": "oncelog.storage.errors",
+    "IsolationLevel": "oncelog.storage.model",
+    "OncelogError": "oncelog.storage.exceptions",
+    "Producer": "oncelog.api.producer",
+    "RecordMetadata": "oncelog.api.records",
+    "TopicPartition": "oncelog.storage.model",
+    "connect": "oncelog.api.client",
+    "init": "oncelog.api.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "spark_bridge":
+        return importlib.import_module("oncelog.spark_bridge")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -152,7 +152,12 @@ class ShutdownReply(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownRequest(Request[ShutdownReply]):
-    """Stop cleanly. To the controller: stop every actor of the log, then itself."""
+    """Stop cleanly. To the controller: stop every actor of the log, then itself.
+
+    ``remove_data`` deletes the replica's directory as well: its topic was deleted.
+    """
 
     method = "shutdown"
     reply_type = ShutdownReply
+
+    remove_data: bool = False

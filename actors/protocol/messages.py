@@ -71,7 +71,7 @@ class ProduceReply(Reply):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceRequest(Request[ProduceReply]):
-    """Append one record batch v2 (``PROTOCOL`` bytes, base offset 0) to one partition.
+    """Append one record batch v2 (with base offset 0) to one partition.
 
     ``ticket`` proves that the partition is enrolled in the transaction; the leader asks for it
     with the first transactional batch of a (producer id, epoch). Safe to retry with the same

@@ -1,0 +1,229 @@
+"""The controller: cluster metadata, leader epochs and producer ids, from its own durable log.
+
+Its log is the truth: on each start it makes sure that every replica the log names is running,
+whether Ray remembered it or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from oncelog import __version__
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordinator_runtime import CoordinatorRuntime
+from oncelog.actors.interfaces import (
+    Clock,
+    Transport,
+    group_actor,
+    partition_actor,
+    transaction_actor,
+)
+from oncelog.actors.protocol.cluster import ClusterMachine
+from oncelog.actors.protocol.cluster_log import BrokerRegistered, ClusterFounded
+from oncelog.actors.protocol.cluster_messages import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    CreateTopicReply,
+    CreateTopicRequest,
+    DeleteTopicReply,
+    DeleteTopicRequest,
+    MetadataReply,
+    MetadataRequest,
+    ShutdownReply,
+    ShutdownRequest,
+)
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
+
+_logger = logging.getLogger(__name__)
+
+CLUSTER_KEY_BYTES: Final = 32
+SHUTDOWN_TIMEOUT_MS: Final = 20_000
+_ALL: Final = "cluster"
+"""The one key of the controller's machine: its transitions are serial."""
+
+
+class Launcher(Protocol):
+    """Starts and ends the actors of replicas."""
+
+    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        """Make sure that an actor runs for each (partition, broker id). Idempotent."""
+        ...
+
+    async def end(self, actors: list[str]) -> None:
+        """Kill actors for good, by name; unknown ones are fine."""
+        ...
+
+
+def actor_of(tp: TopicPartition, broker_id: int) -> str:
+    """Ray name of the actor that holds a replica, coordinators included."""
+    if tp.topic == TRANSACTION_STATE_TOPIC:
+        return transaction_actor(tp.partition, broker_id)
+    if tp.topic == CONSUMER_OFFSETS_TOPIC:
+        return group_actor(tp.partition, broker_id)
+    return partition_actor(tp.topic, tp.partition, broker_id)
+
+
+class Controller:
+    """Serves cluster metadata; every change is durable before it is answered."""
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        transport: Transport,
+        launcher: Launcher,
+        config: ClusterConfig,
+        process_id: int,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        self.replica = replica
+        self.machine = ClusterMachine()
+        self._runtime = CoordinatorRuntime(
+            replica=replica, clock=clock, apply=self.machine.apply, abandon=lambda _key: None
+        )
+        self._transport = transport
+        self._launcher = launcher
+        self._config = config
+        self._process_id = process_id
+        self._token_bytes = token_bytes
+
+    async def start(self) -> None:
+        """Load the metadata log, found the cluster if it is new, and start every replica."""
+        await self.replica.start()
+        if self._runtime.replica.availability() is not ErrorCode.NONE:
+            return
+        for batch in self.replica.replay():
+            for record in batch.records:
+                self.machine.apply(LogRecord(record.key, record.value))
+        await self._found()
+        self._runtime.is_loaded = True
+        await self._launcher.start(self.machine.placements())
+
+    async def _found(self) -> None:
+        founded = ClusterFounded(
+            cluster_id=self._token_bytes(16).hex(),
+            cluster_key=self._token_bytes(CLUSTER_KEY_BYTES),
+            transaction_state_partitions=self._config.transaction_state_partitions,
+            offsets_partitions=self._config.offsets_partitions,
+        )
+        replica_config = self.replica.config
+        broker = BrokerRegistered(
+            broker_id=replica_config.broker_id, data_dir=replica_config.data_dir
+        )
+        topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
+        await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_founding(founded, broker, topic_ids)
+        )
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def metadata(self, request: MetadataRequest) -> MetadataReply:
+        """Describe the cluster and the topics asked for."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return dataclasses.replace(
+                request.failed(error, self.replica.failure or ""), process_id=self._process_id
+            )
+        founded = self.machine.founded
+        return MetadataReply(
+            cluster_id=founded.cluster_id if founded else "",
+            controller_epoch=self._runtime.coordinator_epoch,
+            brokers=self.machine.brokers(),
+            topics=self.machine.metadata(request.topics),
+            transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
+            offsets_partitions=founded.offsets_partitions if founded else 0,
+            process_id=self._process_id,
+            version=__version__,
+        )
+
+    async def create_topic(self, request: CreateTopicRequest) -> CreateTopicReply:
+        """Create a topic and start its replicas."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        try:
+            type(self.replica.topic).from_text(dict(request.settings))
+        except InvalidSettingError as refusal:
+            return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
+        reply = await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_create_topic(request)
+        )
+        if reply.error is ErrorCode.NONE:
+            await self._launcher.start(self.machine.placements(request.name))
+        return reply
+
+    async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
+        """Delete a topic, then end its replicas and remove their files."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        known = self.machine.metadata([request.name])
+        replicas = self.machine.placements(request.name) if known else []
+        reply = await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_delete_topic(request)
+        )
+        if reply.error is ErrorCode.NONE:
+            actors = [actor_of(tp, broker_id) for tp, broker_id in replicas]
+            await self._stop(actors, remove_data=True)
+            await self._launcher.end(actors)
+        return reply
+
+    async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
+        """Give a started replica its leader epoch."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_become_leader(request)
+        )
+
+    async def allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest
+    ) -> AllocateProducerIdsReply:
+        """Give away a block of producer ids."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_allocate_producer_ids(request)
+        )
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop every replica cleanly, then the metadata log. The processes stay to be killed."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        await self._stop([actor_of(tp, broker) for tp, broker in self.machine.placements()])
+        await self.replica.stop()
+        return ShutdownReply()
+
+    async def _stop(self, actors: list[str], *, remove_data: bool = False) -> None:
+        request = ShutdownRequest(remove_data=remove_data)
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(actor, request, timeout_ms=SHUTDOWN_TIMEOUT_MS)
+                for actor in actors
+            )
+        )
+        for actor, reply in zip(actors, replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s did not stop cleanly: %s", actor, reply.error.name)
+
+    def _unavailable(self) -> ErrorCode:
+        error = self._runtime.unavailable()
+        return ErrorCode.NOT_CONTROLLER if error is not ErrorCode.NONE else ErrorCode.NONE

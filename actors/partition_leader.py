@@ -1,0 +1,263 @@
+"""The leader of one partition: what clients and coordinators call.
+
+Nothing here is per record: a batch's 61-byte header and its CRC are all a leader looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import defaultdict
+from typing import Final
+
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.messages import (
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    FetchReply,
+    FetchRequest,
+    ListOffsetsReply,
+    ListOffsetsRequest,
+    MarkerResult,
+    ProduceReply,
+    ProduceRequest,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.replica import AppendOutcome, Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import (
+    DUPLICATE_WINDOW_BATCHES,
+    EARLIEST_TIMESTAMP,
+    INTERNAL_TOPICS,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    AppendOrigin,
+    IsolationLevel,
+    TopicPartition,
+)
+from oncelog.storage.partition_log import LogSlice
+from oncelog.storage.record_batch import (
+    BatchHeader,
+    check_client_batch,
+    parse_header,
+    stamp_log_append_time,
+)
+
+ACKS: Final = (-1, 0, 1)
+
+
+class PartitionLeader:
+    """Serves produce, fetch, offsets and markers of one replica."""
+
+    def __init__(self, *, replica: Replica, clock: Clock) -> None:
+        self.replica = replica
+        self._clock = clock
+        self._early: defaultdict[int, set[asyncio.Future[None]]] = defaultdict(set)
+
+    # --- produce --------------------------------------------------------------------------
+
+    async def produce(self, request: ProduceRequest) -> ProduceReply:
+        """Append one batch. With acks -1 it is durable when this answers ``NONE``.
+
+        A retry of a batch that is in the log is answered with its original offset.
+        """
+        replica = self.replica
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is ErrorCode.NONE and request.acks not in ACKS:
+            return request.failed(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: allowed are -1, 0 and 1"
+            )
+        if error is ErrorCode.NONE and request.topic_partition.topic in INTERNAL_TOPICS:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        header = check_client_batch(
+            request.batch, message_max_bytes=replica.topic.max_message_bytes
+        )
+        if isinstance(header, ErrorCode):
+            return request.failed(header)
+        if header.size_bytes > replica.topic.segment_bytes:
+            return request.failed(ErrorCode.RECORD_LIST_TOO_LARGE)
+        outcome = await self._append(request, header)
+        if outcome.error is not ErrorCode.NONE:
+            return request.failed(outcome.error)
+        if request.acks == -1:
+            error = await replica.committed(outcome.next_offset)
+        return ProduceReply(
+            error=error,
+            base_offset=outcome.base_offset,
+            log_start_offset=replica.machine.log_start_offset,
+        )
+
+    async def _append(self, request: ProduceRequest, header: BatchHeader) -> AppendOutcome:
+        """Decide and write in one turn; a batch that overtook its predecessors waits for them."""
+        replica = self.replica
+        deadline_ms = self._clock.now_ms() + replica.config.cluster.out_of_order_wait_ms
+        while True:
+            now_ms = self._clock.now_ms()
+            error = replica.availability()
+            if error is not ErrorCode.NONE:
+                return AppendOutcome(error=error)
+            verdict = replica.machine.decide_append(
+                header,
+                origin=AppendOrigin.CLIENT,
+                transactional_id=request.transactional_id,
+                ticket=request.ticket,
+                now_ms=now_ms,
+            )
+            if verdict.duplicate_base_offset is not None:
+                return AppendOutcome(
+                    error=ErrorCode.NONE,
+                    base_offset=verdict.duplicate_base_offset,
+                    next_offset=verdict.duplicate_next_offset,
+                )
+            if not verdict.is_early or not await self._predecessor(header, deadline_ms - now_ms):
+                break
+        if verdict.error is not ErrorCode.NONE:
+            return AppendOutcome(error=verdict.error)
+        batch = bytearray(request.batch)
+        if replica.topic.message_timestamp_type == "LogAppendTime":
+            stamp_log_append_time(batch, now_ms)
+            header = parse_header(batch)
+        outcome = replica.write(batch, header, None)
+        for waiter in self._early.pop(header.producer_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+        return outcome
+
+    async def _predecessor(self, header: BatchHeader, timeout_ms: int) -> bool:
+        """Wait for another batch of the producer; false when it waits long or too many wait."""
+        waiting = self._early[header.producer_id]
+        if timeout_ms <= 0 or len(waiting) >= DUPLICATE_WINDOW_BATCHES:
+            if not waiting:
+                del self._early[header.producer_id]
+            return False
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.add(waiter)
+        await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        waiting.discard(waiter)
+        if not waiting:
+            self._early.pop(header.producer_id, None)
+        return True
+
+    # --- fetch ----------------------------------------------------------------------------
+
+    async def fetch(self, request: FetchRequest) -> FetchReply:
+        """Return batches from ``fetch_offset`` on, as soon as there are enough or time is over."""
+        replica = self.replica
+        deadline_ms = self._clock.now_ms() + request.max_wait_ms
+        while True:
+            error = self._check(request.topic_partition, request.leader_epoch)
+            if error is ErrorCode.NONE:
+                error = replica.machine.check_fetch(request.fetch_offset)
+            if error is not ErrorCode.NONE:
+                return self._bounds(error)
+            remaining_ms = deadline_ms - self._clock.now_ms()
+            try:
+                found = self._read(request)
+            except CorruptDataError as damage:
+                return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
+            if len(found.records) >= request.min_bytes or remaining_ms <= 0:
+                return self._fetched(request, found)
+            await replica.progress(remaining_ms)
+
+    def _read(self, request: FetchRequest) -> LogSlice:
+        bound = self.replica.machine.fetch_bound(request.isolation_level)
+        if request.fetch_offset >= bound:
+            return LogSlice(records=b"", next_offset=request.fetch_offset)
+        return self.replica.log.fetch(
+            request.fetch_offset, max_bytes=request.max_bytes, upper_offset=bound
+        )
+
+    def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:
+        aborted: tuple[AbortedTransaction, ...] | None = None
+        if request.isolation_level is IsolationLevel.READ_COMMITTED:
+            aborted = ()
+            if found.records:
+                aborted = self.replica.log.aborted_transactions(
+                    request.fetch_offset, found.next_offset
+                )
+        return dataclasses.replace(
+            self._bounds(ErrorCode.NONE), aborted_transactions=aborted, records=found.records
+        )
+
+    def _bounds(self, error: ErrorCode) -> FetchReply:
+        machine = self.replica.machine
+        return FetchReply(
+            error=error,
+            high_watermark=machine.high_watermark,
+            last_stable_offset=machine.last_stable_offset,
+            log_start_offset=machine.log_start_offset,
+        )
+
+    # --- offsets, markers, producers ------------------------------------------------------
+
+    async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsReply:
+        """Answer a position for a time, or the earliest, latest or newest-timestamp one."""
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        machine, log = self.replica.machine, self.replica.log
+        bound = machine.fetch_bound(request.isolation_level)
+        if request.timestamp_ms == LATEST_TIMESTAMP:
+            error = machine.check_latest()
+            if error is not ErrorCode.NONE:
+                return request.failed(error)
+            return ListOffsetsReply(offset=bound, timestamp_ms=NO_TIMESTAMP)
+        if request.timestamp_ms == EARLIEST_TIMESTAMP:
+            return ListOffsetsReply(offset=machine.log_start_offset, timestamp_ms=NO_TIMESTAMP)
+        if request.timestamp_ms == MAX_TIMESTAMP:
+            found = log.max_timestamp()
+        elif request.timestamp_ms >= 0:
+            found = log.offset_for_timestamp(request.timestamp_ms, bound)
+        else:
+            return request.failed(
+                ErrorCode.INVALID_REQUEST,
+                f"timestamp_ms={request.timestamp_ms}: allowed are -3, -2, -1 and times from 0 on",
+            )
+        if found is None:
+            return ListOffsetsReply()
+        return ListOffsetsReply(offset=found[0], timestamp_ms=found[1])
+
+    async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+        """Write markers; each result is ``NONE`` only when its marker is committed."""
+        now_ms = self._clock.now_ms()
+        appended: list[tuple[TxnMarker, TopicPartition, AppendOutcome]] = []
+        for marker in request.markers:
+            for tp in marker.partitions:
+                if tp == self.replica.topic_partition:
+                    outcome = self.replica.append_marker(marker, request.coordinator_epoch, now_ms)
+                else:
+                    outcome = AppendOutcome(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                appended.append((marker, tp, outcome))
+        results = []
+        for marker, tp, outcome in appended:
+            error = outcome.error
+            if error is ErrorCode.NONE:
+                error = await self.replica.committed(outcome.next_offset)
+            results.append(
+                MarkerResult(producer_id=marker.producer_id, topic_partition=tp, error=error)
+            )
+        return WriteTxnMarkersReply(results=tuple(results))
+
+    async def describe_producers(self, request: DescribeProducersRequest) -> DescribeProducersReply:
+        """Describe the producers this leader has state of."""
+        error = self._check(request.topic_partition, -1)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return DescribeProducersReply(
+            producers=self.replica.machine.describe_producers(request.producer_ids)
+        )
+
+    def _check(self, topic_partition: TopicPartition, leader_epoch: int) -> ErrorCode:
+        if topic_partition != self.replica.topic_partition:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE:
+            return error
+        return self.replica.machine.check_leader(leader_epoch)

@@ -1,0 +1,327 @@
+"""The controller's machine: what the cluster is, who leads what, which epochs and ids are given.
+
+Rules. Every answer that hands something out (an epoch, a block of ids, a topic) is durable first.
+A leader epoch only rises, and one start of a replica gets one epoch however often it asks. A topic
+id is never used twice.
+
+| request | state | answer |
+|---|---|---|
+| become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
+| become_leader | same incarnation leads | its epoch again, nothing logged |
+| become_leader | else | epoch + 1 |
+| create_topic | same name and id | its id again (a retry) |
+| create_topic | same name | TOPIC_ALREADY_EXISTS |
+| delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| delete_topic | internal | INVALID_TOPIC_EXCEPTION |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from oncelog.actors.protocol.cluster_log import (
+    BrokerRegistered,
+    ClusterFounded,
+    ClusterRecord,
+    LeaderElected,
+    ProducerIdsAllocated,
+    TopicCreated,
+    TopicDeleted,
+    decode_cluster_record,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster_messages import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    BrokerMetadata,
+    CreateTopicReply,
+    CreateTopicRequest,
+    DeleteTopicReply,
+    DeleteTopicRequest,
+    MetadataReply,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages import ReplyT
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TOPIC_PARTITIONS_MAX,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    is_valid_topic_name,
+)
+
+PRODUCER_ID_BLOCK_COUNT: Final = 1_000
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partition:
+    replicas: tuple[int, ...]
+    leader: int = -1
+    leader_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    incarnation: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Topic:
+    name: str
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+    partitions: list[_Partition] = field(default_factory=list)
+
+
+class ClusterMachine:
+    """Cluster metadata, changed only by ``apply``."""
+
+    def __init__(self) -> None:
+        self.founded: ClusterFounded | None = None
+        self._brokers: dict[int, str] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._names_by_id: dict[str, str] = {}
+        self._next_producer_id = 0
+
+    # --- decide ---------------------------------------------------------------------------
+
+    def decide_founding(
+        self, founded: ClusterFounded, broker: BrokerRegistered, topic_ids: tuple[str, str]
+    ) -> Decision[MetadataReply]:
+        """Found the cluster with its first broker and the two internal topics, once."""
+        if self.founded is not None:
+            return Decision(reply=MetadataReply())
+        internal = (
+            (TRANSACTION_STATE_TOPIC, founded.transaction_state_partitions),
+            (CONSUMER_OFFSETS_TOPIC, founded.offsets_partitions),
+        )
+        topics = [
+            TopicCreated(
+                name=name,
+                topic_id=topic_id,
+                replicas=((broker.broker_id,),) * count,
+                settings=(),
+            )
+            for (name, count), topic_id in zip(internal, topic_ids, strict=True)
+        ]
+        return _decision(MetadataReply(), founded, broker, *topics)
+
+    def decide_create_topic(self, request: CreateTopicRequest) -> Decision[CreateTopicReply]:
+        """Place a new topic's partitions on the brokers, round robin."""
+        error, detail = self._check_new_topic(request)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        if request.name in self._topics:
+            return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
+        brokers = sorted(self._brokers)
+        replicas = tuple(
+            tuple(
+                brokers[(partition + follower) % len(brokers)]
+                for follower in range(request.replication_factor)
+            )
+            for partition in range(request.partitions)
+        )
+        record = TopicCreated(
+            name=request.name,
+            topic_id=request.topic_id,
+            replicas=replicas,
+            settings=request.settings,
+        )
+        return _decision(CreateTopicReply(topic_id=request.topic_id), record)
+
+    def _check_new_topic(self, request: CreateTopicRequest) -> tuple[ErrorCode, str]:
+        existing = self._topics.get(request.name)
+        if existing is not None and existing.topic_id == request.topic_id:
+            return ErrorCode.NONE, ""
+        if not is_valid_topic_name(request.name):
+            return ErrorCode.INVALID_TOPIC_EXCEPTION, (
+                f"topic name {request.name!r} is not allowed: give 1 to 249 of letters, digits, "
+                "'.', '_' and '-', but not '.' or '..'"
+            )
+        if existing is not None:
+            return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists already"
+        if not 1 <= request.partitions <= TOPIC_PARTITIONS_MAX:
+            return ErrorCode.INVALID_PARTITIONS, (
+                f"partitions={request.partitions}: give 1 to {TOPIC_PARTITIONS_MAX}"
+            )
+        if not 1 <= request.replication_factor <= len(self._brokers):
+            return ErrorCode.INVALID_REPLICATION_FACTOR, (
+                f"replication_factor={request.replication_factor}: "
+                f"give 1 to {len(self._brokers)}, the number of brokers"
+            )
+        if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
+            return ErrorCode.INVALID_REQUEST, f"topic id {request.topic_id!r} cannot be used"
+        return ErrorCode.NONE, ""
+
+    def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
+        """Delete a topic that users own."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+        if topic is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        return _decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
+
+    def decide_become_leader(self, request: BecomeLeaderRequest) -> Decision[BecomeLeaderReply]:
+        """Give a started replica the next leader epoch of its partition."""
+        found = self._find(request.topic_partition)
+        if found is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        topic, partition = found
+        if request.broker_id not in partition.replicas:
+            return Decision(reply=request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if partition.incarnation == request.incarnation:
+            return Decision(reply=self._leadership(topic, partition.leader_epoch))
+        epoch = partition.leader_epoch + 1
+        record = LeaderElected(
+            topic_id=topic.topic_id,
+            partition=request.topic_partition.partition,
+            leader=request.broker_id,
+            leader_epoch=epoch,
+            isr=(request.broker_id,),
+            incarnation=request.incarnation,
+        )
+        return _decision(self._leadership(topic, epoch), record)
+
+    def _leadership(self, topic: _Topic, leader_epoch: int) -> BecomeLeaderReply:
+        founded = self._cluster()
+        return BecomeLeaderReply(
+            leader_epoch=leader_epoch,
+            topic_id=topic.topic_id,
+            cluster_key=founded.cluster_key,
+            settings=topic.settings,
+            transaction_state_partitions=founded.transaction_state_partitions,
+            offsets_partitions=founded.offsets_partitions,
+        )
+
+    def decide_allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest
+    ) -> Decision[AllocateProducerIdsReply]:
+        """Give away the next block of producer ids."""
+        first = self._next_producer_id
+        if request.broker_id not in self._brokers:
+            return Decision(reply=request.failed(ErrorCode.BROKER_NOT_AVAILABLE))
+        reply = AllocateProducerIdsReply(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
+        return _decision(
+            reply, ProducerIdsAllocated(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)
+        )
+
+    # --- apply ----------------------------------------------------------------------------
+
+    def apply(self, record: LogRecord) -> None:
+        """Apply one committed record; the only way this machine changes."""
+        if record.value is None:
+            return
+        match decode_cluster_record(record.value):
+            case ClusterFounded() as founded:
+                invariant(self.founded is None, "I-24", "a cluster is founded once")
+                self.founded = founded
+            case BrokerRegistered(broker_id=broker_id, data_dir=data_dir):
+                self._brokers[broker_id] = data_dir
+            case TopicCreated() as created:
+                self._apply_created(created)
+            case TopicDeleted(topic_id=topic_id):
+                del self._topics[self._names_by_id[topic_id]]
+            case LeaderElected() as elected:
+                self._apply_elected(elected)
+            case ProducerIdsAllocated(next_producer_id=next_producer_id):
+                invariant(
+                    next_producer_id > self._next_producer_id,
+                    "I-17",
+                    f"producer ids up to {self._next_producer_id} are given away already",
+                )
+                self._next_producer_id = next_producer_id
+
+    def _apply_created(self, created: TopicCreated) -> None:
+        invariant(
+            created.topic_id not in self._names_by_id,
+            "I-24",
+            f"topic id {created.topic_id} is in use",
+        )
+        self._names_by_id[created.topic_id] = created.name
+        self._topics[created.name] = _Topic(
+            name=created.name,
+            topic_id=created.topic_id,
+            settings=created.settings,
+            partitions=[_Partition(replicas=replicas) for replicas in created.replicas],
+        )
+
+    def _apply_elected(self, elected: LeaderElected) -> None:
+        topic = self._topics.get(self._names_by_id[elected.topic_id])
+        if topic is None or topic.topic_id != elected.topic_id:
+            return  # Deleted while the election was being written.
+        partition = topic.partitions[elected.partition]
+        invariant(
+            elected.leader_epoch > partition.leader_epoch,
+            "I-22",
+            f"leader epoch {elected.leader_epoch} of {topic.name}-{elected.partition} does not "
+            f"rise above {partition.leader_epoch}",
+        )
+        partition.leader = elected.leader
+        partition.leader_epoch = elected.leader_epoch
+        partition.isr = elected.isr
+        partition.incarnation = elected.incarnation
+
+    # --- read -----------------------------------------------------------------------------
+
+    def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
+        """Describe the topics named that exist, or all, by name."""
+        wanted = sorted(self._topics) if names is None else names
+        return tuple(_described(self._topics[name]) for name in wanted if name in self._topics)
+
+    def brokers(self) -> tuple[BrokerMetadata, ...]:
+        """Every broker, by id."""
+        return tuple(
+            BrokerMetadata(broker_id=broker_id, data_dir=data_dir)
+            for broker_id, data_dir in sorted(self._brokers.items())
+        )
+
+    def placements(self, name: str | None = None) -> list[tuple[TopicPartition, int]]:
+        """Every replica that should run: its partition and its broker."""
+        topics = self._topics.values() if name is None else [self._topics[name]]
+        return [
+            (TopicPartition(topic.name, number), broker_id)
+            for topic in topics
+            for number, partition in enumerate(topic.partitions)
+            for broker_id in partition.replicas
+        ]
+
+    def _cluster(self) -> ClusterFounded:
+        if self.founded is None:
+            raise RuntimeError("the cluster is not founded")
+        return self.founded
+
+    def _find(self, tp: TopicPartition) -> tuple[_Topic, _Partition] | None:
+        topic = self._topics.get(tp.topic)
+        if topic is None or not 0 <= tp.partition < len(topic.partitions):
+            return None
+        return topic, topic.partitions[tp.partition]
+
+
+def _described(topic: _Topic) -> TopicMetadata:
+    return TopicMetadata(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        settings=topic.settings,
+        partitions=tuple(
+            PartitionMetadata(
+                partition=number,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+            )
+            for number, partition in enumerate(topic.partitions)
+        ),
+    )
+
+
+def _decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
+    return Decision(reply=reply, records=tuple(encode_cluster_record(r) for r in records))

@@ -1,0 +1,112 @@
+"""Records of the cluster metadata log: msgpack maps, each with its kind and version.
+
+A reader skips a kind or version it does not know only if the record says it may (``optional``);
+none does so far, so an unknown one is corrupt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.storage.exceptions import CorruptDataError
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFounded:
+    """The first record: who the cluster is, and what can never change."""
+
+    cluster_id: str
+    cluster_key: bytes
+    transaction_state_partitions: int
+    offsets_partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistered:
+    """A broker and the data directory it writes to."""
+
+    broker_id: int
+    data_dir: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCreated:
+    """A topic, with the replicas (broker ids, preferred leader first) of each partition."""
+
+    name: str
+    topic_id: str
+    replicas: tuple[tuple[int, ...], ...]
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDeleted:
+    """A topic that is no more; its name may be used again, its id never is."""
+
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderElected:
+    """A new leader epoch of one partition, given to one start of one replica."""
+
+    topic_id: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdsAllocated:
+    """Producer ids below ``next_producer_id`` have been given away."""
+
+    next_producer_id: int
+
+
+ClusterRecord: TypeAlias = (
+    ClusterFounded
+    | BrokerRegistered
+    | TopicCreated
+    | TopicDeleted
+    | LeaderElected
+    | ProducerIdsAllocated
+)
+
+_KINDS: Final[dict[str, type[ClusterRecord]]] = {
+    "cluster_founded": ClusterFounded,
+    "broker_registered": BrokerRegistered,
+    "topic_created": TopicCreated,
+    "topic_deleted": TopicDeleted,
+    "leader_elected": LeaderElected,
+    "producer_ids_allocated": ProducerIdsAllocated,
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode_cluster_record(record: ClusterRecord) -> LogRecord:
+    """One record of the metadata log; it has no key, as the log is never compacted."""
+    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(type(record))}
+    value = msgpack.packb({"kind": _NAMES[type(record)], "version": VERSION, **fields})
+    return LogRecord(None, value)
+
+
+def decode_cluster_record(value: bytes) -> ClusterRecord:
+    """Read a record back; raises ``CorruptDataError`` for an unknown kind, version or field."""
+    try:
+        fields: dict[str, Any] = msgpack.unpackb(value, use_list=False)
+        kind = _KINDS[fields.pop("kind")]
+        version = fields.pop("version")
+        if version != VERSION:
+            raise CorruptDataError(f"cluster metadata record of version {version}, known is 1")
+        return kind(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise CorruptDataError(f"cluster metadata record is unreadable: {error!r}") from None

@@ -1,0 +1,484 @@
+"""One replica of a partition: its role, its offsets, and what may be appended and read.
+
+Rules. ``decide_append`` and ``decide_marker`` change nothing; ``apply`` is the one mutator for log
+content, the same live, on recovery and on a follower. The shell checks, writes and applies in one
+turn of its loop, with nothing awaited in between; only then does the next batch see the result.
+Offsets: ``log_start_offset`` ≤ ``last_stable_offset`` ≤ ``high_watermark`` ≤ ``log_end_offset``
+(I-01). The last stable offset is the first unstable one where that lies below the high watermark,
+else the high watermark.
+
+========  ====================  =================================================================
+role      event                 answer
+========  ====================  =================================================================
+any       load                  LOADING, at the snapshot's offset
+LOADING   apply, at the end     log end and producers follow the batch
+LOADING   apply, before the     only what a snapshot cannot hold is restored
+          snapshot
+LOADING   become_leader         LEADER: the epoch begins at the log end
+LOADING   become_follower       FOLLOWER
+LEADER    decide_append         duplicate, accept, or the first code that applies, in this order:
+                                INVALID_TOPIC_EXCEPTION, INVALID_RECORD,
+                                TRANSACTIONAL_ID_AUTHORIZATION_FAILED; duplicate;
+                                INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS and
+                                INVALID_TXN_STATE of enrolment; the table of ``producer_state``
+LEADER    decide_marker         the table of ``producer_state``
+LEADER    apply                 only its own epoch, exactly at the log end
+LEADER    become_leader         LEADER of the newer epoch
+LEADER    become_follower       FOLLOWER
+FOLLOWER  apply                 as the leader's log has it, gaps of compaction included
+FOLLOWER  become_leader         LEADER
+not       decide, check_leader  NOT_LEADER_OR_FOLLOWER
+LEADER
+========  ====================  =================================================================
+
+Source: KIP-98, KIP-101, KIP-890; enrolment tickets are ours (ADR 0002).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.leader_epochs import LeaderEpochs
+from oncelog.actors.protocol.messages import ProducerDescription
+from oncelog.actors.protocol.open_transactions import CompletedTransaction
+from oncelog.actors.protocol.producer_state import Enrolment, ProducerStates
+from oncelog.actors.protocol.tickets import check_ticket
+from oncelog.storage.control_record import ControlRecord
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    INTERNAL_TOPICS,
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    NO_TIMESTAMP,
+    AppendOrigin,
+    IsolationLevel,
+    TopicPartition,
+)
+from oncelog.storage.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.record_batch import BatchHeader
+
+__all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachine", "Role"]
+
+
+class Role(enum.Enum):
+    """What a replica is to its partition."""
+
+    LOADING = "loading"
+    FOLLOWER = "follower"
+    LEADER = "leader"
+
+
+LEGAL_ROLES: Final = MappingProxyType(
+    {
+        Role.LOADING: frozenset({Role.LEADER, Role.FOLLOWER}),
+        Role.FOLLOWER: frozenset({Role.LEADER, Role.FOLLOWER}),
+        Role.LEADER: frozenset({Role.LEADER, Role.FOLLOWER}),
+    }
+)
+"""Role → roles it may take; ``load`` leads back to LOADING from each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendVerdict:
+    """What a leader does with a batch.
+
+    ``duplicate_base_offset`` is set when the batch already stands in the log, up to
+    ``duplicate_next_offset`` (exclusive): nothing is appended, and with acks -1 the reply still
+    waits until the high watermark has reached that offset. ``is_early`` means that batches before
+    this one may still be on their way: the shell may hold it back for a short, bounded time,
+    asking again after each append, and at the end does what ``error`` says; ``NONE`` is append.
+    """
+
+    error: ErrorCode = ErrorCode.NONE
+    duplicate_base_offset: int | None = None
+    duplicate_next_offset: int = NO_OFFSET
+    duplicate_timestamp_ms: int = NO_TIMESTAMP
+    is_early: bool = False
+
+
+ACCEPTED: Final = AppendVerdict()
+"""Append it now."""
+
+
+class PartitionMachine:
+    """The state of one replica. Offsets are as their names say: starts inclusive, ends exclusive.
+
+    ``log_start_offset`` moves by retention only, ``log_end_offset`` by ``apply`` only,
+    ``high_watermark`` by ``advance_high_watermark`` only, and ``last_stable_offset`` follows.
+    """
+
+    __slots__ = (
+        "_cluster_key",
+        "_high_watermark",
+        "_latest_ms",
+        "_log_end_offset",
+        "_log_start_offset",
+        "_replay_from",
+        "_snapshot_offset",
+        "_stable_seen",
+        "_topic_id",
+        "leader_epoch",
+        "leader_epochs",
+        "producers",
+        "role",
+        "topic_partition",
+    )
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.role = Role.LOADING
+        self.leader_epoch = NO_LEADER_EPOCH
+        self._topic_id = ""
+        self._cluster_key = b""
+        self._latest_ms = NO_TIMESTAMP
+        self.load(0, 0, ())
+
+    # --- loading -----------------------------------------------------------------------------
+
+    def load(
+        self,
+        log_start_offset: int,
+        snapshot_offset: int,
+        entries: Iterable[ProducerSnapshotEntry],
+        *,
+        leader_epochs: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Forget everything and begin at a producer snapshot; then replay from ``replay_from``.
+
+        ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also the
+        way to follow a truncation: nothing is ever undone.
+        """
+        self.role = Role.LOADING
+        self.producers = ProducerStates(entries)
+        self.leader_epochs = LeaderEpochs(leader_epochs)
+        self._log_start_offset = log_start_offset
+        self._snapshot_offset = max(snapshot_offset, log_start_offset)
+        self._log_end_offset = self._snapshot_offset
+        self._high_watermark = log_start_offset
+        self._stable_seen = log_start_offset
+        first_open = self.producers.transactions.first_ongoing_offset
+        has_open_before = first_open != NO_OFFSET and first_open < self._snapshot_offset
+        begin = first_open if has_open_before else self._snapshot_offset
+        self._replay_from = max(begin, log_start_offset)
+
+    @property
+    def replay_from(self) -> int:
+        """Inclusive offset from which the log must be replayed after ``load``.
+
+        Before the snapshot while transactions are open in it: their record counts are not in a
+        snapshot. Replaying from further back is harmless, and restores remembered batches.
+        """
+        return self._replay_from
+
+    # --- role --------------------------------------------------------------------------------
+
+    def become_leader(self, leader_epoch: int, topic_id: str, cluster_key: bytes) -> None:
+        """Lead from now on; the epoch begins at the log end, even if nothing is ever written.
+
+        Nothing is cut and the high watermark stays. The shell makes the epoch's start durable.
+        """
+        newest = max(self.leader_epoch, self.leader_epochs.latest_epoch)
+        invariant(
+            leader_epoch > newest, "I-08", f"{self} is to lead in {leader_epoch} after {newest}"
+        )
+        self._take_role(Role.LEADER)
+        self.leader_epoch = leader_epoch
+        self.leader_epochs.assign(leader_epoch, self._log_end_offset)
+        self._topic_id = topic_id
+        self._cluster_key = cluster_key
+
+    def become_follower(self, leader_epoch: int) -> None:
+        """Follow the leader of ``leader_epoch``; what clients wait for here has to be failed."""
+        invariant(
+            leader_epoch >= self.leader_epoch,
+            "I-08",
+            f"{self} is to follow {leader_epoch} after {self.leader_epoch}",
+        )
+        self._take_role(Role.FOLLOWER)
+        self.leader_epoch = leader_epoch
+
+    def check_leader(self, leader_epoch: int = NO_LEADER_EPOCH) -> ErrorCode:
+        """Whether this replica leads, in the epoch that a client believes in (-1: any)."""
+        if self.role is not Role.LEADER:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if leader_epoch in (NO_LEADER_EPOCH, self.leader_epoch):
+            return ErrorCode.NONE
+        if leader_epoch < self.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+    # --- decide ------------------------------------------------------------------------------
+
+    def decide_append(
+        self,
+        header: BatchHeader,
+        *,
+        origin: AppendOrigin,
+        transactional_id: str | None = None,
+        ticket: bytes | None = None,
+        now_ms: int,
+    ) -> AppendVerdict:
+        """What to do with one whole data batch whose bytes have been checked. Changes nothing."""
+        if self.role is not Role.LEADER:
+            return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if origin is AppendOrigin.CLIENT:
+            error = self._check_client(header, transactional_id)
+            if error is not ErrorCode.NONE:
+                return AppendVerdict(error=error)
+        if header.producer_id < 0:
+            return ACCEPTED
+        if origin is AppendOrigin.CLIENT:
+            duplicate = self.producers.find_duplicate(header)
+            if duplicate is not None:
+                return AppendVerdict(
+                    duplicate_base_offset=duplicate.base_offset,
+                    duplicate_next_offset=duplicate.last_offset + 1,
+                    duplicate_timestamp_ms=duplicate.timestamp_ms,
+                )
+        if header.is_transactional:
+            refusal = self._check_enrolment(header, ticket, now_ms)
+            if refusal is not None:
+                return refusal
+        error, is_early = self.producers.check_data(header, origin)
+        if error is ErrorCode.NONE and not is_early:
+            return ACCEPTED
+        return AppendVerdict(error=error, is_early=is_early)
+
+    def decide_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    ) -> ErrorCode:
+        """Whether to append a marker. ``producer_epoch`` is one above that of the data."""
+        if self.role is not Role.LEADER:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+
+    def _check_client(self, header: BatchHeader, transactional_id: str | None) -> ErrorCode:
+        """What only a coordinator may write, and what a transaction must name."""
+        if self.topic_partition.topic in INTERNAL_TOPICS:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION
+        if header.is_control:
+            return ErrorCode.INVALID_RECORD
+        if header.is_transactional:
+            if header.producer_id < 0:
+                return ErrorCode.INVALID_RECORD
+            if not transactional_id:
+                return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return ErrorCode.NONE
+
+    def _check_enrolment(
+        self, header: BatchHeader, ticket: bytes | None, now_ms: int
+    ) -> AppendVerdict | None:
+        """None if the batch may belong to an open or a properly enrolled transaction.
+
+        The clock never runs backwards past a scan that forgot producers: a ticket that was too
+        old for it stays too old.
+        """
+        enrolment = self.producers.check_enrolment(header)
+        if enrolment is Enrolment.OPEN:
+            return None
+        if enrolment is Enrolment.FENCED:
+            return AppendVerdict(error=ErrorCode.INVALID_PRODUCER_EPOCH)
+        if enrolment is Enrolment.OLDER_OPEN:
+            return AppendVerdict(error=ErrorCode.CONCURRENT_TRANSACTIONS)
+        if ticket is None:
+            # A later batch of the flush may overtake the first one, which brings the ticket.
+            is_early = header.base_sequence > 0
+            return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE, is_early=is_early)
+        is_enrolled = check_ticket(
+            ticket,
+            cluster_key=self._cluster_key,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            topic_id=self._topic_id,
+            partition=self.topic_partition.partition,
+            now_ms=max(now_ms, self._latest_ms),
+        )
+        return None if is_enrolled else AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+
+    # --- apply -------------------------------------------------------------------------------
+
+    def apply(
+        self, header: BatchHeader, control: ControlRecord | None
+    ) -> CompletedTransaction | None:
+        """A batch stands in the log at ``header.base_offset``; ``control`` says what a marker says.
+
+        Returns the transaction that a marker closed. An aborted one belongs in the aborted index
+        before the high watermark may pass the marker. ``control`` ``None`` with a control batch
+        is one that compaction emptied: it moves the log end and nothing else.
+        """
+        if self.role is Role.LOADING and header.base_offset < self._snapshot_offset:
+            self.producers.apply_history(header)
+            return None
+        self._check_place(header)
+        if header.leader_epoch > self.leader_epochs.latest_epoch:
+            self.leader_epochs.assign(header.leader_epoch, header.base_offset)
+        self._log_end_offset = header.next_offset
+        completed = None
+        if header.producer_id >= 0:
+            if not header.is_control:
+                self.producers.apply_data(header)
+            elif control is not None and control.committed is not None:
+                completed = self.producers.apply_marker(header, control)
+        self._check_bounds()
+        return completed
+
+    def advance_high_watermark(self, offset: int) -> bool:
+        """Everything below ``offset`` (exclusive) is synced on every in-sync replica.
+
+        A lower offset than before changes nothing; one past the log end is refused as our bug
+        (I-04). Returns whether the high watermark moved, and so whether readers are to be woken.
+        """
+        invariant(
+            offset <= self._log_end_offset,
+            "I-04",
+            f"{self}: high watermark {offset} past the log end {self._log_end_offset}",
+        )
+        if offset <= self._high_watermark:
+            return False
+        self._high_watermark = offset
+        self.producers.transactions.forget_before(offset)
+        self._check_bounds()
+        return True
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Records below ``offset`` (exclusive) are gone; a lower offset changes nothing.
+
+        Producers and open transactions stay: their markers are still to come.
+        """
+        invariant(
+            offset <= self._log_end_offset,
+            "I-01",
+            f"{self}: log start {offset} past the log end {self._log_end_offset}",
+        )
+        if offset <= self._log_start_offset:
+            return False
+        self._log_start_offset = offset
+        self._high_watermark = max(self._high_watermark, offset)
+        self.producers.transactions.forget_before(self._high_watermark)
+        self.leader_epochs.truncate_start(offset)
+        self._check_bounds()
+        return True
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers that were silent for a day; returns how many. Call it periodically."""
+        expired_count = self.producers.expire(now_ms)
+        if expired_count:
+            self._latest_ms = max(self._latest_ms, now_ms)
+        return expired_count
+
+    # --- read --------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """Inclusive offset of the first record that may be read."""
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive: the offset of the next record."""
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Exclusive: everything below is synced on every in-sync replica."""
+        return self._high_watermark
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """Inclusive first offset of the oldest transaction that is not decided, -1 if none."""
+        unstable = self.producers.transactions.first_unstable_offset
+        return unstable if unstable == NO_OFFSET else max(unstable, self._log_start_offset)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Exclusive: every transaction with data below is decided, and the decision replicated.
+
+        A snapshot does not tell which of the transactions completed before it are unreplicated,
+        so nothing is taken for stable until the high watermark has reached the loaded snapshot.
+        """
+        if self._high_watermark < self._snapshot_offset:
+            return self._log_start_offset
+        unstable = self.first_unstable_offset
+        if unstable == NO_OFFSET:
+            return self._high_watermark
+        return min(unstable, self._high_watermark)
+
+    def fetch_bound(self, isolation_level: IsolationLevel) -> int:
+        """Exclusive offset up to which a reader sees records."""
+        if isolation_level is IsolationLevel.READ_COMMITTED:
+            return self.last_stable_offset
+        return self._high_watermark
+
+    def check_fetch(self, offset: int) -> ErrorCode:
+        """Whether a fetch may begin at ``offset``; between bound and log end it waits, empty."""
+        if self._log_start_offset <= offset <= self._log_end_offset:
+            return ErrorCode.NONE
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def check_latest(self) -> ErrorCode:
+        """Whether "latest" may be told: not until the high watermark reached this epoch's start.
+
+        Otherwise a reader could see it go back after a failover. Source: KIP-207.
+        """
+        if self._high_watermark < self.leader_epochs.latest_start_offset:
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    @property
+    def producer_count(self) -> int:
+        """How many producers are remembered."""
+        return len(self.producers)
+
+    @property
+    def open_transaction_count(self) -> int:
+        """How many transactions wait for their marker here."""
+        return len(self.producers.transactions)
+
+    def snapshot(self) -> list[ProducerSnapshotEntry]:
+        """The producers' state before ``log_end_offset``, for a producer snapshot file."""
+        return self.producers.snapshot()
+
+    def describe_producers(
+        self, producer_ids: Iterable[int] | None
+    ) -> tuple[ProducerDescription, ...]:
+        """What is known of the producers asked for, or of all; unknown ones are left out."""
+        return self.producers.describe(producer_ids)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic_partition} ({self.role.value} in {self.leader_epoch}, "
+            f"start {self._log_start_offset}, stable {self.last_stable_offset}, "
+            f"watermark {self._high_watermark}, end {self._log_end_offset})"
+        )
+
+    # --- invariants --------------------------------------------------------------------------
+
+    def _take_role(self, role: Role) -> None:
+        invariant(role in LEGAL_ROLES[self.role], "I-22", f"{self} is to become {role.value}")
+        self.role = role
+        self._stable_seen = self.last_stable_offset
+
+    def _check_place(self, header: BatchHeader) -> None:
+        """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps."""
+        is_leader = self.role is Role.LEADER
+        is_in_place = header.base_offset >= self._log_end_offset and not (
+            is_leader and header.base_offset != self._log_end_offset
+        )
+        if not is_in_place:
+            invariant(False, "I-02", f"{self}: batch at {header.base_offset}")
+        if is_leader and header.leader_epoch != self.leader_epoch:
+            invariant(False, "I-08", f"{self}: batch of leader epoch {header.leader_epoch}")
+
+    def _check_bounds(self) -> None:
+        """I-01 after every change, I-03 on a leader; a text is built only when it is needed."""
+        stable = self.last_stable_offset
+        if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
+            invariant(False, "I-01", str(self))
+        if self.role is Role.LEADER and stable < self._stable_seen:
+            invariant(False, "I-03", f"{self}: was stable to {self._stable_seen}")
+        self._stable_seen = stable

@@ -1,0 +1,480 @@
+"""The transaction coordinator's machine: from first partition to COMPLETE, for many ids.
+
+Rules. ``decide_…`` validates and returns records and a reply; it changes nothing but a pending
+mark. ``apply`` is the one mutator, live and on reload. While a mark stands, requests that would
+change the id are answered ``CONCURRENT_TRANSACTIONS``. Once PREPARE is durable the verdict is
+final (I-11); COMPLETE follows when every marker is written (I-15).
+
+| request | unknown id | at rest | Ongoing | Prepare* |
+|---|---|---|---|---|
+| init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | CONCURRENT |
+| enlist, newer run | new id, run begins | run begins | abort; CONCURRENT | CONCURRENT |
+| enlist, newest run | - | PRODUCER_FENCED | one more member | PRODUCER_FENCED |
+| add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
+| end_txn | INVALID_MAPPING | table in ``transaction_end`` | PREPARE | table |
+| timeout | - | - | PREPARE_ABORT | - |
+
+Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistReply,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    PartitionEnrolment,
+    Reply,
+    Run,
+)
+from oncelog.actors.protocol.transaction_checks import (
+    bad_partition,
+    check_end_txn,
+    check_enlist,
+    check_init_producer_id,
+)
+from oncelog.actors.protocol.transaction_end import (
+    END_TXN,
+    EndAction,
+    EndAge,
+    end_age,
+    is_retry_of_previous_id,
+    run_end_verdict,
+)
+from oncelog.actors.protocol.transaction_log import encode_key
+from oncelog.actors.protocol.transaction_members import (
+    MEMBERS_MAX,
+    HeldRecords,
+    Member,
+    MemberStatus,
+    active_count,
+    check_winners,
+    free_member,
+    with_member,
+)
+from oncelog.actors.protocol.transaction_state import (
+    AT_REST,
+    PREPARED,
+    TRANSACTION_PARTITIONS_MAX,
+    TransactionMetadata,
+    TransactionState,
+    begun,
+    completed,
+    initialised,
+    is_run_open,
+    is_token_decided,
+    next_producer,
+    prepared,
+    raised,
+    run_begun,
+)
+from oncelog.actors.protocol.transaction_table import TransactionTable
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+NOTHING_HELD: Final = HeldRecords()
+
+
+class TransactionMachine(TransactionTable):
+    """Decides what becomes of the transactional ids of one coordinator shard."""
+
+    # --- producers --------------------------------------------------------------------------
+
+    def decide_init_producer_id(
+        self, request: InitProducerIdRequest, now_ms: int
+    ) -> Decision[InitProducerIdReply]:
+        """Give the id's owner its next epoch, fencing the owner before (KIP-98, KIP-360).
+
+        An open transaction is aborted first: the caller is told ``CONCURRENT_TRANSACTIONS`` and
+        asks again. ``transactional_id`` must not be ``None``: that needs no record.
+        """
+        error, detail = check_init_producer_id(request, self._transaction_max_timeout_ms)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        return self._with_producer_ids(
+            lambda: self._init_producer_id(request, now_ms), request.failed
+        )
+
+    def _init_producer_id(
+        self, request: InitProducerIdRequest, now_ms: int
+    ) -> Decision[InitProducerIdReply]:
+        transactional_id = request.transactional_id or ""
+        metadata = self._transactions.get(transactional_id)
+        error = self._pending_error(transactional_id)
+        if error is ErrorCode.NONE and metadata is not None:
+            error = _init_error(metadata, request)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error))
+        if metadata is None:
+            following = self._created(transactional_id, request.transaction_timeout_ms, now_ms)
+        elif metadata.state not in AT_REST:
+            return self._superseded(request, metadata, now_ms)
+        elif request.producer_id != NO_PRODUCER_ID and _is_last_epoch(metadata, request):
+            following = metadata
+        else:
+            following = raised(
+                metadata,
+                spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+                last_producer_epoch=(
+                    NO_PRODUCER_EPOCH
+                    if request.producer_id == NO_PRODUCER_ID
+                    else metadata.producer_epoch
+                ),
+            )
+        following = initialised(
+            following, transaction_timeout_ms=request.transaction_timeout_ms, now_ms=now_ms
+        )
+        reply = InitProducerIdReply(
+            producer_id=following.producer_id,
+            producer_epoch=following.producer_epoch,
+            commit_token=following.commit_token,
+        )
+        return self._decision(reply, following)
+
+    def decide_enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
+        """Make the caller one more member of its run, beginning the run if it is the newest.
+
+        What an older run, or the id's own producer, left open is aborted first: the caller is
+        told ``CONCURRENT_TRANSACTIONS`` and asks again. A run that ended is over for good.
+        """
+        error, detail = check_enlist(request, self._transaction_max_timeout_ms)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        return self._with_producer_ids(lambda: self._enlist(request, now_ms), request.failed)
+
+    def _enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
+        metadata = self._transactions.get(request.transactional_id)
+        error = self._pending_error(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error))
+        if metadata is not None and is_token_decided(metadata, request.token):
+            return Decision(reply=request.failed(ErrorCode.ALREADY_COMMITTED))
+        if metadata is None or metadata.run is None or request.run > metadata.run:
+            if metadata is not None and metadata.state not in AT_REST:
+                return self._superseded(request, metadata, now_ms)
+            metadata = self._run_begun(
+                request.transactional_id, request.run, request.transaction_timeout_ms, now_ms
+            )
+        elif request.run < metadata.run or not is_run_open(metadata, request.run):
+            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
+        if active_count(metadata.members) >= MEMBERS_MAX:
+            detail = f"the run has {MEMBERS_MAX} members already, the most that are allowed"
+            return Decision(reply=request.failed(ErrorCode.POLICY_VIOLATION, detail))
+        member = free_member(metadata.members)
+        if member is None:
+            member = Member(producer_id=self._spare_producer_id(needed=True))
+        enlisted = dataclasses.replace(member, status=MemberStatus.ENLISTED)
+        reply = EnlistReply(
+            producer_id=enlisted.producer_id, producer_epoch=enlisted.producer_epoch
+        )
+        return self._decision(
+            reply,
+            dataclasses.replace(
+                metadata,
+                members=with_member(metadata.members, enlisted),
+                last_update_ms=now_ms,
+            ),
+        )
+
+    # --- partitions -------------------------------------------------------------------------
+
+    def decide_add_partitions(
+        self,
+        request: AddPartitionsToTxnRequest,
+        now_ms: int,
+        partition_counts: Mapping[str, int],
+    ) -> Decision[AddPartitionsToTxnReply]:
+        """Enrol partitions in the transaction of the id's own producer or of one member.
+
+        ``partition_counts`` has the number of partitions of each topic that exists. One bad
+        partition refuses them all. What is enrolled already is answered without a record.
+        """
+        metadata = self._transactions.get(request.transactional_id)
+        member = metadata.members.get(request.producer_id) if metadata is not None else None
+        if metadata is None:
+            error = ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        elif request.transactional_id in self._pending:
+            # Before the producer id: a client may know of a change of it that is not applied yet.
+            error = ErrorCode.CONCURRENT_TRANSACTIONS
+        elif member is not None:
+            error = _member_error(member, request)
+        else:
+            error = _producer_error(metadata, request)
+        if error is not ErrorCode.NONE or metadata is None:
+            return Decision(reply=request.failed(error))
+        refused, detail = bad_partition(request.partitions, partition_counts)
+        if refused:
+            return Decision(reply=_refused(request, refused, detail))
+        wanted = frozenset(request.partitions)
+        if len(metadata.all_partitions | wanted) > TRANSACTION_PARTITIONS_MAX:
+            detail = f"a transaction has at most {TRANSACTION_PARTITIONS_MAX} partitions"
+            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+        reply = AddPartitionsToTxnReply(
+            enrolments=tuple(
+                PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE)
+                for tp in request.partitions
+            )
+        )
+        if wanted <= (metadata.partitions if member is None else member.partitions):
+            return Decision(reply=reply)
+        if member is None:
+            return self._decision(reply, begun(metadata, wanted, now_ms))
+        enrolled = dataclasses.replace(member, partitions=member.partitions | wanted)
+        return self._decision(
+            reply,
+            dataclasses.replace(
+                metadata, members=with_member(metadata.members, enrolled), last_update_ms=now_ms
+            ),
+        )
+
+    # --- ends -------------------------------------------------------------------------------
+
+    def decide_end_txn(
+        self, request: EndTxnRequest, now_ms: int, held: HeldRecords = NOTHING_HELD
+    ) -> Decision[EndTxnReply]:
+        """Decide a transaction, or tell how it was decided.
+
+        ``held`` is what the leaders hold of the winners; see ``winner_partitions``.
+        """
+        error, detail = check_end_txn(request)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        run = request.run
+        if run is None:
+            return self._with_producer_ids(lambda: self._end_own(request, now_ms), request.failed)
+        return self._with_producer_ids(
+            lambda: self._end_run(request, run, held, now_ms), request.failed
+        )
+
+    def _end_own(self, request: EndTxnRequest, now_ms: int) -> Decision[EndTxnReply]:
+        metadata = self._transactions.get(request.transactional_id)
+        error, age = _end_error(metadata, request)
+        if error is ErrorCode.NONE:
+            error = self._pending_error(request.transactional_id)
+        if error is ErrorCode.NONE and age is None:
+            error = ErrorCode.PRODUCER_FENCED
+        if error is not ErrorCode.NONE or metadata is None or age is None:
+            return Decision(reply=request.failed(error))
+        verdict = END_TXN[metadata.state, request.committed, age]
+        steps: tuple[TransactionMetadata, ...] = ()
+        if verdict is ErrorCode.INVALID_TXN_STATE and _is_token_alone(metadata, request, age):
+            # A commit of nothing but its token: it begins and ends in one batch of the log.
+            metadata = begun(metadata, frozenset(), now_ms)
+            steps, verdict = (metadata,), EndAction.PREPARE
+        if verdict is EndAction.PREPARE:
+            metadata = self._prepared(metadata, request, now_ms)
+            steps += (metadata,)
+        elif verdict is not EndAction.DECIDED:
+            return Decision(reply=request.failed(verdict))
+        producer_id, producer_epoch = next_producer(metadata)
+        reply = EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)
+        return self._decision(reply, *steps)
+
+    def _end_run(
+        self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int
+    ) -> Decision[EndTxnReply]:
+        metadata = self._transactions.get(request.transactional_id)
+        error = self._pending_error(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error))
+        if metadata is None or metadata.run is None or run > metadata.run:
+            return self._end_unseen_run(request, run, metadata, now_ms)
+        verdict = run_end_verdict(
+            metadata,
+            is_newest=run == metadata.run,
+            committed=request.committed,
+            is_token_decided=is_token_decided(metadata, request.token),
+        )
+        if verdict is EndAction.DECIDED:
+            return Decision(reply=EndTxnReply())
+        if verdict is not EndAction.PREPARE:
+            return Decision(reply=request.failed(verdict))
+        if request.committed:
+            error, detail = check_winners(metadata.members, request.winners, held)
+            if error is not ErrorCode.NONE:
+                return Decision(reply=request.failed(error, detail))
+        return self._decision(EndTxnReply(), self._prepared(metadata, request, now_ms))
+
+    def _end_unseen_run(
+        self, request: EndTxnRequest, run: Run, metadata: TransactionMetadata | None, now_ms: int
+    ) -> Decision[EndTxnReply]:
+        """End a run nobody enlisted in: its token counts, and who enlists later is fenced."""
+        if request.winners:
+            detail = "nobody enlisted in this run, so it has no winners"
+            return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
+        is_decided = metadata is not None and is_token_decided(metadata, request.token)
+        if request.committed and is_decided:
+            return Decision(reply=EndTxnReply())
+        if metadata is not None and metadata.state not in AT_REST:
+            return self._superseded(request, metadata, now_ms)
+        begun_run = self._run_begun(
+            request.transactional_id, run, self._transaction_max_timeout_ms, now_ms
+        )
+        return self._decision(EndTxnReply(), begun_run, self._prepared(begun_run, request, now_ms))
+
+    def decide_timeout(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Abort the id's transaction if it is open and over its time; otherwise do nothing."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or not self._is_expired(metadata, now_ms):
+            return Decision(reply=Reply())
+        expired = metadata
+        return self._with_producer_ids(
+            lambda: self._decision(Reply(), self._aborted(expired, now_ms)),
+            lambda error, detail: Reply(error=error, detail=detail),
+        )
+
+    def decide_complete(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Close a prepared transaction. The caller has seen every one of its markers written."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or metadata.state not in PREPARED:
+            return Decision(reply=Reply())
+        return self._decision(Reply(), completed(metadata, now_ms))
+
+    def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
+        """Forget an id that was idle for long and carries no token; otherwise do nothing."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or not self._is_idle(metadata, now_ms):
+            return Decision(reply=Reply())
+        self._pending[transactional_id] = TransactionState.DEAD
+        tombstone = LogRecord(encode_key(transactional_id), None)
+        return Decision(reply=Reply(), records=(tombstone,))
+
+    # --- leaves -----------------------------------------------------------------------------
+
+    def _created(
+        self, transactional_id: str, transaction_timeout_ms: int, now_ms: int
+    ) -> TransactionMetadata:
+        return TransactionMetadata(
+            transactional_id=transactional_id,
+            producer_id=self._spare_producer_id(needed=True),
+            producer_epoch=0,
+            transaction_timeout_ms=transaction_timeout_ms,
+            state=TransactionState.EMPTY,
+            last_update_ms=now_ms,
+        )
+
+    def _run_begun(
+        self, transactional_id: str, run: Run, transaction_timeout_ms: int, now_ms: int
+    ) -> TransactionMetadata:
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None:
+            metadata = self._created(transactional_id, transaction_timeout_ms, now_ms)
+        return run_begun(
+            metadata,
+            run,
+            transaction_timeout_ms=transaction_timeout_ms,
+            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+            now_ms=now_ms,
+        )
+
+    def _prepared(
+        self, metadata: TransactionMetadata, request: EndTxnRequest, now_ms: int
+    ) -> TransactionMetadata:
+        return prepared(
+            metadata,
+            committed=request.committed,
+            now_ms=now_ms,
+            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+            token=request.token,
+            winners=frozenset(winner.producer_id for winner in request.winners),
+        )
+
+
+def _init_error(metadata: TransactionMetadata, request: InitProducerIdRequest) -> ErrorCode:
+    """Whether the caller may have the next epoch: anyone new, or the present owner."""
+    if request.producer_id == NO_PRODUCER_ID:
+        return ErrorCode.NONE
+    if _is_coming(metadata, request.producer_id):
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    is_current_id = request.producer_id == metadata.producer_id
+    if not is_current_id and not _is_last_epoch(metadata, request):
+        return ErrorCode.PRODUCER_FENCED
+    if metadata.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    if is_current_id and request.producer_epoch == metadata.producer_epoch:
+        return ErrorCode.NONE
+    # Only the present owner may abort what is open: a late copy of its last call must not.
+    is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
+    return ErrorCode.NONE if is_retry else ErrorCode.PRODUCER_FENCED
+
+
+def _end_error(
+    metadata: TransactionMetadata | None, request: EndTxnRequest
+) -> tuple[ErrorCode, EndAge | None]:
+    """Whether the caller's producer id is one of the id's, and which transaction it ends."""
+    if metadata is None:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING, None
+    if _is_coming(metadata, request.producer_id):
+        return ErrorCode.CONCURRENT_TRANSACTIONS, None
+    age = end_age(metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch)
+    if age is None and request.producer_id != metadata.producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING, None
+    return ErrorCode.NONE, age
+
+
+def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
+    """Whether the caller has the epoch before the present one, and only missed a reply."""
+    if request.producer_epoch != metadata.last_producer_epoch:
+        return False
+    return request.producer_id == metadata.producer_id or is_retry_of_previous_id(
+        metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
+    )
+
+
+def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
+    """Whether the id's owner was told this producer id already, ahead of COMPLETE."""
+    return metadata.state in PREPARED and producer_id == metadata.next_producer_id
+
+
+def _producer_error(metadata: TransactionMetadata, request: AddPartitionsToTxnRequest) -> ErrorCode:
+    """Whether the caller is the id's own producer and may enrol partitions now."""
+    if _is_coming(metadata, request.producer_id):
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    if request.producer_id != metadata.producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if request.producer_epoch != metadata.producer_epoch:
+        return ErrorCode.PRODUCER_FENCED
+    if metadata.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS
+    is_runs = metadata.state is TransactionState.ONGOING and metadata.is_run_current
+    return ErrorCode.PRODUCER_FENCED if is_runs else ErrorCode.NONE
+
+
+def _member_error(member: Member, request: AddPartitionsToTxnRequest) -> ErrorCode:
+    """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
+    is_enlisted = member.status is MemberStatus.ENLISTED
+    if is_enlisted and request.producer_epoch == member.producer_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.PRODUCER_FENCED
+
+
+def _refused(
+    request: AddPartitionsToTxnRequest, refused: Mapping[TopicPartition, ErrorCode], detail: str
+) -> AddPartitionsToTxnReply:
+    """The answer when one partition is bad: its error, and nothing attempted for the others."""
+    return AddPartitionsToTxnReply(
+        error=next(iter(refused.values())),
+        detail=detail,
+        enrolments=tuple(
+            PartitionEnrolment(
+                topic_partition=tp, error=refused.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED)
+            )
+            for tp in request.partitions
+        ),
+    )
+
+
+def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: EndAge) -> bool:
+    """Whether this commits nothing but its token: no partition was enrolled in this epoch."""
+    is_current_commit = request.committed and age is EndAge.CURRENT
+    return is_current_commit and bool(request.token) and metadata.state in AT_REST

@@ -1,0 +1,305 @@
+"""The records of ``__transaction_state``: Kafka's bytes, with what oncelog adds in tagged fields.
+
+Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian):
+
+| field | type |
+|---|---|
+| version | int16 |
+| producer id | int64 |
+| producer epoch | int16 |
+| transaction timeout, ms | int32 |
+| status | int8: 0 Empty … 5 CompleteAbort |
+| partitions | compact array of (topic compact string, compact array of int32); null when Empty |
+| last update, ms | int64 |
+| transaction start, ms | int64, -1 when there is none |
+
+| tag | field | type |
+|---|---|---|
+| 0 | previous producer id | int64 |
+| 1 | next producer id | int64 |
+| 2 | client transaction version | int16, always 2 |
+| 10000 | last producer epoch | int16 |
+| 10001 | newest run | started_ns int64, id compact string, int8: 1 if the transaction is its |
+| 10002 | commit token of the last committed transaction | the bytes |
+| 10003 | members | compact array of (producer id int64, epoch int16, status int8, compact bytes) |
+
+The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
+``partitions`` are those of all members, which is the to-do list of whoever writes the markers. A
+null value is a tombstone. Unknown key and value versions are skipped, unknown tags passed over.
+Source: KIP-98, "Transaction Log"; TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from oncelog.actors.protocol.messages import Run
+from oncelog.actors.protocol.transaction_members import Member, Members, MemberStatus
+from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.wire import WireReader, WireWriter
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+KEY_VERSION: Final = 0
+VALUE_VERSION: Final = 1
+CLIENT_TRANSACTION_VERSION: Final = 2
+
+TAG_PREVIOUS_PRODUCER_ID: Final = 0
+TAG_NEXT_PRODUCER_ID: Final = 1
+TAG_CLIENT_TRANSACTION_VERSION: Final = 2
+TAG_LAST_PRODUCER_EPOCH: Final = 10_000
+TAG_RUN: Final = 10_001
+TAG_COMMIT_TOKEN: Final = 10_002
+TAG_MEMBERS: Final = 10_003
+
+_STATUS: Final = {
+    TransactionState.EMPTY: 0,
+    TransactionState.ONGOING: 1,
+    TransactionState.PREPARE_COMMIT: 2,
+    TransactionState.PREPARE_ABORT: 3,
+    TransactionState.COMPLETE_COMMIT: 4,
+    TransactionState.COMPLETE_ABORT: 5,
+}
+_STATE_OF_STATUS: Final = {number: state for state, number in _STATUS.items()}
+
+_INT16 = struct.Struct(">h")
+_INT64 = struct.Struct(">q")
+
+
+class _Writer(WireWriter):
+    """Adds the forms of flexible versions."""
+
+    __slots__ = ()
+
+    def int8(self, value: int) -> None:
+        self.buffer.append(value & 0xFF)
+
+    def unsigned_varint(self, value: int) -> None:
+        while value >= 0x80:
+            self.buffer.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.buffer.append(value)
+
+    def compact_bytes(self, value: bytes) -> None:
+        self.unsigned_varint(len(value) + 1)
+        self.buffer += value
+
+    def tagged_fields(self, fields: Sequence[tuple[int, bytes]]) -> None:
+        """The tagged fields that end a structure; ``fields`` rise by tag."""
+        self.unsigned_varint(len(fields))
+        for tag, value in fields:
+            self.unsigned_varint(tag)
+            self.unsigned_varint(len(value))
+            self.buffer += value
+
+
+class _Reader(WireReader):
+    """Adds int8 and the values of tagged fields."""
+
+    __slots__ = ()
+
+    def int8(self) -> int:
+        return self._take(1)[0]
+
+    def tagged_fields(self) -> dict[int, bytes]:
+        fields = {}
+        if self.flexible:
+            for _ in range(self._unsigned_varint()):
+                tag = self._unsigned_varint()
+                fields[tag] = self._take(self._unsigned_varint())
+        return fields
+
+    def nullable_array_of_partitions(self) -> list[TopicPartition]:
+        """Topics with their partitions, flattened in order; null is empty."""
+        count = self._unsigned_varint() - 1 if self.flexible else self.int32()
+        partitions: list[TopicPartition] = []
+        for _ in range(max(count, 0)):
+            topic = self.string()
+            partitions += [TopicPartition(topic, number) for number in self.array(self.int32)]
+            self.skip_tagged_fields()
+        return partitions
+
+
+def encode_key(transactional_id: str) -> bytes:
+    """The key of the record of ``transactional_id``."""
+    writer = WireWriter()
+    writer.int16(KEY_VERSION)
+    writer.string(transactional_id)
+    return bytes(writer.buffer)
+
+
+def decode_key(key: bytes) -> str | None:
+    """The transactional id, or ``None`` for a version this code does not know.
+
+    Raises ``CorruptDataError`` when the bytes do not fit their version.
+    """
+    reader = WireReader(key)
+    if reader.int16() != KEY_VERSION:
+        return None
+    transactional_id = reader.string()
+    reader.expect_end()
+    return transactional_id
+
+
+def encode_value(metadata: TransactionMetadata) -> bytes:
+    """The value of the record that makes ``metadata`` the truth about its transactional id."""
+    partitions = sorted(metadata.all_partitions)
+    writer = _Writer()
+    writer.int16(VALUE_VERSION)
+    writer.int64(metadata.producer_id)
+    writer.int16(metadata.producer_epoch)
+    writer.int32(metadata.transaction_timeout_ms)
+    writer.int8(_STATUS[metadata.state])
+    _write_partitions(writer, metadata.state, partitions)
+    writer.int64(metadata.last_update_ms)
+    writer.int64(metadata.start_ms)
+    writer.tagged_fields(_tagged(metadata, partitions))
+    return bytes(writer.buffer)
+
+
+def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | None:
+    """The metadata that ``encode_value`` wrote, or ``None`` for an unknown version.
+
+    Raises ``CorruptDataError`` when the bytes do not fit their version.
+    """
+    reader = _Reader(value)
+    version = reader.int16()
+    if not 0 <= version <= VALUE_VERSION:
+        return None
+    reader.flexible = version >= 1
+    producer_id = reader.int64()
+    producer_epoch = reader.int16()
+    transaction_timeout_ms = reader.int32()
+    status = reader.int8()
+    state = _STATE_OF_STATUS.get(status)
+    if state is None:
+        raise CorruptDataError(f"transaction status {status} of {transactional_id!r} is unknown")
+    partitions = reader.nullable_array_of_partitions()
+    last_update_ms = reader.int64()
+    start_ms = reader.int64()
+    tags = reader.tagged_fields()
+    reader.expect_end()
+    run, is_run_current = _decode_run(tags.get(TAG_RUN))
+    return TransactionMetadata(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        transaction_timeout_ms=transaction_timeout_ms,
+        state=state,
+        last_update_ms=last_update_ms,
+        start_ms=start_ms,
+        partitions=frozenset() if is_run_current else frozenset(partitions),
+        previous_producer_id=_number(tags, TAG_PREVIOUS_PRODUCER_ID, _INT64, NO_PRODUCER_ID),
+        next_producer_id=_number(tags, TAG_NEXT_PRODUCER_ID, _INT64, NO_PRODUCER_ID),
+        last_producer_epoch=_number(tags, TAG_LAST_PRODUCER_EPOCH, _INT16, NO_PRODUCER_EPOCH),
+        commit_token=tags.get(TAG_COMMIT_TOKEN),
+        run=run,
+        is_run_current=is_run_current,
+        members=_decode_members(tags.get(TAG_MEMBERS), partitions),
+    )
+
+
+def _write_partitions(
+    writer: _Writer, state: TransactionState, partitions: Sequence[TopicPartition]
+) -> None:
+    if state is TransactionState.EMPTY:
+        writer.unsigned_varint(0)
+        return
+    topics = [
+        (topic, [tp.partition for tp in group])
+        for topic, group in itertools.groupby(partitions, key=lambda tp: tp.topic)
+    ]
+    writer.unsigned_varint(len(topics) + 1)
+    for topic, numbers in topics:
+        writer.compact_bytes(topic.encode())
+        writer.unsigned_varint(len(numbers) + 1)
+        for number in numbers:
+            writer.int32(number)
+        writer.tagged_fields(())
+
+
+def _tagged(
+    metadata: TransactionMetadata, partitions: Sequence[TopicPartition]
+) -> list[tuple[int, bytes]]:
+    """The tagged fields that differ from their defaults, by rising tag."""
+    fields = []
+    if metadata.previous_producer_id != NO_PRODUCER_ID:
+        fields.append((TAG_PREVIOUS_PRODUCER_ID, _INT64.pack(metadata.previous_producer_id)))
+    if metadata.next_producer_id != NO_PRODUCER_ID:
+        fields.append((TAG_NEXT_PRODUCER_ID, _INT64.pack(metadata.next_producer_id)))
+    fields.append((TAG_CLIENT_TRANSACTION_VERSION, _INT16.pack(CLIENT_TRANSACTION_VERSION)))
+    if metadata.last_producer_epoch != NO_PRODUCER_EPOCH:
+        fields.append((TAG_LAST_PRODUCER_EPOCH, _INT16.pack(metadata.last_producer_epoch)))
+    if metadata.run is not None:
+        writer = _Writer()
+        writer.int64(metadata.run.started_ns)
+        writer.compact_bytes(metadata.run.id.encode())
+        writer.int8(metadata.is_run_current)
+        fields.append((TAG_RUN, bytes(writer.buffer)))
+    if metadata.commit_token is not None:
+        fields.append((TAG_COMMIT_TOKEN, metadata.commit_token))
+    if metadata.members:
+        fields.append((TAG_MEMBERS, _encode_members(metadata.members, partitions)))
+    return fields
+
+
+def _encode_members(members: Members, partitions: Sequence[TopicPartition]) -> bytes:
+    bit_of = {tp: 1 << index for index, tp in enumerate(partitions)}
+    writer = _Writer()
+    writer.unsigned_varint(len(members) + 1)
+    for producer_id, member in sorted(members.items()):
+        bitmap = sum(bit_of[tp] for tp in member.partitions)
+        writer.int64(producer_id)
+        writer.int16(member.producer_epoch)
+        writer.int8(member.status.value)
+        writer.compact_bytes(bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little"))
+        writer.tagged_fields(())
+    return bytes(writer.buffer)
+
+
+def _decode_members(encoded: bytes | None, partitions: Sequence[TopicPartition]) -> Members:
+    if encoded is None:
+        return {}
+    reader = _Reader(encoded)
+    reader.flexible = True
+
+    def read_member() -> Member:
+        producer_id, producer_epoch, status = reader.int64(), reader.int16(), reader.int8()
+        bitmap = int.from_bytes(reader.blob(), "little")
+        reader.skip_tagged_fields()
+        if bitmap >> len(partitions) or status > MemberStatus.ABORTED.value:
+            raise CorruptDataError(f"member {producer_id} has an impossible status or partition")
+        return Member(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            status=MemberStatus(status),
+            partitions=frozenset(tp for index, tp in enumerate(partitions) if bitmap >> index & 1),
+        )
+
+    members = {member.producer_id: member for member in reader.array(read_member)}
+    reader.expect_end()
+    return members
+
+
+def _decode_run(encoded: bytes | None) -> tuple[Run | None, bool]:
+    if encoded is None:
+        return None, False
+    reader = _Reader(encoded)
+    reader.flexible = True
+    run = Run(started_ns=reader.int64(), id=reader.string())
+    is_current = reader.int8() == 1
+    reader.expect_end()
+    return run, is_current
+
+
+def _number(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:
+    encoded = tags.get(tag)
+    if encoded is None:
+        return default
+    if len(encoded) != layout.size:
+        raise CorruptDataError(f"tagged field {tag} has {len(encoded)} bytes, not {layout.size}")
+    value: int = layout.unpack(encoded)[0]
+    return value

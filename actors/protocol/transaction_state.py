@@ -1,0 +1,307 @@
+"""What is known of one transactional id, and what begin, end and completion make of it.
+
+Rules. The epoch rises by one at every end, so that no message of one transaction means anything
+to the next (KIP-890). An epoch of 32,766 is the last that a client gets: the end of its
+transaction writes markers with 32,767 and the next one starts at epoch 0 of a new producer id,
+which the PREPARE record already names. A transaction belongs either to the id's own producer or
+to the members of a *run* (a distributed write), never to both.
+
+The functions here are pure: metadata in, metadata out. Whoever calls them logs the result.
+Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from oncelog.actors.protocol.messages import Run, TransactionDescription, TxnMarker
+from oncelog.actors.protocol.transaction_members import (
+    Members,
+    MemberStatus,
+    active_count,
+    decided,
+    enrolled_partitions,
+    released,
+)
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    PRODUCER_EPOCH_EXHAUSTED,
+    PRODUCER_EPOCH_MAX,
+    TopicPartition,
+)
+
+TRANSACTION_PARTITIONS_MAX: Final = 10_000
+"""Partitions of one transaction; the whole list stands in each of its log records."""
+
+
+class TransactionState(enum.Enum):
+    """Kafka's states, by Kafka's names."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+    DEAD = "Dead"
+    """Being expired. Only ever pending, never logged."""
+
+
+PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+"""Decided, markers on their way. Once one of these is durable its verdict never changes."""
+
+AT_REST: Final = frozenset(
+    {
+        TransactionState.EMPTY,
+        TransactionState.COMPLETE_COMMIT,
+        TransactionState.COMPLETE_ABORT,
+    }
+)
+"""No transaction is open."""
+
+LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]] = (
+    MappingProxyType(
+        {
+            TransactionState.EMPTY: AT_REST,
+            TransactionState.ONGOING: AT_REST | {TransactionState.ONGOING},
+            TransactionState.PREPARE_COMMIT: frozenset({TransactionState.ONGOING}),
+            TransactionState.PREPARE_ABORT: AT_REST | {TransactionState.ONGOING},
+            TransactionState.COMPLETE_COMMIT: frozenset({TransactionState.PREPARE_COMMIT}),
+            TransactionState.COMPLETE_ABORT: frozenset({TransactionState.PREPARE_ABORT}),
+            TransactionState.DEAD: AT_REST,
+        }
+    )
+)
+"""From which states each state may be reached. Anything else is a bug (I-12)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionMetadata:
+    """One transactional id. Every field stands in its log record, so reload loses nothing.
+
+    ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
+    newest run that was ever seen and ``is_run_current`` tells whether the current or last
+    transaction is its. ``commit_token`` is that of the last committed transaction: it is set by
+    the PREPARE record, together with the decision.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    transaction_timeout_ms: int
+    state: TransactionState
+    last_update_ms: int
+    start_ms: int = NO_TIMESTAMP
+    partitions: frozenset[TopicPartition] = frozenset()
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    commit_token: bytes | None = None
+    run: Run | None = None
+    is_run_current: bool = False
+    members: Members = field(default_factory=dict)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the producer id has no epoch left for a further transaction."""
+        return self.producer_epoch >= PRODUCER_EPOCH_EXHAUSTED
+
+    @property
+    def all_partitions(self) -> frozenset[TopicPartition]:
+        """Every partition of the current transaction, those of members included."""
+        return self.partitions | enrolled_partitions(self.members)
+
+
+def raised(
+    metadata: TransactionMetadata, *, spare_producer_id: int, last_producer_epoch: int
+) -> TransactionMetadata:
+    """The next epoch outside of a transaction's end: who had the one before is fenced.
+
+    ``spare_producer_id`` is used when the epochs of the present one are exhausted, else ignored.
+    """
+    if metadata.is_exhausted:
+        return dataclasses.replace(
+            metadata,
+            producer_id=spare_producer_id,
+            producer_epoch=0,
+            previous_producer_id=metadata.producer_id,
+            last_producer_epoch=last_producer_epoch,
+        )
+    return dataclasses.replace(
+        metadata,
+        producer_epoch=metadata.producer_epoch + 1,
+        last_producer_epoch=last_producer_epoch,
+    )
+
+
+def initialised(
+    metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """At rest and owned by the id's own producer."""
+    return dataclasses.replace(
+        metadata,
+        state=TransactionState.EMPTY,
+        transaction_timeout_ms=transaction_timeout_ms,
+        last_update_ms=now_ms,
+        start_ms=NO_TIMESTAMP,
+        partitions=frozenset(),
+        is_run_current=False,
+    )
+
+
+def begun(
+    metadata: TransactionMetadata, partitions: frozenset[TopicPartition], now_ms: int
+) -> TransactionMetadata:
+    """The own producer's transaction with ``partitions`` added, begun now unless it is open."""
+    is_open = metadata.state is TransactionState.ONGOING
+    return dataclasses.replace(
+        metadata,
+        state=TransactionState.ONGOING,
+        partitions=metadata.partitions | partitions,
+        start_ms=metadata.start_ms if is_open else now_ms,
+        last_update_ms=now_ms,
+        is_run_current=False,
+    )
+
+
+def run_begun(
+    metadata: TransactionMetadata,
+    run: Run,
+    *,
+    transaction_timeout_ms: int,
+    spare_producer_id: int,
+    now_ms: int,
+) -> TransactionMetadata:
+    """The transaction of ``run``, without a member yet. The own producer is fenced."""
+    return dataclasses.replace(
+        raised(
+            metadata, spare_producer_id=spare_producer_id, last_producer_epoch=NO_PRODUCER_EPOCH
+        ),
+        state=TransactionState.ONGOING,
+        transaction_timeout_ms=transaction_timeout_ms,
+        partitions=frozenset(),
+        start_ms=now_ms,
+        last_update_ms=now_ms,
+        run=run,
+        is_run_current=True,
+    )
+
+
+def prepared(
+    metadata: TransactionMetadata,
+    *,
+    committed: bool,
+    now_ms: int,
+    spare_producer_id: int,
+    token: bytes | None = None,
+    winners: frozenset[int] = frozenset(),
+) -> TransactionMetadata:
+    """The decision: one record with the verdict, its token and the outcome of every member.
+
+    ``spare_producer_id`` becomes the next one when the epochs end here, else it is ignored.
+    """
+    is_open = metadata.state is TransactionState.ONGOING
+    return dataclasses.replace(
+        metadata,
+        state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
+        producer_epoch=metadata.producer_epoch + 1,
+        last_producer_epoch=metadata.producer_epoch,
+        next_producer_id=spare_producer_id if metadata.is_exhausted else NO_PRODUCER_ID,
+        start_ms=metadata.start_ms if is_open else now_ms,
+        last_update_ms=now_ms,
+        commit_token=(token or None) if committed else metadata.commit_token,
+        members=decided(metadata.members, winners),
+    )
+
+
+def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """Every marker is written: at rest, with the producer id and epoch of the next transaction."""
+    is_committed = metadata.state is TransactionState.PREPARE_COMMIT
+    complete = dataclasses.replace(
+        metadata,
+        state=TransactionState.COMPLETE_COMMIT if is_committed else TransactionState.COMPLETE_ABORT,
+        partitions=frozenset(),
+        last_update_ms=now_ms,
+        members=released(metadata.members),
+    )
+    if metadata.next_producer_id == NO_PRODUCER_ID:
+        return complete
+    return dataclasses.replace(
+        complete,
+        producer_id=metadata.next_producer_id,
+        producer_epoch=0,
+        previous_producer_id=metadata.producer_id,
+        next_producer_id=NO_PRODUCER_ID,
+        last_producer_epoch=PRODUCER_EPOCH_EXHAUSTED,
+    )
+
+
+def next_producer(metadata: TransactionMetadata) -> tuple[int, int]:
+    """The producer id and epoch that the next transaction of a prepared one will have."""
+    if metadata.producer_epoch == PRODUCER_EPOCH_MAX:
+        return metadata.next_producer_id, 0
+    return metadata.producer_id, metadata.producer_epoch
+
+
+def is_run_open(metadata: TransactionMetadata, run: Run) -> bool:
+    """Whether the open transaction is that of ``run``."""
+    is_open = metadata.state is TransactionState.ONGOING and metadata.is_run_current
+    return is_open and metadata.run == run
+
+
+def is_token_decided(metadata: TransactionMetadata, token: bytes | None) -> bool:
+    """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
+    return bool(token) and token == metadata.commit_token
+
+
+def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:
+    """One marker for each producer with partitions in a prepared transaction, by producer id."""
+    verdicts = [
+        (
+            metadata.producer_id,
+            metadata.producer_epoch,
+            metadata.state is TransactionState.PREPARE_COMMIT,
+            metadata.partitions,
+        )
+    ]
+    verdicts += [
+        (
+            member.producer_id,
+            member.producer_epoch,
+            member.status is MemberStatus.COMMITTED,
+            member.partitions,
+        )
+        for _, member in sorted(metadata.members.items())
+    ]
+    return tuple(
+        TxnMarker(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            committed=committed,
+            partitions=tuple(sorted(partitions)),
+        )
+        for producer_id, producer_epoch, committed, partitions in verdicts
+        if partitions
+    )
+
+
+def described(metadata: TransactionMetadata) -> TransactionDescription:
+    """The public view."""
+    return TransactionDescription(
+        transactional_id=metadata.transactional_id,
+        state=metadata.state.value,
+        producer_id=metadata.producer_id,
+        producer_epoch=metadata.producer_epoch,
+        transaction_timeout_ms=metadata.transaction_timeout_ms,
+        transaction_start_ms=metadata.start_ms,
+        partitions=tuple(sorted(metadata.all_partitions)),
+        commit_token=metadata.commit_token,
+        member_count=active_count(metadata.members),
+    )

@@ -1,0 +1,221 @@
+"""All transactional ids of one coordinator shard: what is logged, and what is on its way.
+
+Rules. ``apply`` is the one mutator, live and on reload. A *pending mark* stands from the decision
+of a move until its record is applied or abandoned; meanwhile nothing else may move the id (I-18).
+Moves follow the table of legal states, or the process ends (I-12).
+Source: KIP-98, "Transaction Coordinator".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages import (
+    EndTxnRequest,
+    ReplyT,
+    Request,
+    TransactionDescription,
+    TxnMarker,
+)
+from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction_log import (
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from oncelog.actors.protocol.transaction_state import (
+    AT_REST,
+    LEGAL_PREDECESSORS,
+    PREPARED,
+    TransactionMetadata,
+    TransactionState,
+    described,
+    is_run_open,
+    prepared,
+    txn_markers,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_ID, TopicPartition
+
+
+class _NoProducerIdError(Exception):
+    """The reserved producer ids are used up; the caller may ask again in a moment."""
+
+
+class TransactionTable:
+    """The state of the machine; ``TransactionMachine`` adds the decisions."""
+
+    def __init__(
+        self,
+        *,
+        producer_ids: ProducerIdBlocks,
+        transaction_max_timeout_ms: int,
+        transactional_id_expiration_ms: int,
+    ) -> None:
+        self._producer_ids = producer_ids
+        self._transaction_max_timeout_ms = transaction_max_timeout_ms
+        self._transactional_id_expiration_ms = transactional_id_expiration_ms
+        self._transactions: dict[str, TransactionMetadata] = {}
+        self._pending: dict[str, TransactionState] = {}
+
+    # --- apply ------------------------------------------------------------------------------
+
+    def apply(self, record: LogRecord) -> None:
+        """Apply one committed record; the only way this machine changes, live and on reload.
+
+        Raises ``CorruptDataError`` for bytes that do not fit their version.
+        """
+        transactional_id = decode_key(record.key) if record.key is not None else None
+        if transactional_id is None:
+            return
+        self._pending.pop(transactional_id, None)
+        if record.value is None:
+            self._transactions.pop(transactional_id, None)
+            return
+        metadata = decode_value(transactional_id, record.value)
+        if metadata is not None:
+            self._transactions[transactional_id] = metadata
+
+    def abandon(self, transactional_id: str) -> None:
+        """Take the pending mark back: the records were not committed under this coordinator."""
+        self._pending.pop(transactional_id, None)
+
+    # --- questions --------------------------------------------------------------------------
+
+    def metadata(self, transactional_id: str) -> TransactionMetadata | None:
+        """What is known of an id, or ``None``."""
+        return self._transactions.get(transactional_id)
+
+    def is_prepared(self, transactional_id: str) -> bool:
+        """Whether the id's transaction is decided and waits for its markers."""
+        metadata = self._transactions.get(transactional_id)
+        return metadata is not None and metadata.state in PREPARED
+
+    def markers_due(self, transactional_id: str) -> tuple[TxnMarker, ...]:
+        """The markers of a prepared transaction: one per producer with partitions."""
+        metadata = self._transactions.get(transactional_id)
+        if metadata is None or metadata.state not in PREPARED:
+            return ()
+        return txn_markers(metadata)
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Every id whose transaction is decided and not complete: a new coordinator resumes it."""
+        return self._ids_with(lambda metadata: metadata.state in PREPARED)
+
+    def expired_transactions(self, now_ms: int) -> tuple[str, ...]:
+        """Every id whose transaction is open for longer than its timeout."""
+        return self._ids_with(lambda metadata: self._is_expired(metadata, now_ms))
+
+    def idle_ids(self, now_ms: int) -> tuple[str, ...]:
+        """Every id that may be forgotten: long at rest, and without a token to remember."""
+        return self._ids_with(lambda metadata: self._is_idle(metadata, now_ms))
+
+    def winner_partitions(self, request: EndTxnRequest) -> tuple[TopicPartition, ...]:
+        """Whose leaders to ask how much they hold before the end of a run is decided."""
+        metadata = self._transactions.get(request.transactional_id)
+        if metadata is None or request.run is None or not request.committed:
+            return ()
+        if not is_run_open(metadata, request.run):
+            return ()
+        members = [metadata.members.get(winner.producer_id) for winner in request.winners]
+        wanted = (member.partitions for member in members if member is not None)
+        return tuple(sorted(frozenset[TopicPartition]().union(*wanted)))
+
+    def describe(
+        self, transactional_ids: Sequence[str] | None
+    ) -> tuple[TransactionDescription, ...]:
+        """Describe those of ``transactional_ids`` that exist, or all, by id."""
+        wanted = sorted(self._transactions) if transactional_ids is None else transactional_ids
+        found = (self._transactions.get(transactional_id) for transactional_id in wanted)
+        return tuple(described(metadata) for metadata in found if metadata is not None)
+
+    def _ids_with(self, condition: Callable[[TransactionMetadata], bool]) -> tuple[str, ...]:
+        return tuple(
+            transactional_id
+            for transactional_id, metadata in self._transactions.items()
+            if condition(metadata)
+        )
+
+    def _is_expired(self, metadata: TransactionMetadata, now_ms: int) -> bool:
+        return (
+            metadata.state is TransactionState.ONGOING
+            and metadata.transactional_id not in self._pending
+            and metadata.start_ms + metadata.transaction_timeout_ms < now_ms
+        )
+
+    def _is_idle(self, metadata: TransactionMetadata, now_ms: int) -> bool:
+        return (
+            metadata.state in AT_REST
+            and metadata.transactional_id not in self._pending
+            and metadata.commit_token is None
+            and metadata.last_update_ms <= now_ms - self._transactional_id_expiration_ms
+        )
+
+    # --- decisions --------------------------------------------------------------------------
+
+    def _pending_error(self, transactional_id: str) -> ErrorCode:
+        is_pending = transactional_id in self._pending
+        return ErrorCode.CONCURRENT_TRANSACTIONS if is_pending else ErrorCode.NONE
+
+    def _spare_producer_id(self, *, needed: bool) -> int:
+        """A fresh producer id if one is ``needed``, else -1; only inside ``_with_producer_ids``."""
+        if not needed:
+            return NO_PRODUCER_ID
+        producer_id = self._producer_ids.take()
+        if producer_id is None:
+            raise _NoProducerIdError
+        return producer_id
+
+    def _with_producer_ids(
+        self,
+        decide: Callable[[], Decision[ReplyT]],
+        failed: Callable[[ErrorCode, str], ReplyT],
+    ) -> Decision[ReplyT]:
+        """Run ``decide``; when it needs a producer id and none is left, the caller must wait."""
+        try:
+            return decide()
+        except _NoProducerIdError:
+            detail = "no producer id is reserved at the moment"
+            return Decision(reply=failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, detail))
+
+    def _superseded(
+        self, request: Request[ReplyT], metadata: TransactionMetadata, now_ms: int
+    ) -> Decision[ReplyT]:
+        """Abort what is open, unless it is decided; the caller asks again when that is over."""
+        reply = request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if metadata.state in PREPARED:
+            return Decision(reply=reply)
+        return self._decision(reply, self._aborted(metadata, now_ms))
+
+    def _aborted(self, metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+        return prepared(
+            metadata,
+            committed=False,
+            now_ms=now_ms,
+            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+        )
+
+    def _decision(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
+        """The records that lead one id through ``steps``, and the pending mark of the last."""
+        if not steps:
+            return Decision(reply=reply)
+        transactional_id = steps[-1].transactional_id
+        stored = self._transactions.get(transactional_id)
+        state = TransactionState.EMPTY if stored is None else stored.state
+        for step in steps:
+            invariant(
+                state in LEGAL_PREDECESSORS[step.state],
+                "I-12",
+                f"{transactional_id!r} cannot go from {state.value} to {step.state.value}",
+            )
+            state = step.state
+        self._pending[transactional_id] = state
+        return Decision(
+            reply=reply,
+            records=tuple(
+                LogRecord(encode_key(transactional_id), encode_value(step)) for step in steps
+            ),
+        )

@@ -1,0 +1,418 @@
+"""One log and its machine in the leader role: what every log-holding actor is made of.
+
+Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
+between. The high watermark, and so every acknowledgement and every reader, covers only what is on
+disk: all appends that arrive while a sync runs share the next one. A failed write or sync takes
+the replica offline; nobody guesses what reached the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages import DescribeReplicaReply, TxnMarker
+from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
+from oncelog.storage.control_record import ControlRecord, decode_control, encode_marker
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
+from oncelog.storage.model import (
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    AppendOrigin,
+    TopicPartition,
+)
+from oncelog.storage.partition_log import LogSettings, PartitionLog
+from oncelog.storage.record_batch import BatchHeader, parse_header, patch
+from oncelog.storage.record_codec import Record, decode_records, encode_records
+
+_logger = logging.getLogger(__name__)
+
+LOCK_RETRY_MS: Final = 50
+"""How often a starting replica looks whether a process of an earlier incarnation let go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendOutcome:
+    """Where a batch stands; with an error nothing was written."""
+
+    error: ErrorCode
+    base_offset: int = NO_OFFSET
+    next_offset: int = NO_OFFSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedBatch:
+    """One batch of the log as a coordinator reads it back."""
+
+    header: BatchHeader
+    records: Sequence[Record]
+    control: ControlRecord | None
+
+
+class Replica:
+    """The log of one partition and everything that is known about it.
+
+    ``epoch_source`` asks for the epoch to lead with, given the last epoch found in the log; it is
+    asked again until it answers ``NONE``.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ReplicaConfig,
+        filesystem: FileSystem,
+        clock: Clock,
+        background: Background,
+        epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
+    ) -> None:
+        self.config = config
+        self.topic_partition = TopicPartition(config.topic, config.partition)
+        self.broker_id = config.broker_id
+        self.machine = PartitionMachine(self.topic_partition)
+        self.topic = TopicConfig()
+        self.leadership = BecomeLeaderReply()
+        self.failure: str | None = None
+        self._filesystem = filesystem
+        self._clock = clock
+        self._background = background
+        self._epoch_source = epoch_source
+        self._lock: Lock | None = None
+        self._log: PartitionLog | None = None
+        self._is_leading = False
+        self._sync_task: asyncio.Task[None] | None = None
+        self._commit_waiters: list[tuple[int, int, asyncio.Future[ErrorCode]]] = []
+        self._waiter_ids = itertools.count()
+        self._progress_waiters: set[asyncio.Future[None]] = set()
+
+    # --- state ----------------------------------------------------------------------------
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch this replica leads with; -1 before it leads."""
+        return self.leadership.leader_epoch
+
+    @property
+    def log(self) -> PartitionLog:
+        """The open log; only to be used while ``availability()`` is ``NONE``."""
+        if self._log is None:
+            raise RuntimeError(f"the log of {self.topic_partition} is not open")
+        return self._log
+
+    def availability(self) -> ErrorCode:
+        """``NONE`` when this replica leads, else what to answer requests with."""
+        if self.failure is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def describe(self, process_id: int) -> DescribeReplicaReply:
+        """Describe bounds, role and process, for people, metrics and fault tests."""
+        log, machine = self._log, self.machine
+        return DescribeReplicaReply(
+            error=ErrorCode.NONE if self.failure is None else ErrorCode.KAFKA_STORAGE_ERROR,
+            detail=self.failure or "",
+            topic_partition=self.topic_partition,
+            process_id=process_id,
+            is_leader=self._is_leading,
+            leader_epoch=self.leader_epoch,
+            log_start_offset=machine.log_start_offset,
+            last_stable_offset=machine.last_stable_offset,
+            high_watermark=machine.high_watermark,
+            log_end_offset=machine.log_end_offset,
+            size_bytes=log.size_bytes if log else 0,
+            producer_count=machine.producer_count,
+            open_transaction_count=machine.open_transaction_count,
+            segment_count=log.segment_count if log else 0,
+        )
+
+    # --- start and stop -------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the directory, recover the log, sync it, get an epoch and lead.
+
+        Never raises for the disk: a failure leaves the replica offline with its reason.
+        """
+        try:
+            await self._take_lock()
+            await self._background.run(self._open)
+            self.machine.advance_high_watermark(self.machine.log_end_offset)
+        except (OSError, CorruptDataError) as error:
+            self._go_offline(f"cannot open {self.config.directory}: {error}")
+            return
+        self.leadership = await self._leadership()
+        self.topic = TopicConfig.from_text(dict(self.leadership.settings))
+        try:
+            self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
+        except OSError as error:
+            self._go_offline(f"cannot write the leader epoch in {self.config.directory}: {error}")
+            return
+        self.machine.become_leader(
+            self.leader_epoch, self.leadership.topic_id, self.leadership.cluster_key
+        )
+        self.log.settings = _log_settings(self.topic)
+        self._is_leading = True
+
+    async def _take_lock(self) -> None:
+        self._filesystem.make_directory(self.config.directory)
+        while self._lock is None:
+            try:
+                self._lock = self._filesystem.lock(self.config.directory / ".lock")
+            except DirectoryLockedError:
+                await asyncio.sleep(LOCK_RETRY_MS / 1000)
+
+    def _open(self) -> None:
+        """Recover the log and rebuild the machine from it. Durable to its end on return."""
+        log = PartitionLog.open(
+            filesystem=self._filesystem,
+            directory=self.config.directory,
+            settings=_log_settings(self.topic),
+            now_ms=self._clock.now_ms(),
+        )
+        machine = self.machine
+        snapshot_offset, entries = log.latest_snapshot()
+        machine.load(
+            log.log_start_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs
+        )
+        for header, batch in log.replay(machine.replay_from):
+            control = decode_control(batch, header) if header.is_control else None
+            self._index_if_aborted(log, machine.apply(header, control))
+        point = log.sync_point()
+        point.run()
+        log.mark_synced(point)
+        self._log = log
+
+    async def _leadership(self) -> BecomeLeaderReply:
+        last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else -1
+        delay_ms = LOCK_RETRY_MS
+        while True:
+            reply = await self._epoch_source(last_epoch)
+            if reply.error is ErrorCode.NONE:
+                return reply
+            await asyncio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, 1_000)
+
+    async def stop(self, *, remove_data: bool = False) -> None:
+        """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
+
+        ``remove_data`` deletes the directory afterwards: its topic is gone.
+        """
+        self._is_leading = False
+        self._release_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self._sync_task is not None:
+            await self._sync_task
+        if self._log is not None and self.failure is None:
+            log, self._log = self._log, None
+            try:
+                log.close(self.machine.snapshot())
+                if remove_data:
+                    self._filesystem.remove_tree(self.config.directory)
+            except OSError as error:
+                self._go_offline(f"cannot close {self.config.directory}: {error}")
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _go_offline(self, reason: str) -> None:
+        _logger.error("%s is offline: %s", self.topic_partition, reason)
+        self.failure = reason
+        self._is_leading = False
+        self._release_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    # --- append ---------------------------------------------------------------------------
+
+    def append(
+        self,
+        records: Sequence[LogRecord],
+        *,
+        now_ms: int,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        transactional_id: str | None = None,
+        ticket: bytes | None = None,
+    ) -> AppendOutcome:
+        """Append records of a coordinator as one batch; transactional iff it names a producer.
+
+        In the log, not yet durable, on return: wait with ``committed``.
+        """
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            return AppendOutcome(error=error)
+        batch = encode_records(
+            [(record.key, record.value, now_ms, ()) for record in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            is_transactional=producer_id != NO_PRODUCER_ID,
+        )
+        header = parse_header(batch)
+        verdict = self.machine.decide_append(
+            header,
+            origin=AppendOrigin.COORDINATOR,
+            transactional_id=transactional_id,
+            ticket=ticket,
+            now_ms=now_ms,
+        )
+        if verdict.error is not ErrorCode.NONE:
+            return AppendOutcome(error=verdict.error)
+        return self.write(batch, header, None)
+
+    def append_marker(
+        self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
+    ) -> AppendOutcome:
+        """Append the verdict on one producer's transaction (KIP-98, strict epochs of KIP-890)."""
+        error = self.availability()
+        if error is ErrorCode.NONE:
+            error = self.machine.decide_marker(
+                marker.producer_id, marker.producer_epoch, coordinator_epoch
+            )
+        if error is not ErrorCode.NONE:
+            return AppendOutcome(error=error)
+        batch = encode_marker(
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            committed=marker.committed,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=now_ms,
+        )
+        control = ControlRecord(committed=marker.committed, coordinator_epoch=coordinator_epoch)
+        return self.write(batch, parse_header(batch), control)
+
+    def write(
+        self, batch: bytearray, header: BatchHeader, control: ControlRecord | None
+    ) -> AppendOutcome:
+        """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
+
+        A full disk refuses the batch and leaves the replica as it was; any other error of the
+        disk takes it offline.
+        """
+        log, machine = self.log, self.machine
+        base_offset = machine.log_end_offset
+        header = header.with_offset(base_offset, self.leader_epoch)
+        patch(batch, base_offset=base_offset, leader_epoch=self.leader_epoch)
+        try:
+            if log.needs_roll(
+                len(batch),
+                header.max_timestamp_ms,
+                self._clock.now_ms(),
+                last_offset_delta=header.last_offset_delta,
+            ):
+                log.roll(machine.snapshot())
+            log.append(batch, header)
+            self._index_if_aborted(log, machine.apply(header, control))
+        except OSError as error:
+            if log.failure is not None:
+                self._go_offline(f"cannot write to {self.config.directory}: {error}")
+            return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        self._request_sync()
+        return AppendOutcome(
+            error=ErrorCode.NONE, base_offset=base_offset, next_offset=header.next_offset
+        )
+
+    @staticmethod
+    def _index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:
+        if completed is not None and completed.is_aborted:
+            log.append_aborted(
+                producer_id=completed.producer_id,
+                first_offset=completed.first_offset,
+                last_offset=completed.last_offset,
+                last_stable_offset=completed.last_stable_offset,
+            )
+
+    # --- group sync -----------------------------------------------------------------------
+
+    async def committed(self, next_offset: int) -> ErrorCode:
+        """Wait until everything below ``next_offset`` is durable on every in-sync replica.
+
+        Anything but ``NONE`` means that the outcome is unknown to this replica.
+        """
+        if self.machine.high_watermark >= next_offset:
+            return ErrorCode.NONE
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            return error
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._commit_waiters, (next_offset, next(self._waiter_ids), waiter))
+        return await waiter
+
+    async def progress(self, timeout_ms: int) -> None:
+        """Wait until a reader may see more than now, the role changes or the time is over."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._progress_waiters.add(waiter)
+        await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        self._progress_waiters.discard(waiter)
+
+    def _request_sync(self) -> None:
+        if self.topic.flush == "os":
+            self.machine.advance_high_watermark(self.machine.log_end_offset)
+            self._release_committed()
+        elif self._sync_task is None:
+            self._sync_task = asyncio.get_running_loop().create_task(self._sync())
+
+    async def _sync(self) -> None:
+        """Sync until nothing is unsynced: appends made meanwhile share the next round."""
+        try:
+            while self.machine.high_watermark < self.machine.log_end_offset:
+                point = self.log.sync_point()
+                await self._background.run(point.run)
+                if self.failure is not None:
+                    return
+                self.log.mark_synced(point)
+                self.machine.advance_high_watermark(point.log_end_offset)
+                self._release_committed()
+        except OSError as error:
+            self._go_offline(f"cannot sync {self.config.directory}: {error}")
+        finally:
+            self._sync_task = None
+
+    def _release_committed(self) -> None:
+        high_watermark = self.machine.high_watermark
+        while self._commit_waiters and self._commit_waiters[0][0] <= high_watermark:
+            _, _, waiter = heapq.heappop(self._commit_waiters)
+            if not waiter.done():
+                waiter.set_result(ErrorCode.NONE)
+        self._wake_readers()
+
+    def _release_waiters(self, error: ErrorCode) -> None:
+        for _, _, waiter in self._commit_waiters:
+            if not waiter.done():
+                waiter.set_result(error)
+        self._commit_waiters.clear()
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        waiters, self._progress_waiters = self._progress_waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- reload ---------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[ReplayedBatch]:
+        """Read the whole log back, decoded, in offset order: how a coordinator loads."""
+        for header, batch in self.log.replay(self.log.log_start_offset):
+            if header.is_control:
+                yield ReplayedBatch(
+                    header=header, records=(), control=decode_control(batch, header)
+                )
+            else:
+                yield ReplayedBatch(
+                    header=header, records=decode_records(batch, header), control=None
+                )
+
+
+def _log_settings(topic: TopicConfig) -> LogSettings:
+    return LogSettings(
+        segment_bytes=topic.segment_bytes,
+        segment_ms=topic.segment_ms,
+        index_interval_bytes=topic.index_interval_bytes,
+    )

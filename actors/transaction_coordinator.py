@@ -1,0 +1,442 @@
+"""The coordinator of one shard of transactional ids, on the log partition it leads.
+
+Decisions are the machine's. This shell brings what they need (producer ids, topics, what the
+leaders hold), has them logged, issues tickets only afterwards, and sees every decided transaction
+through to COMPLETE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from oncelog.actors.backoff import backoff_ms
+from oncelog.actors.cluster_view import ClusterView
+from oncelog.actors.coordinator_runtime import CoordinatorRuntime
+from oncelog.actors.held_records import HeldRecordsReader
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
+from oncelog.actors.marker_sender import Delivery, MarkerSender
+from oncelog.actors.protocol.cluster_messages import AllocateProducerIdsRequest, TopicMetadata
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistReply,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+)
+from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.transaction import NOTHING_HELD, TransactionMachine
+from oncelog.actors.protocol.transaction_checks import FINE, Refusal, check_transactional_id
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    GROUP_ID_MAX_BYTES,
+    TopicPartition,
+    shard_of,
+)
+
+_logger = logging.getLogger(__name__)
+
+TOPIC_AGE_MAX_MS: Final = 1_000
+"""How old the topic ids may be that go into tickets."""
+
+EXPIRY_SCAN_MS: Final = 3_600_000
+"""How often ids that were idle for long are looked for."""
+
+LOAD_BATCHES_PER_TURN: Final = 500
+"""Batches read back before the event loop gets a turn."""
+
+SPARE_PRODUCER_IDS: Final = 3
+"""The most producer ids one decision can take."""
+
+
+def _raise_in_loop(error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "a task of the transaction coordinator failed", "exception": error}
+    )
+
+
+class TransactionCoordinator:
+    """Serves the transactional ids of one shard. Call ``start`` once the replica leads.
+
+    ``on_failure`` gets what a background task died of; it is a bug, so production ends the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        transport: Transport,
+        clock: Clock,
+        rng: random.Random,
+        on_failure: Callable[[BaseException], None] = _raise_in_loop,
+    ) -> None:
+        cluster = replica.config.cluster
+        self.replica = replica
+        self._config = cluster
+        self._transport = transport
+        self._clock = clock
+        self._rng = rng
+        self._on_failure = on_failure
+        self._producer_ids = ProducerIdBlocks()
+        self.machine = TransactionMachine(
+            producer_ids=self._producer_ids,
+            transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
+            transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
+        )
+        self._runtime = CoordinatorRuntime(
+            replica=replica, clock=clock, apply=self.machine.apply, abandon=self.machine.abandon
+        )
+        timeout_ms = cluster.internal_call_timeout_ms
+        self._cluster = ClusterView(transport=transport, clock=clock, call_timeout_ms=timeout_ms)
+        self._markers = MarkerSender(
+            transport=transport,
+            cluster=self._cluster,
+            clock=clock,
+            rng=rng,
+            call_timeout_ms=timeout_ms,
+        )
+        self._held_records = HeldRecordsReader(
+            transport=transport,
+            cluster=self._cluster,
+            clock=clock,
+            rng=rng,
+            call_timeout_ms=timeout_ms,
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._completions: dict[str, asyncio.Task[bool]] = {}
+        self._reservation: asyncio.Task[None] | None = None
+
+    # --- start and stop -------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the log, resume what was decided and not completed, then serve.
+
+        Does nothing when the replica does not lead. Raises ``CorruptDataError``.
+        """
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
+        for number, batch in enumerate(self.replica.replay()):
+            for record in batch.records:
+                self.machine.apply(LogRecord(record.key, record.value))
+            if number % LOAD_BATCHES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._runtime.is_loaded = True
+        for transactional_id in self.machine.unfinished():
+            self._completion(transactional_id)
+        self._spawn(self._scan_timeouts())
+        self._spawn(self._scan_idle())
+
+    async def stop(self) -> None:
+        """Stop sending markers and looking for timeouts; call it before the replica stops."""
+        self._runtime.is_loaded = False
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        """Give a producer its id and epoch, durably; with a transactional id, fence others."""
+        transactional_id = request.transactional_id
+        if transactional_id is None:
+            return await self._idempotent_producer(request)
+        error, detail = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reserve_producer_ids()
+        reply = await self._runtime.execute(
+            transactional_id, lambda now_ms: self.machine.decide_init_producer_id(request, now_ms)
+        )
+        self._completion(transactional_id)
+        return reply
+
+    async def _idempotent_producer(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        """A fresh producer id without any state: it only ever de-duplicates."""
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        await self._reserve_producer_ids()
+        producer_id = self._producer_ids.take()
+        if producer_id is None:
+            return request.failed(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "no producer id is reserved at the moment"
+            )
+        return InitProducerIdReply(producer_id=producer_id, producer_epoch=0)
+
+    async def enlist(self, request: EnlistRequest) -> EnlistReply:
+        """Make the caller a member of the distributed write, durably."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reserve_producer_ids()
+        reply = await self._runtime.execute(
+            request.transactional_id, lambda now_ms: self.machine.decide_enlist(request, now_ms)
+        )
+        self._completion(request.transactional_id)
+        return reply
+
+    async def add_partitions_to_txn(
+        self, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnReply:
+        """Enrol partitions, durably, and answer their tickets."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        names = {tp.topic for tp in request.partitions}
+        error, topics = await self._cluster.topics(
+            names, as_of_ms=self._clock.now_ms() - TOPIC_AGE_MAX_MS
+        )
+        if error is not ErrorCode.NONE and len(topics) < len(names):
+            return request.failed(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
+            )
+        counts = {name: len(topic.partitions) for name, topic in topics.items()}
+        reply = await self._runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_add_partitions(request, now_ms, counts),
+        )
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        return self._with_tickets(request, reply, topics)
+
+    async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
+        """Enrol the offsets partition of a group, durably, and answer its ticket."""
+        if not 0 < len(request.group_id.encode("utf-8", "replace")) <= GROUP_ID_MAX_BYTES:
+            return request.failed(
+                ErrorCode.INVALID_GROUP_ID, f"group_id: give 1 to {GROUP_ID_MAX_BYTES} bytes"
+            )
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        shard = shard_of(request.group_id, self.replica.leadership.offsets_partitions)
+        return await self.add_partitions_to_txn(
+            AddPartitionsToTxnRequest(
+                transactional_id=request.transactional_id,
+                producer_id=request.producer_id,
+                producer_epoch=request.producer_epoch,
+                partitions=(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard),),
+            )
+        )
+
+    async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
+        """Decide a transaction, durably; answer once it is visible, or soon if that takes long."""
+        transactional_id = request.transactional_id
+        error, detail = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        held = NOTHING_HELD
+        partitions = self.machine.winner_partitions(request)
+        if partitions:
+            producer_ids = [winner.producer_id for winner in request.winners]
+            read = await self._held_records.read(partitions, producer_ids)
+            if read is None:
+                return request.failed(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, "a partition of a winner does not answer"
+                )
+            held = read
+        await self._reserve_producer_ids()
+        reply = await self._runtime.execute(
+            transactional_id, lambda now_ms: self.machine.decide_end_txn(request, now_ms, held)
+        )
+        completion = self._completion(transactional_id)
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        return dataclasses.replace(reply, visible=await self._is_visible(completion))
+
+    async def describe_transactions(
+        self, request: DescribeTransactionsRequest
+    ) -> DescribeTransactionsReply:
+        """Describe transactional ids of this shard."""
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        found = self.machine.describe(request.transactional_ids)
+        known = {description.transactional_id for description in found}
+        unknown = [name for name in request.transactional_ids or () if name not in known]
+        return DescribeTransactionsReply(
+            error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else ErrorCode.NONE,
+            detail=f"unknown: {', '.join(unknown)}" if unknown else "",
+            transactions=found,
+        )
+
+    def _refusal(self, transactional_id: str) -> Refusal:
+        """What every request meets first: a sound id, a loaded shard, and the right one."""
+        error, detail = check_transactional_id(transactional_id)
+        if error is not ErrorCode.NONE:
+            return error, detail
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return error, self.replica.failure or ""
+        shard = shard_of(transactional_id, self.replica.leadership.transaction_state_partitions)
+        if shard != self.replica.topic_partition.partition:
+            return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
+        return FINE
+
+    def _with_tickets(
+        self,
+        request: AddPartitionsToTxnRequest,
+        reply: AddPartitionsToTxnReply,
+        topics: Mapping[str, TopicMetadata],
+    ) -> AddPartitionsToTxnReply:
+        """Add the tickets: the enrolment is durable now."""
+        metadata = self.machine.metadata(request.transactional_id)
+        if metadata is None:
+            return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        now_ms = self._clock.now_ms()
+        enrolments = tuple(
+            dataclasses.replace(
+                enrolment,
+                ticket=issue_ticket(
+                    cluster_key=self.replica.leadership.cluster_key,
+                    producer_id=request.producer_id,
+                    producer_epoch=request.producer_epoch,
+                    topic_id=topics[enrolment.topic_partition.topic].topic_id,
+                    partition=enrolment.topic_partition.partition,
+                    issued_ms=now_ms,
+                    transaction_timeout_ms=metadata.transaction_timeout_ms,
+                ),
+            )
+            for enrolment in reply.enrolments
+        )
+        return dataclasses.replace(reply, enrolments=enrolments)
+
+    # --- completion -----------------------------------------------------------------------
+
+    def _completion(self, transactional_id: str) -> asyncio.Task[bool] | None:
+        """The task that completes the id's transaction if it is decided, started if need be."""
+        running = self._completions.get(transactional_id)
+        if self.machine.is_prepared(transactional_id) and (running is None or running.done()):
+            running = self._spawn(self._complete(transactional_id))
+            self._completions[transactional_id] = running
+            running.add_done_callback(lambda task: self._completion_ended(transactional_id, task))
+        return running
+
+    def _completion_ended(self, transactional_id: str, task: asyncio.Task[bool]) -> None:
+        if self._completions.get(transactional_id) is task:
+            del self._completions[transactional_id]
+
+    async def _complete(self, transactional_id: str) -> bool:
+        """Send the markers, log COMPLETE; false when a newer coordinator has taken over.
+
+        COMPLETE is not waited for: it precedes in the log whatever the next transaction logs, and
+        a lost one only makes the next coordinator repeat harmless markers.
+        """
+        epoch = self._runtime.coordinator_epoch
+
+        def is_current() -> bool:
+            is_serving = self._runtime.unavailable() is ErrorCode.NONE
+            return is_serving and self._runtime.coordinator_epoch == epoch
+
+        delivery = await self._markers.send(
+            self.machine.markers_due(transactional_id),
+            coordinator_epoch=epoch,
+            is_current=is_current,
+        )
+        attempt = 0
+        while delivery is Delivery.DONE and is_current():
+            reply = await self._runtime.execute(
+                transactional_id,
+                lambda now_ms: self.machine.decide_complete(transactional_id, now_ms),
+                is_durable_before_reply=False,
+            )
+            if reply.error is ErrorCode.NONE:
+                return True
+            await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
+            attempt += 1
+        _logger.warning("the completion of %r is left to a newer coordinator", transactional_id)
+        return False
+
+    async def _is_visible(self, completion: asyncio.Task[bool] | None) -> bool:
+        """Wait a moment for the completion; whether every marker is written."""
+        if completion is None:
+            return True
+        wait_ms = self._config.transaction_visibility_wait_ms
+        await asyncio.wait({completion}, timeout=wait_ms / 1000)
+        is_over = completion.done() and not completion.cancelled()
+        return is_over and completion.exception() is None and completion.result()
+
+    # --- producer ids ---------------------------------------------------------------------
+
+    async def _reserve_producer_ids(self) -> None:
+        """See to the next block in time; waits only when the ids at hand may not do."""
+        if not self._producer_ids.needs_block:
+            return
+        if self._reservation is None or self._reservation.done():
+            self._reservation = self._spawn(self._reserve_block())
+        if self._producer_ids.remaining < SPARE_PRODUCER_IDS:
+            await asyncio.wait({self._reservation})
+
+    async def _reserve_block(self) -> None:
+        request = AllocateProducerIdsRequest(broker_id=self.replica.broker_id)
+        reply = await self._transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self._config.internal_call_timeout_ms
+        )
+        if reply.error is ErrorCode.NONE:
+            self._producer_ids.add_block(reply.first_producer_id, reply.count)
+        else:
+            _logger.warning("no producer ids from the controller: %s", reply.error.name)
+
+    # --- timers ---------------------------------------------------------------------------
+
+    async def _scan_timeouts(self) -> None:
+        """Abort what is open for too long."""
+        while True:
+            await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
+            if self._runtime.unavailable() is not ErrorCode.NONE:
+                continue
+            for transactional_id in self.machine.expired_transactions(self._clock.now_ms()):
+                _logger.info("the transaction of %r timed out: aborting", transactional_id)
+                await self._reserve_producer_ids()
+                await self._abort_expired(transactional_id)
+
+    async def _abort_expired(self, transactional_id: str) -> None:
+        await self._runtime.execute(
+            transactional_id,
+            lambda now_ms: self.machine.decide_timeout(transactional_id, now_ms),
+        )
+        self._completion(transactional_id)
+
+    async def _scan_idle(self) -> None:
+        """Forget ids that nobody has used for long."""
+        while True:
+            await asyncio.sleep(EXPIRY_SCAN_MS / 1000)
+            if self._runtime.unavailable() is not ErrorCode.NONE:
+                continue
+            for transactional_id in self.machine.idle_ids(self._clock.now_ms()):
+                await self._expire(transactional_id)
+
+    async def _expire(self, transactional_id: str) -> None:
+        await self._runtime.execute(
+            transactional_id,
+            lambda now_ms: self.machine.decide_expire(transactional_id, now_ms),
+        )
+
+    # --- tasks ----------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._on_failure(error)

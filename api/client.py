@@ -1,0 +1,152 @@
+"""The connection of one program to a cluster, and everything that is made from it."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.protocol.cluster_messages import (
+    MetadataReply,
+    MetadataRequest,
+)
+from oncelog.api import connection
+from oncelog.api.admin import Admin, AsyncAdmin
+from oncelog.api.event_loop import LoopThread
+from oncelog.api.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ConnectionFailedError, exception_for
+
+SHUTDOWN_TIMEOUT_MS: Final = 30_000
+
+
+def init(
+    data_dir: str | os.PathLike[str] = connection.DEFAULT_DATA_DIR,
+    *,
+    address: str | None = None,
+    num_cpus: int | None = None,
+    dashboard_port: int | None = None,
+    **settings: Any,
+) -> Cluster:
+    """Start Ray and the log on ``data_dir`` if they are not up, and connect to them.
+
+    Joins, in this order: the Ray cluster this process is connected to, the one at ``address``, or
+    the one that runs on ``data_dir`` already; else starts a local one that ends with this process
+    (its data stays). ``settings`` are those of ``ClusterConfig``. Raises ``InvalidSettingError``
+    for an impossible directory or setting, ``ConnectionFailedError`` when the cluster has another
+    data directory or cannot be started.
+    """
+    path = connection.check_data_dir(data_dir)
+    config = connection.check_cluster_settings(settings)
+    connection.prepare_to_join()
+    import ray
+
+    is_starter = False
+    if not ray.is_initialized():
+        running = connection.read_discovery(path)
+        if address is None and running is not None:
+            address = running.address
+        if address is not None:
+            connection.join_ray(address)
+        else:
+            connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
+            is_starter = True
+    if not connection.has_controller():
+        connection.start_log(path, config)
+    cluster = Cluster()
+    try:
+        cluster.expect_data_dir(path)
+    except BaseException:
+        cluster.close()
+        raise
+    if is_starter:
+        connection.write_discovery(
+            path,
+            connection.Discovery(
+                address=cluster.address,
+                dashboard_url=cluster.dashboard_url,
+                process_id=os.getpid(),
+            ),
+        )
+    return cluster
+
+
+def connect(address: str = "auto") -> Cluster:
+    """Attach to a running cluster; ``"auto"`` finds the Ray cluster of this machine.
+
+    Raises ``ConnectionFailedError`` when there is none, or when it runs no log.
+    """
+    connection.join_ray(address)
+    if not connection.has_controller():
+        raise ConnectionFailedError(
+            f"the Ray cluster at {connection.ray_address()} runs no oncelog: start it there with "
+            "oncelog.init() or `oncelog start`"
+        )
+    return Cluster()
+
+
+class Cluster:
+    """One program's connection. Use it as a context manager, or ``close`` it."""
+
+    def __init__(self) -> None:
+        from oncelog.actors.ray_transport import RayTransport, SystemClock
+
+        self._loop_thread = LoopThread()
+        self._transport = RayTransport()
+        self._clock = SystemClock()
+        self._random = random.Random(secrets.randbits(64))
+        self._router = Router(self._transport, self._clock)
+        self.address = connection.ray_address()
+        try:
+            self._metadata = self._loop_thread.run(connection.wait_until_ready(self._transport))
+        except BaseException:
+            self._loop_thread.close()
+            raise
+
+    # --- what it is -----------------------------------------------------------------------
+
+    @property
+    def data_dir(self) -> str:
+        """Data directory of the first broker."""
+        return self._metadata.brokers[0].data_dir
+
+    @property
+    def cluster_id(self) -> str:
+        """Id of the cluster, chosen when it was founded."""
+        return self._metadata.cluster_id
+
+    @property
+    def dashboard_url(self) -> str:
+        """Address of the Ray dashboard, empty if it does not run."""
+        return connection.dashboard_url()
+
+    def describe(self) -> MetadataReply:
+        """Brokers, topics, leaders and epochs, as the controller knows them now."""
+        reply = self._loop_thread.run(
+            self._transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=5_000)
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail)
+        return reply
+
+    def expect_data_dir(self, path: Path) -> None:
+        """Refuse to go on when this cluster keeps its data elsewhere."""
+        if Path(self.data_dir) != path:
+            raise ConnectionFailedError(
+                f"a cluster with data_dir={self.data_dir!r} runs here already, so "
+                f"data_dir={str(path)!r} cannot be started: use the same directory, or stop the "
+                "running cluster first"
+            )
+
+    # --- what is made from it -------------------------------------------------------------
+
+    def admin(self) -> Admin:
+        """Topics, groups and transactions."""
+        return Admin(self._router, self._loop_thread)
+
+    def async_admin(self) -> AsyncAdmin:
+        """``admin`` for asyncio programs."""
+        return AsyncAdmin(self._router)

@@ -1,0 +1,219 @@
+"""Settings of the clients, in Kafka's names written with underscores; checked at construction.
+
+An unknown or impossible setting is refused at once with its name, its value and what is allowed.
+Times are milliseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import (
+    DUPLICATE_WINDOW_BATCHES,
+    FETCH_MAX_BYTES,
+    GROUP_ID_MAX_BYTES,
+    MESSAGE_MAX_BYTES,
+    TRANSACTIONAL_ID_MAX_BYTES,
+    IsolationLevel,
+)
+
+ACKS_ALL: Final = -1
+COMPRESSION_TYPES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+OFFSET_RESETS: Final = ("earliest", "latest", "none")
+ASSIGNMENT_STRATEGIES: Final = ("range", "roundrobin", "sticky")
+
+_INT32_MAX: Final = 2**31 - 1
+
+SettingsT = TypeVar("SettingsT", bound="ProducerSettings | ConsumerSettings")
+
+
+def _refuse(name: str, value: object, allowed: str) -> InvalidSettingError:
+    return InvalidSettingError(f"{name}={value!r} is not allowed: {allowed}")
+
+
+def _check_integer(settings: object, name: str, low: int, high: int = _INT32_MAX) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _refuse(name, value, f"a whole number from {low} to {high}")
+
+
+def _check_boolean(settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, bool):
+        raise _refuse(name, value, "True or False")
+
+
+def _check_choice(settings: object, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(settings, name)
+    if value not in choices:
+        raise _refuse(name, value, "one of " + ", ".join(repr(choice) for choice in choices))
+
+
+def _check_id(settings: object, name: str, bytes_max: int) -> None:
+    value = getattr(settings, name)
+    if value is None:
+        return
+    if not isinstance(value, str) or not 1 <= len(value.encode("utf-8", "replace")) <= bytes_max:
+        raise _refuse(name, value, f"text of 1 to {bytes_max} bytes of UTF-8")
+
+
+def _from_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name, value in options.items():
+        if name not in known:
+            close = difflib.get_close_matches(name.replace(".", "_"), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(known)
+            raise InvalidSettingError(f"{name}={value!r}: there is no such setting; {hint}")
+    return kind(**options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """How a producer batches, retries and gives up. Every producer is idempotent (KIP-98).
+
+    ``acks`` is ``"all"`` (or -1), 1 or 0; a transactional producer needs all. ``batch_size`` is
+    the target size of a batch, ``max_request_size`` the limit of one record and one batch.
+    ``buffer_memory`` bounds what is not yet acknowledged: beyond it ``send`` waits up to
+    ``max_block_ms``, which also bounds each transactional call.
+    """
+
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
+    client_id: str = "oncelog"
+    acks: int | str = ACKS_ALL
+    batch_size: int = 262_144
+    linger_ms: int = 5
+    max_in_flight_requests_per_connection: int = DUPLICATE_WINDOW_BATCHES
+    delivery_timeout_ms: int = 120_000
+    request_timeout_ms: int = 30_000
+    max_block_ms: int = 60_000
+    buffer_memory: int = 33_554_432
+    max_request_size: int = 1_048_576
+    compression_type: str = "none"
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
+        if self.acks == "all":
+            object.__setattr__(self, "acks", ACKS_ALL)
+        if isinstance(self.acks, bool) or self.acks not in (ACKS_ALL, 0, 1):
+            raise _refuse("acks", self.acks, "'all' (-1), 1 or 0")
+        _check_id(self, "transactional_id", TRANSACTIONAL_ID_MAX_BYTES)
+        _check_id(self, "client_id", TRANSACTIONAL_ID_MAX_BYTES)
+        _check_integer(self, "transaction_timeout_ms", 1)
+        _check_integer(self, "batch_size", 1, MESSAGE_MAX_BYTES)
+        _check_integer(self, "linger_ms", 0)
+        _check_integer(self, "max_in_flight_requests_per_connection", 1, DUPLICATE_WINDOW_BATCHES)
+        _check_integer(self, "delivery_timeout_ms", 1)
+        _check_integer(self, "request_timeout_ms", 1)
+        _check_integer(self, "max_block_ms", 1)
+        _check_integer(self, "buffer_memory", 1, 2**40)
+        _check_integer(self, "max_request_size", 100)
+        _check_integer(self, "retry_backoff_ms", 1)
+        _check_integer(self, "retry_backoff_max_ms", 1)
+        _check_choice(self, "compression_type", COMPRESSION_TYPES)
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise _refuse(
+                "delivery_timeout_ms",
+                self.delivery_timeout_ms,
+                f"at least linger_ms + request_timeout_ms = "
+                f"{self.linger_ms + self.request_timeout_ms}",
+            )
+        if self.transactional_id is not None and self.acks != ACKS_ALL:
+            raise _refuse("acks", self.acks, "a transactional producer needs acks='all'")
+
+    @property
+    def acks_count(self) -> int:
+        """``acks`` as the number that requests carry: -1, 0 or 1."""
+        return int(self.acks)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ProducerSettings:
+        """Settings from keywords of a user; an unknown name is refused with the nearest known."""
+        return _from_options(cls, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """How a consumer fetches, commits and lives in its group.
+
+    ``isolation_level`` may be given as text. ``max_poll_interval_ms`` is also the group's
+    rebalance timeout. Without ``group_id`` positions are not committed.
+    """
+
+    group_id: str | None = None
+    group_instance_id: str | None = None
+    client_id: str = "oncelog"
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    auto_offset_reset: str = "latest"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    max_poll_records: int = 500
+    partition_assignment_strategy: str = "range"
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = FETCH_MAX_BYTES
+    max_partition_fetch_bytes: int = 1_048_576
+    fetch_max_wait_ms: int = 500
+    check_crcs: bool = True
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
+        if not isinstance(self.isolation_level, IsolationLevel):
+            try:
+                level = IsolationLevel(self.isolation_level)
+            except ValueError as error:
+                raise _refuse(
+                    "isolation_level",
+                    self.isolation_level,
+                    "'read_committed' or 'read_uncommitted'",
+                ) from error
+            object.__setattr__(self, "isolation_level", level)
+        _check_id(self, "group_id", GROUP_ID_MAX_BYTES)
+        _check_id(self, "group_instance_id", GROUP_ID_MAX_BYTES)
+        _check_id(self, "client_id", GROUP_ID_MAX_BYTES)
+        _check_choice(self, "auto_offset_reset", OFFSET_RESETS)
+        _check_choice(self, "partition_assignment_strategy", ASSIGNMENT_STRATEGIES)
+        _check_boolean(self, "enable_auto_commit")
+        _check_boolean(self, "check_crcs")
+        _check_integer(self, "fetch_max_wait_ms", 0)
+        for name in (
+            "auto_commit_interval_ms",
+            "session_timeout_ms",
+            "heartbeat_interval_ms",
+            "max_poll_interval_ms",
+            "max_poll_records",
+            "fetch_min_bytes",
+            "fetch_max_bytes",
+            "max_partition_fetch_bytes",
+            "request_timeout_ms",
+            "default_api_timeout_ms",
+            "retry_backoff_ms",
+            "retry_backoff_max_ms",
+        ):
+            _check_integer(self, name, 1)
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise _refuse(
+                "heartbeat_interval_ms",
+                self.heartbeat_interval_ms,
+                f"less than session_timeout_ms={self.session_timeout_ms}",
+            )
+        if self.group_instance_id is not None and self.group_id is None:
+            raise _refuse("group_instance_id", self.group_instance_id, "only with a group_id")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ConsumerSettings:
+        """Settings from keywords of a user; an unknown name is refused with the nearest known."""
+        return _from_options(cls, options)

@@ -1,0 +1,100 @@
+"""An asyncio event loop in a thread of its own, for callers that are not asyncio themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
+
+ResultT = TypeVar("ResultT")
+
+
+class LoopThread:
+    """Runs coroutines of the synchronous clients in one daemon thread.
+
+    Every method may be called from any thread but the loop's own. The thread starts with the
+    first use and dies with the process; ``close`` ends it earlier.
+    """
+
+    def __init__(self, name: str = "oncelog-client") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop; starts the thread if need be. ``ClientClosedError`` once closed."""
+        loop = self._loop
+        if loop is not None and not self._is_closed:
+            return loop
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run_loop, args=(self._loop,), name=self._name, daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> concurrent.futures.Future[ResultT]:
+        """Start ``coroutine`` on the loop and return its future at once."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except BaseException:
+            coroutine.close()
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run ``coroutine`` on the loop, wait for it and return its result or raise its error.
+
+        If the wait is interrupted (Ctrl-C), the coroutine is cancelled.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise IllegalStateError(
+                "a synchronous client was called from a callback on its own event loop; hand the "
+                "work to another thread, or use the asynchronous client"
+            )
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call ``callback`` on the loop soon, without waiting for it."""
+        self.loop.call_soon_threadsafe(callback, *arguments)
+
+    def close(self) -> None:
+        """Cancel what still runs on the loop and end the thread. May be called again."""
+        with self._lock:
+            self._is_closed = True
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None or not thread.is_alive():
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        if threading.current_thread() is not thread:
+            thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Body of the thread: run until stopped, then let every task see its cancellation."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

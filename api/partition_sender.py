@@ -1,0 +1,387 @@
+"""The batches of one partition on their way: at most five, in order, each until it is final.
+
+Sequence numbers are given when a batch is first sent and kept by every retry, so that the leader
+recognises what it has. Calls of one producer may overtake each other; a batch that has to be sent
+again waits until it is the oldest on its way.
+
+Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
+partition then waits until nothing is on its way and goes on under the next producer epoch, from
+sequence 0. With a transaction every failure spoils the whole of it, and its end brings the epoch.
+Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
+
+from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
+from oncelog.api.accumulator import Accumulator, PendingBatch
+from oncelog.api.config import ProducerSettings
+from oncelog.api.retry import Backoff, BackoffPolicy
+from oncelog.api.routing import Router
+from oncelog.api.transaction_requests import UNKNOWN_TOPIC_WAIT_MS
+from oncelog.api.txn_state import ProducerIdentity
+from oncelog.storage.compression import Codec
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    InvalidRecordError,
+    OncelogError,
+    OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequence_after
+
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+_REFUSED_UNSEEN: Final = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+"""The leader did not append the batch and would take it under another epoch (idempotent only)."""
+
+
+class _Gap(enum.Enum):
+    """Why the sequences of a partition no longer meet what its leader expects."""
+
+    REFUSED = "a batch was not appended, for sure"
+    UNKNOWN = "nobody knows whether a batch was appended"
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """One batch on its way.
+
+    ``base_position`` (inclusive) and ``end_position`` (exclusive) count the records of the
+    partition under the current epoch; a sequence number is a position that wraps.
+    """
+
+    batch: PendingBatch
+    payload: bytes
+    base_position: int
+    end_position: int
+    deadline_s: float
+    is_retrying: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class SendCounters:
+    """What a producer has done so far."""
+
+    records_acknowledged: int = 0
+    records_failed: int = 0
+    batches_sent: int = 0
+    batches_retried: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderContext:
+    """What all partitions of one producer share."""
+
+    router: Router
+    settings: ProducerSettings
+    random: Random
+    accumulator: Accumulator
+    codec: Codec
+    counters: SendCounters = field(default_factory=SendCounters)
+
+
+class SenderOwner(Protocol):
+    """What a partition asks of its producer."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work``; if it fails by a bug, the producer fails and no future hangs."""
+        ...
+
+    def batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: spoil the transaction, if there is one."""
+        ...
+
+    async def new_identity(self) -> ProducerIdentity:
+        """A fresh producer id, when the epochs of one are used up (idempotent only)."""
+        ...
+
+
+class PartitionSender:
+    """Sends the batches of one partition, in one transaction or, without one, for ever."""
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        *,
+        context: SenderContext,
+        owner: SenderOwner,
+        identity: ProducerIdentity,
+        transactional_id: str | None = None,
+        ticket: bytes | None = None,
+    ) -> None:
+        self._topic_partition = topic_partition
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self._transactional_id = transactional_id
+        self._ticket = ticket
+        self._in_flight: list[_InFlight] = []
+        self._next_position = 0
+        self._acknowledged_end = 0
+        """The highest ``end_position`` acknowledged: the leader has everything before it."""
+        self._gap: _Gap | None = None
+        self._rewrites: list[PendingBatch] = []
+        self._moved = asyncio.Event()
+        self._is_stopped = False
+
+    def pump(self) -> None:
+        """Send what is full or due, as far as the window allows."""
+        if self._is_stopped or self._gap is not None:
+            return
+        # New batches behind one that is being retried would only arrive too early.
+        if any(entry.is_retrying for entry in self._in_flight):
+            return
+        window = self._context.settings.max_in_flight_requests_per_connection
+        while len(self._in_flight) < window and not self._is_stopped:
+            batch = self._context.accumulator.take(self._topic_partition)
+            if batch is None:
+                return
+            self._start(batch)
+
+    def stop(self, error: OncelogError) -> None:
+        """Give up everything on its way; later answers are ignored."""
+        self._is_stopped = True
+        entries, self._in_flight = self._in_flight, []
+        rewrites, self._rewrites = self._rewrites, []
+        for entry in entries:
+            if entry.task is not None and entry.task is not asyncio.current_task():
+                entry.task.cancel()
+            self._fail_delivery(entry.batch, error)
+        for batch in rewrites:
+            self._fail_delivery(batch, error)
+
+    # --- one batch ----------------------------------------------------------------------------
+
+    def _start(self, batch: PendingBatch) -> None:
+        settings = self._context.settings
+        deadline_s = batch.created_s + settings.delivery_timeout_ms / 1_000
+        if asyncio.get_running_loop().time() >= deadline_s:
+            self._lose(batch, self._expired(batch, "it was never sent"))
+            return
+        entry = self._encode(batch, self._next_position, deadline_s)
+        if entry is None:
+            return
+        self._next_position = entry.end_position
+        self._in_flight.append(entry)
+        self._context.counters.batches_sent += 1
+        self._context.counters.bytes_sent += len(entry.payload)
+        entry.task = self._owner.spawn(self._deliver(entry))
+
+    def _encode(
+        self, batch: PendingBatch, base_position: int, deadline_s: float
+    ) -> _InFlight | None:
+        try:
+            payload = batch.rows.encode(
+                codec=self._context.codec,
+                producer_id=self._identity.producer_id,
+                producer_epoch=self._identity.producer_epoch,
+                base_sequence=sequence_after(0, base_position),
+                is_transactional=self._transactional_id is not None,
+            )
+        except (ValueError, TypeError, OverflowError) as error:
+            self._lose(batch, InvalidRecordError(f"a record cannot be encoded: {error}"))
+            return None
+        end_position = base_position + batch.rows.record_count
+        return _InFlight(batch, bytes(payload), base_position, end_position, deadline_s)
+
+    async def _deliver(self, entry: _InFlight) -> None:
+        """Call the leader until the outcome of ``entry`` is known or its time is up."""
+        settings = self._context.settings
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(
+            BackoffPolicy(
+                initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
+            ),
+            self._context.random,
+        )
+        missing_since: float | None = None
+        await self._wait_for_turn(entry)
+        while True:
+            request = ProduceRequest(
+                topic_partition=self._topic_partition,
+                batch=entry.payload,
+                acks=settings.acks_count,
+                transactional_id=self._transactional_id,
+                ticket=self._ticket,
+                timeout_ms=settings.request_timeout_ms,
+            )
+            reply = await self._context.router.call_leader(
+                self._topic_partition, request, timeout_ms=settings.request_timeout_ms
+            )
+            if self._settle(entry, reply):
+                return
+            if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                missing_since = loop.time() if missing_since is None else missing_since
+                if (loop.time() - missing_since) * 1_000 >= UNKNOWN_TOPIC_WAIT_MS:
+                    self._give_up(entry, self._missing(reply), _Gap.UNKNOWN)
+                    return
+            else:
+                missing_since = None
+            delay_s = backoff.delay_ms(reply.error) / 1_000
+            if loop.time() + delay_s >= entry.deadline_s:
+                reason = f"the last answer was {reply.error.name}"
+                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
+                return
+            entry.is_retrying = True
+            self._context.counters.batches_retried += 1
+            await asyncio.sleep(delay_s)
+            await self._wait_for_turn(entry)
+
+    async def _wait_for_turn(self, entry: _InFlight) -> None:
+        """A batch that is sent again waits for those before it; they are final by their time."""
+        while entry.is_retrying and self._in_flight and self._in_flight[0] is not entry:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
+        """Act on a reply; whether it was final for this entry."""
+        error = reply.error
+        if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self._succeed(entry, reply)
+            return True
+        if error in _TOO_LARGE and entry.batch.rows.record_count > 1:
+            self._split(entry)
+            return True
+        if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._in_flight[0] is not entry:
+            # One before it is still to come; then this one is welcome.
+            return False
+        if error in _REFUSED_UNSEEN and self._transactional_id is None:
+            self._refused(entry)
+            return True
+        if error.retriable:
+            return False
+        detail = f"{reply.detail or exception_for(error)} (partition {self._topic_partition})"
+        self._give_up(entry, exception_for(error, detail), _Gap.REFUSED)
+        return True
+
+    def _succeed(self, entry: _InFlight, reply: ProduceReply) -> None:
+        self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
+        self._context.counters.records_acknowledged += entry.batch.rows.record_count
+        self._in_flight.remove(entry)
+        entry.batch.delivery.succeed(reply.base_offset, reply.log_append_time_ms)
+        self._after_removal()
+
+    def _split(self, entry: _InFlight) -> None:
+        """Send a batch that is too large for its topic as two, which keep its sequences."""
+        place = self._in_flight.index(entry)
+        del self._in_flight[place]
+        position = entry.base_position
+        parts: list[_InFlight] = []
+        for batch in entry.batch.split():
+            part = self._encode(batch, position, entry.deadline_s)
+            position += batch.rows.record_count
+            if part is not None:
+                # Each waits for its turn, so that there are never more on their way at once
+                # than the leader remembers.
+                part.is_retrying = True
+                parts.append(part)
+            elif self._gap is None:
+                self._gap = _Gap.REFUSED
+        if self._is_stopped:
+            return
+        self._in_flight[place:place] = parts
+        for part in parts:
+            part.task = self._owner.spawn(self._deliver(part))
+        self._after_removal()
+
+    # --- failure ------------------------------------------------------------------------------
+
+    def _give_up(self, entry: _InFlight, error: OncelogError, gap: _Gap) -> None:
+        """``entry`` failed for good. ``gap`` says whether it may stand in the log all the same."""
+        self._in_flight.remove(entry)
+        if self._gap is not _Gap.UNKNOWN:
+            self._gap = gap
+        self._lose(entry.batch, error)
+        self._after_removal()
+
+    def _refused(self, entry: _InFlight) -> None:
+        """The leader expects another sequence or epoch and did not append ``entry``."""
+        self._in_flight.remove(entry)
+        if self._gap is _Gap.UNKNOWN:
+            # A late call of the batch before it could still let this one in too: sending it
+            # again under another epoch might append it twice.
+            self._lose(
+                entry.batch,
+                OutOfOrderSequenceNumberError(
+                    f"an earlier batch for partition {self._topic_partition} timed out, so this "
+                    "one could not be appended in order; send it again"
+                ),
+            )
+        else:
+            self._gap = _Gap.REFUSED
+            self._rewrites.append(entry.batch)
+        self._after_removal()
+
+    def _after_removal(self) -> None:
+        self._moved.set()
+        if self._is_stopped:
+            return
+        if self._gap is not None and not self._in_flight:
+            self._owner.spawn(self._close_gap())
+        else:
+            self.pump()
+
+    async def _close_gap(self) -> None:
+        """Nothing is on its way: go on, under a new epoch unless the lost batch had arrived."""
+        if self._rewrites:
+            await asyncio.sleep(self._context.settings.retry_backoff_ms / 1_000)
+        if self._rewrites or self._acknowledged_end != self._next_position:
+            if self._identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
+                self._identity = ProducerIdentity(
+                    producer_id=self._identity.producer_id,
+                    producer_epoch=self._identity.producer_epoch + 1,
+                )
+            else:
+                try:
+                    self._identity = await self._owner.new_identity()
+                except OncelogError as error:
+                    self.stop(error)
+                    return
+            self._next_position = 0
+            self._acknowledged_end = 0
+        self._gap = None
+        rewrites, self._rewrites = self._rewrites, []
+        for batch in rewrites:
+            self._start(batch)
+        self.pump()
+
+    def _lose(self, batch: PendingBatch, error: OncelogError) -> None:
+        self._fail_delivery(batch, error)
+        self._owner.batch_failed(error)
+
+    def _fail_delivery(self, batch: PendingBatch, error: OncelogError) -> None:
+        self._context.counters.records_failed += batch.rows.record_count
+        batch.delivery.fail(error)
+
+    def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:
+        timeout_ms = self._context.settings.delivery_timeout_ms
+        return RequestTimedOutError(
+            f"{batch.rows.record_count} records for partition {self._topic_partition} were not "
+            f"acknowledged within delivery_timeout_ms={timeout_ms}; {reason}"
+        )
+
+    def _missing(self, reply: ProduceReply) -> OncelogError:
+        topic = self._topic_partition.topic
+        return UnknownTopicOrPartitionError(
+            reply.detail
+            or f"partition {self._topic_partition} does not exist; was topic {topic!r} deleted? "
+            f"create it with admin.create_topic({topic!r}, partitions=N)"
+        )

@@ -1,0 +1,214 @@
+"""The producer behind its public faces: what each call does to the transaction.
+
+Lives on one event loop; only ``begin_transaction`` may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from random import Random
+
+from oncelog.actors.protocol.group_messages import OffsetAndMetadata
+from oncelog.actors.protocol.messages import EndTxnRequest, Run
+from oncelog.api.config import ProducerSettings
+from oncelog.api.record_sender import RecordSender
+from oncelog.api.routing import Router
+from oncelog.api.transaction_requests import GroupMetadata, TransactionRequests
+from oncelog.api.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    IllegalStateError,
+    InvalidRequestError,
+    OncelogError,
+    TransactionAbortableError,
+)
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
+
+
+class ProducerCore:
+    """One producer. Its transactional calls queue: one has its effect before the next begins."""
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ProducerSettings,
+        random: Random,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._router = router
+        self._state = (
+            TransactionState(settings.transactional_id) if settings.transactional_id else None
+        )
+        self._requests = TransactionRequests(router=router, settings=settings, random=random)
+        self._operation = asyncio.Lock()
+        self._is_closed = False
+        self.sender = RecordSender(
+            router=router,
+            settings=settings,
+            random=random,
+            loop=loop,
+            requests=self._requests,
+            state=self._state,
+        )
+
+    async def flush(self) -> None:
+        """Wait until the outcome of everything sent so far is known.
+
+        In a transaction whose records, or offsets, failed, that failure is raised.
+        """
+        await self.sender.deliver_all()
+        if self._state is not None:
+            self._state.raise_error()
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Deliver what was sent, or abort an open transaction, within the time; then stop."""
+        if self._is_closed:
+            return
+        timeout_s = None if timeout_ms is None else timeout_ms / 1_000
+        # Whatever does not succeed in time is left to the transaction timeout, and the futures
+        # of the records say so.
+        with contextlib.suppress(OncelogError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._finish(), timeout_s)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Stop at once and tell nobody."""
+        self._is_closed = True
+        self.sender.close()
+
+    # --- transactions -------------------------------------------------------------------------
+
+    async def init_transactions(self) -> bytes | None:
+        """Fence older producers of the id; the token of the last committed transaction."""
+        state = self._transactional()
+        async with self._operation:
+            state.begin_init()
+            reply = await self._requests.init_producer_id(state.transactional_id)
+            if reply.error is not ErrorCode.NONE:
+                raise self.sender.failed("init_producer_id", reply, "init_transactions()")
+            state.initialized(
+                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+            )
+            return reply.commit_token
+
+    async def enlist(self, run: Run, token: bytes, transaction_timeout_ms: int) -> bool:
+        """Become a member of a distributed write; ``False`` if ``token`` is committed already."""
+        state = self._transactional()
+        async with self._operation:
+            state.begin_init()
+            reply = await self._requests.enlist(
+                state.transactional_id, run, token, transaction_timeout_ms
+            )
+            if reply.error is ErrorCode.ALREADY_COMMITTED:
+                return False
+            if reply.error is not ErrorCode.NONE:
+                raise self.sender.failed("enlist", reply, "enlist()")
+            state.enlisted(
+                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+            )
+            return True
+
+    def begin_transaction(self) -> None:
+        """Open a transaction; the coordinator learns of it with the first partition."""
+        self._transactional().begin()
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+    ) -> None:
+        """Make the positions of a consumer group part of the transaction."""
+        state = self._transactional()
+        async with self._operation:
+            state.check_send()
+            if not offsets:
+                return
+            ticket = await self._offsets_ticket(state, group.group_id)
+            reply = await self._requests.commit_offsets(
+                state.transactional_id, state.identity, offsets, group, ticket
+            )
+            if reply.error is not ErrorCode.NONE:
+                # Even a timeout spoils the transaction: it must not commit without them.
+                raise self.sender.failed("txn_offset_commit", reply)
+
+    async def commit_transaction(self, token: bytes | None) -> bool:
+        """Send everything, then commit; whether all of it is readable already."""
+        if token is not None and (
+            not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
+        ):
+            raise InvalidRequestError(f"a commit token is 1 to {COMMIT_TOKEN_MAX_BYTES} bytes")
+        state = self._transactional()
+        async with self._operation:
+            state.begin_commit(token)
+            await self.sender.deliver_all()
+            state.raise_error()
+            return await self._end(state, is_commit=True)
+
+    async def abort_transaction(self) -> None:
+        """Drop what was not sent and take back what was."""
+        state = self._transactional()
+        async with self._operation:
+            state.begin_abort()
+            self.sender.stop(
+                TransactionAbortableError("the transaction was aborted by abort_transaction()")
+            )
+            await self._end(state, is_commit=False)
+
+    # --- ending -------------------------------------------------------------------------------
+
+    async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
+        await self._router.start()
+        partition = self._router.offsets_partition(group_id)
+        if partition not in state.tickets:
+            # Together with the partitions that the transaction's records are waiting for.
+            await self.sender.enrol({partition, *self.sender.unready_partitions()})
+            state.raise_error()
+        return state.tickets[partition]
+
+    async def _end(self, state: TransactionState, *, is_commit: bool) -> bool:
+        # A token is stored by the coordinator even if nothing was sent.
+        if not state.has_work and not (is_commit and state.token):
+            state.ended(state.identity)
+            self.sender.forget_partitions()
+            return True
+        identity = state.identity
+        reply = await self._requests.end(
+            state.transactional_id,
+            EndTxnRequest(
+                transactional_id=state.transactional_id,
+                committed=is_commit,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                token=state.token if is_commit else None,
+            ),
+        )
+        if reply.error is not ErrorCode.NONE:
+            call = "commit_transaction()" if is_commit else "abort_transaction()"
+            raise self.sender.failed("end_txn", reply, call)
+        # The next transaction has another epoch and so its sequences start at 0.
+        state.ended(
+            ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+        )
+        self.sender.forget_partitions()
+        return reply.visible
+
+    async def _finish(self) -> None:
+        if self._state is None:
+            await self.sender.deliver_all()
+        elif self._state.status in (
+            TransactionStatus.IN_TRANSACTION,
+            TransactionStatus.ABORTABLE_ERROR,
+            TransactionStatus.ABORTING_TRANSACTION,
+        ):
+            await self.abort_transaction()
+
+    def _transactional(self) -> TransactionState:
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed; make a new one")
+        if self._state is None:
+            raise IllegalStateError(
+                "this producer has no transactions; make it with transactional_id='...'"
+            )
+        return self._state

@@ -1,0 +1,451 @@
+"""The sending half of a producer: gathers records, enrols their partitions, sends the batches.
+
+Lives on one event loop. Only the methods under "from any thread" may be called from elsewhere;
+they take the accumulator's lock and wake the loop when they must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from random import Random
+from typing import Any
+
+from oncelog.actors.protocol.messages import Reply
+from oncelog.api.accumulator import (
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Accumulator,
+    Headers,
+    Wake,
+)
+from oncelog.api.arrow_rows import ColumnBatch
+from oncelog.api.config import ProducerSettings
+from oncelog.api.delivery import RecordFuture, TableDelivery
+from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
+from oncelog.api.retry import Backoff, BackoffPolicy
+from oncelog.api.routing import Router
+from oncelog.api.transaction_requests import (
+    UNKNOWN_TOPIC_WAIT_MS,
+    TransactionRequests,
+)
+from oncelog.api.txn_state import (
+    ProducerIdentity,
+    TransactionState,
+    TransactionStatus,
+    severity,
+)
+from oncelog.storage.compression import Codec
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    InvalidTopicError,
+    MessageTooLargeError,
+    OncelogError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import (
+    INTERNAL_TOPICS,
+    NO_PRODUCER_ID,
+    TopicPartition,
+)
+
+
+class RecordSender:
+    """Sends the records of one producer, in the transaction that ``state`` tells of, if any.
+
+    ``loop`` is the event loop that runs its coroutines and calls the leaders.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ProducerSettings,
+        random: Random,
+        loop: asyncio.AbstractEventLoop,
+        requests: TransactionRequests,
+        state: TransactionState | None,
+    ) -> None:
+        self.router = router
+        self.settings = settings
+        self._random = random
+        self._loop = loop
+        self._clock = router.clock
+        self._requests = requests
+        self._state = state
+        self._identity: ProducerIdentity | None = None
+        self._fatal: OncelogError | None = None
+        self._is_closed = False
+        self._progress = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._preparing: asyncio.Task[None] | None = None
+        self._senders: dict[TopicPartition, PartitionSender] = {}
+        self._accumulator = Accumulator(
+            batch_bytes=settings.batch_size,
+            random=random,
+            gate=self._check_send,
+            on_done=self._progress.set,
+            now=loop.time,
+        )
+        self._context = SenderContext(
+            router=router,
+            settings=settings,
+            random=random,
+            accumulator=self._accumulator,
+            codec=Codec[settings.compression_type.upper()],
+        )
+
+    @property
+    def counters(self) -> SendCounters:
+        """What has been sent so far."""
+        return self._context.counters
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Estimated bytes of records whose outcome is not known yet."""
+        return self._accumulator.buffered_bytes
+
+    @property
+    def identity(self) -> ProducerIdentity | None:
+        """The producer id and epoch now in use; ``None`` before there is one."""
+        if self._state is None:
+            return self._identity
+        identity = self._state.identity
+        return identity if identity.producer_id != NO_PRODUCER_ID else None
+
+    # --- sending, from any thread -------------------------------------------------------------
+
+    def try_send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> RecordFuture | None:
+        """Accept one record, its types checked; ``None`` if ``make_room`` must be awaited first."""
+        metadata = self.router.cached_topic(topic)
+        if (
+            metadata is None
+            or topic in INTERNAL_TOPICS
+            or self._accumulator.buffered_bytes >= self.settings.buffer_memory
+        ):
+            return None
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        for name, content in headers:
+            size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(content or b"")
+        if size > self.settings.max_request_size:
+            raise MessageTooLargeError(
+                f"the record takes {size} bytes, more than "
+                f"max_request_size={self.settings.max_request_size}; send it in parts"
+            )
+        if timestamp_ms is None:
+            timestamp_ms = self._clock.now_ms()
+        future, wake = self._accumulator.append(
+            topic,
+            len(metadata.partitions),
+            partition,
+            (key, value, timestamp_ms, headers),
+            size,
+        )
+        if wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
+        return future
+
+    def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
+        """Accept one batch of a table; ``has_room`` tells whether to await ``make_room`` first."""
+        delivery, wake = self._accumulator.append_rows(
+            batch.topic_partition, batch.rows, batch.size_bytes
+        )
+        table.add(delivery)
+        if wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
+
+    def has_room(self, topic: str) -> bool:
+        """Whether ``topic`` is known and ``buffer_memory`` not used up."""
+        return (
+            self.router.cached_topic(topic) is not None
+            and self._accumulator.buffered_bytes < self.settings.buffer_memory
+        )
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has for which ``has_room`` was true."""
+        metadata = self.router.cached_topic(topic)
+        return len(metadata.partitions) if metadata is not None else 0
+
+    def sticky_partition(self, topic: str, partition_count: int) -> int:
+        """Another partition for a block of records without keys."""
+        return self._accumulator.sticky_partition(topic, partition_count)
+
+    def now_ms(self) -> int:
+        """The timestamp of records that are sent without one."""
+        return self._clock.now_ms()
+
+    async def make_room(self, topic: str) -> None:
+        """Wait until ``topic`` is known and there is memory, up to ``max_block_ms``.
+
+        A topic that the controller does not know is reported after a few seconds.
+        """
+        self._check_send()
+        if topic in INTERNAL_TOPICS:
+            raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
+        await self._find_topic(topic)
+        limit = self.settings.buffer_memory
+        try:
+            await asyncio.wait_for(
+                self._until(lambda: self._accumulator.buffered_bytes < limit),
+                self.settings.max_block_ms / 1_000,
+            )
+        except asyncio.TimeoutError:
+            raise RequestTimedOutError(
+                f"buffer_memory={limit} stayed full of unacknowledged records for "
+                f"max_block_ms={self.settings.max_block_ms}; is the topic's leader alive?"
+            ) from None
+
+    # --- what the producer asks ---------------------------------------------------------------
+
+    def unready_partitions(self) -> list[TopicPartition]:
+        """Partitions with records that may not be sent to before something else is done."""
+        return [tp for tp in self._accumulator.waiting() if tp not in self._senders]
+
+    async def enrol(self, partitions: Collection[TopicPartition]) -> None:
+        """Enrol partitions in the transaction and keep their tickets; a failure is its state's."""
+        state = self._state
+        if state is None or not state.is_sending:
+            return
+        # From the first attempt on the coordinator may know of the transaction, even if no
+        # answer comes: it has to be ended there.
+        state.has_work = True
+        reply = await self._requests.add_partitions(
+            state.transactional_id, state.identity, partitions
+        )
+        if reply.error is not ErrorCode.NONE:
+            self.failed("add_partitions_to_txn", reply)
+            return
+        state.enrolled(
+            {enrolment.topic_partition: enrolment.ticket for enrolment in reply.enrolments}
+        )
+
+    async def deliver_all(self) -> None:
+        """Send everything, and wait until the outcome of each record sent so far is known."""
+        deliveries = self._accumulator.close_open()
+        self._send_due()
+        await self._until(lambda: self._accumulator.is_delivered(deliveries))
+
+    def forget_partitions(self) -> None:
+        """The transaction has ended: the next one enrols anew, and its sequences start at 0."""
+        self._senders.clear()
+
+    def stop(self, error: OncelogError) -> None:
+        """Give up every record whose outcome is not known; their futures raise ``error``."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None and preparing is not asyncio.current_task():
+            preparing.cancel()
+        for sender in self._senders.values():
+            sender.stop(error)
+        self._accumulator.drop(error)
+        self._progress.set()
+
+    def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
+        """The transaction cannot go on, or with a fatal ``weight`` the producer cannot."""
+        if self._state is None:
+            return
+        self._state.fail(error, weight)
+        if self._state.status is TransactionStatus.FATAL_ERROR:
+            others = exception_for(error.code, str(error))
+        else:
+            others = TransactionAbortableError(
+                f"another part of the transaction failed ({error}); call abort_transaction()"
+            )
+        others.__cause__ = error
+        self.stop(others)
+
+    def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
+        """What to raise for a final ``reply``; its weight is noted in the transaction's state.
+
+        A retriable code means that time ran out. With ``call_again`` the state stays as it is
+        and the application makes the same call again; without it the transaction is spoilt.
+        """
+        weight = severity(method, reply.error)
+        if weight is ErrorClass.RETRIABLE and call_again:
+            return RequestTimedOutError(
+                f"{call_again} got no answer within max_block_ms={self.settings.max_block_ms} "
+                f"(last: {reply.error.name} {reply.detail}) and may have taken effect; call "
+                f"{call_again} again"
+            )
+        detail = f"{method}: {reply.detail or exception_for(reply.error)}"
+        error = exception_for(reply.error, detail)
+        self.spoil(error, weight)
+        if self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR:
+            return error
+        if error.abortable:
+            return error
+        spoilt = TransactionAbortableError(
+            f"the transaction has failed ({error}); call abort_transaction()"
+        )
+        spoilt.__cause__ = error
+        return spoilt
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._is_closed = True
+        self.stop(ClientClosedError("the producer was closed before the record was acknowledged"))
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    # --- what a PartitionSender asks ----------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` as a task whose failure, always a bug, fails the producer."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: its transaction, if there is one, cannot commit."""
+        self.spoil(error, severity("produce", error.code))
+
+    async def new_identity(self) -> ProducerIdentity:
+        """A fresh producer id and epoch of an idempotent producer."""
+        reply = await self._requests.init_producer_id(None)
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail or "no producer id could be had")
+        return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _check_send(self) -> None:
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed; make a new one")
+        if self._fatal is not None:
+            raise exception_for(self._fatal.code, str(self._fatal)) from self._fatal
+        if self._state is not None:
+            self._state.check_send()
+
+    def _woken(self, wake: Wake) -> None:
+        if self._is_closed:
+            return
+        if wake is Wake.LINGER:
+            self._loop.call_later(self.settings.linger_ms / 1_000, self._linger_over)
+        else:
+            self._accumulator.fulls_seen()
+            self._send_due()
+
+    def _linger_over(self) -> None:
+        self._accumulator.linger_over()
+        self._send_due()
+
+    def _send_due(self) -> None:
+        """Send what is full or due; first whatever has to be known or enrolled before."""
+        if self._state is not None and not self._state.is_sending:
+            return
+        for topic_partition in self._accumulator.waiting():
+            sender = self._sender(topic_partition)
+            if sender is not None:
+                sender.pump()
+        if self._preparing is None and self._needs_preparing():
+            self._preparing = self.spawn(self._prepare())
+
+    def _sender(self, topic_partition: TopicPartition) -> PartitionSender | None:
+        """The sender of a partition, or ``None`` until the partition may be sent to."""
+        sender = self._senders.get(topic_partition)
+        if sender is not None:
+            return sender
+        identity, ticket = self._identity, None
+        if self._state is not None:
+            identity, ticket = self._state.identity, self._state.tickets.get(topic_partition)
+            if ticket is None:
+                return None
+        if identity is None:
+            return None
+        sender = self._senders[topic_partition] = PartitionSender(
+            topic_partition,
+            context=self._context,
+            owner=self,
+            identity=identity,
+            transactional_id=self.settings.transactional_id,
+            ticket=ticket,
+        )
+        return sender
+
+    def _needs_preparing(self) -> bool:
+        return self._accumulator.has_due() and bool(self.unready_partitions())
+
+    async def _prepare(self) -> None:
+        """Get the producer id, or enrol new partitions, all that have records in one call."""
+        try:
+            while self._needs_preparing():
+                if self._state is None:
+                    await self._get_identity()
+                else:
+                    await self.enrol(self.unready_partitions())
+                    if not self._state.is_sending:
+                        return
+                for topic_partition in self._accumulator.waiting():
+                    sender = self._sender(topic_partition)
+                    if sender is not None:
+                        sender.pump()
+        finally:
+            if self._preparing is asyncio.current_task():
+                self._preparing = None
+
+    async def _get_identity(self) -> None:
+        try:
+            self._identity = await self.new_identity()
+        except OncelogError as error:
+            # Not for good: the next record asks again.
+            self._accumulator.drop(error)
+
+    async def _find_topic(self, topic: str) -> None:
+        backoff = Backoff(
+            BackoffPolicy(
+                initial_ms=self.settings.retry_backoff_ms,
+                max_ms=self.settings.retry_backoff_max_ms,
+            ),
+            self._random,
+        )
+        started_s = self._loop.time()
+        while True:
+            try:
+                await self.router.partition_count(topic)
+                return
+            except OncelogError as error:
+                is_missing = isinstance(error, UnknownTopicOrPartitionError)
+                limit_ms = (
+                    min(UNKNOWN_TOPIC_WAIT_MS, self.settings.max_block_ms)
+                    if is_missing
+                    else self.settings.max_block_ms
+                )
+                delay_s = backoff.delay_ms(error.code) / 1_000
+                waited_s = self._loop.time() - started_s
+                if not error.retriable or (waited_s + delay_s) * 1_000 > limit_ms:
+                    raise
+                await asyncio.sleep(delay_s)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for ``condition``, which changes only when the outcome of a batch is known."""
+        while not condition():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
+        crash.__cause__ = task.exception()
+        self._fatal = crash
+        if self._state is not None:
+            self._state.fail(crash, ErrorClass.FATAL)
+        self.stop(crash)

@@ -1,0 +1,180 @@
+"""``send`` and ``send_arrow``, for threads and for coroutines: what producers and members share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+from oncelog.api.accumulator import Headers
+from oncelog.api.arrow_rows import ColumnBatch, as_table, split_table
+from oncelog.api.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
+from oncelog.api.event_loop import LoopThread
+from oncelog.api.record_sender import RecordSender
+
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
+"""The future of a table: where each of its batches stands."""
+
+
+class SyncSending:
+    """Sending from any thread; the batches travel on the loop of ``loop_thread``."""
+
+    def __init__(self, sender: RecordSender, loop_thread: LoopThread) -> None:
+        self._sender = sender
+        self._loop_thread = loop_thread
+
+    def send(
+        self,
+        topic: str,
+        value: Bytes | None = None,
+        key: Bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> RecordFuture:
+        """Send one record; returns at once, and the future tells where the record stands.
+
+        A record goes to ``partition``, or by the hash of its key, or with others to any one. A
+        ``value`` of ``None`` is a tombstone. ``timestamp_ms`` ``None`` is now. Waits up to
+        ``max_block_ms`` while ``buffer_memory`` is used up. Raises ``TypeError`` for what is not
+        bytes, ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
+        ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction.
+        """
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        while True:
+            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            if future is not None:
+                return future
+            self._loop_thread.run(self._sender.make_room(topic))
+
+    def send_arrow(self, topic: str, table: Any) -> TableFuture:
+        """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
+
+        Columns: ``value`` (binary or string) and, if wanted, ``key`` (the same), ``timestamp``
+        (milliseconds or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``) and
+        ``partition`` (integer); null means as if the column were not there. Rows of a partition
+        keep their order. Waits while ``buffer_memory`` is used up.
+
+        One future for the whole table: it resolves to one ``BatchMetadata`` per batch that was
+        appended, or raises the error of the first batch that failed.
+        """
+        if not self._sender.has_room(_checked_topic(topic)):
+            self._loop_thread.run(self._sender.make_room(topic))
+        delivery = TableDelivery()
+        for batch in _batches(self._sender, topic, table):
+            while not self._sender.has_room(topic):
+                self._loop_thread.run(self._sender.make_room(topic))
+            self._sender.append_batch(batch, delivery)
+        delivery.seal()
+        return delivery.future
+
+
+class AsyncSending:
+    """Sending from coroutines of one event loop."""
+
+    def __init__(self, sender: RecordSender) -> None:
+        self._sender = sender
+
+    async def send(
+        self,
+        topic: str,
+        value: Bytes | None = None,
+        key: Bytes | None = None,
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """``Producer.send``: await it to have the record accepted, its result to have it stand."""
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        while True:
+            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            if future is not None:
+                return asyncio.wrap_future(future)
+            await self._sender.make_room(topic)
+
+    async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
+        """``Producer.send_arrow``; the future resolves to where each batch stands."""
+        if not self._sender.has_room(_checked_topic(topic)):
+            await self._sender.make_room(topic)
+        delivery = TableDelivery()
+        for batch in _batches(self._sender, topic, table):
+            while not self._sender.has_room(topic):
+                await self._sender.make_room(topic)
+            self._sender.append_batch(batch, delivery)
+        delivery.seal()
+        return asyncio.wrap_future(delivery.future)
+
+
+def _batches(sender: RecordSender, topic: str, table: Any) -> Iterator[ColumnBatch]:
+    count = sender.partition_count(topic)
+    return split_table(
+        as_table(table),
+        topic=topic,
+        partition_count=count,
+        now_ms=sender.now_ms(),
+        record_bytes_max=sender.settings.max_request_size,
+        sticky_partition=lambda: sender.sticky_partition(topic, count),
+    )
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def _checked(
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> tuple[bytes | None, bytes | None, Headers]:
+    """The arguments of ``send`` with plain bytes; ``TypeError`` names the one that is wrong."""
+    if type(topic) is not str:
+        _checked_topic(topic)
+    if value is not None and type(value) is not bytes:
+        value = _as_bytes("value", value)
+    if key is not None and type(key) is not bytes:
+        key = _as_bytes("key", key)
+    if headers:
+        headers = _checked_headers(headers)
+    if timestamp_ms is not None:
+        _check_integer("timestamp_ms", timestamp_ms, "milliseconds since 1970")
+        if not -(2**63) <= timestamp_ms < 2**63:
+            raise ValueError(f"timestamp_ms={timestamp_ms} does not fit into 64 bits")
+    if partition is not None:
+        _check_integer("partition", partition, "a partition number")
+    return value, key, headers if headers else ()
+
+
+def _checked_topic(topic: object) -> str:
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be str, not {type(topic).__name__}")
+    return topic
+
+
+def _as_bytes(name: str, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = "; encode it, for example with .encode()" if isinstance(value, str) else ""
+    raise TypeError(f"{name} must be bytes or None, not {type(value).__name__}{hint}")
+
+
+def _check_integer(name: str, value: object, meaning: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int ({meaning}) or None, not {type(value).__name__}")
+
+
+def _checked_headers(headers: Headers) -> Headers:
+    checked: list[tuple[str, bytes | None]] = []
+    for header in headers:
+        if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
+            raise TypeError(
+                f"headers must be pairs (str, bytes or None), as in [('h', b'1')]; got {header!r}"
+            )
+        name, value = header
+        checked.append((name, None if value is None else _as_bytes(f"header {name!r}", value)))
+    return tuple(checked)

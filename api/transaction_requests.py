@@ -1,0 +1,216 @@
+"""A producer's calls to its coordinators: one at a time, each repeated until its answer is final.
+
+A coordinator works on one step of a transactional id at a time and answers others with
+``CONCURRENT_TRANSACTIONS``; so these calls queue here instead. Each is safe to repeat with the
+same arguments, and a reply that carries a retriable code means that ``max_block_ms`` have passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from random import Random
+from typing import Final, Protocol
+
+from oncelog.actors.protocol.group_messages import (
+    OffsetAndMetadata,
+    OffsetCommitReply,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistReply,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    ReplyT,
+    Run,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.retry import BackoffPolicy, call_with_retries
+from oncelog.api.routing import Router
+from oncelog.api.txn_state import ProducerIdentity, severity
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.model import TopicPartition
+
+UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
+"""How long a topic may be missing before a call gives up: time enough for one just created."""
+
+
+class GroupMetadata(Protocol):
+    """The identity of a group member, as ``Consumer.group_metadata`` gives it (KIP-447)."""
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        ...
+
+    @property
+    def generation_id(self) -> int:
+        """The generation it joined, -1 for none."""
+        ...
+
+    @property
+    def member_id(self) -> str:
+        """Its member id, empty for none."""
+        ...
+
+    @property
+    def group_instance_id(self) -> str | None:
+        """Its static id, if it has one."""
+        ...
+
+
+class TransactionRequests:
+    """The calls of one producer. Belongs to one event loop."""
+
+    def __init__(self, *, router: Router, settings: ProducerSettings, random: Random) -> None:
+        self._router = router
+        self._settings = settings
+        self._random = random
+        self._policy = BackoffPolicy(
+            initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
+        )
+        self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
+        self._turn = asyncio.Lock()
+
+    async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
+        """A producer id; with a transactional id, its older producers are fenced.
+
+        The epoch is not given: the coordinator then fences everyone else, whatever became of
+        earlier attempts of this very call.
+        """
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._settings.transaction_timeout_ms,
+        )
+
+        def attempt() -> Awaitable[InitProducerIdReply]:
+            # Any shard gives an idempotent producer its id.
+            key = transactional_id or str(self._random.getrandbits(32))
+            return self._router.call_transaction_coordinator(
+                key, request, timeout_ms=self._timeout_ms
+            )
+
+        return await self._repeat("init_producer_id", attempt)
+
+    async def enlist(
+        self, transactional_id: str, run: Run, token: bytes, transaction_timeout_ms: int
+    ) -> EnlistReply:
+        """A member's identity in the distributed write of ``run``."""
+        request = EnlistRequest(
+            transactional_id=transactional_id,
+            run=run,
+            token=token,
+            transaction_timeout_ms=transaction_timeout_ms,
+        )
+        return await self._repeat(
+            "enlist",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=self._timeout_ms
+            ),
+        )
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        partitions: Collection[TopicPartition],
+    ) -> AddPartitionsToTxnReply:
+        """Enrol ``partitions``; the reply's error is that of the worst partition."""
+        request = AddPartitionsToTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            partitions=tuple(sorted(partitions)),
+        )
+
+        async def attempt() -> AddPartitionsToTxnReply:
+            return _with_worst_enrolment(
+                await self._router.call_transaction_coordinator(
+                    transactional_id, request, timeout_ms=self._timeout_ms
+                )
+            )
+
+        return await self._repeat("add_partitions_to_txn", attempt)
+
+    async def commit_offsets(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        ticket: bytes,
+    ) -> OffsetCommitReply:
+        """Hand the offsets to the group's coordinator, where they wait for the marker."""
+        request = TxnOffsetCommitRequest(
+            transactional_id=transactional_id,
+            group_id=group.group_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            offsets=tuple(offsets.items()),
+            ticket=ticket,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+        )
+
+        async def attempt() -> OffsetCommitReply:
+            reply = await self._router.call_group_coordinator(
+                group.group_id, request, timeout_ms=self._timeout_ms
+            )
+            for result in reply.results:
+                if reply.error is ErrorCode.NONE and result.error is not ErrorCode.NONE:
+                    return dataclasses.replace(
+                        reply,
+                        error=result.error,
+                        detail=reply.detail or f"partition {result.topic_partition}",
+                    )
+            return reply
+
+        return await self._repeat("txn_offset_commit", attempt)
+
+    async def end(self, transactional_id: str, request: EndTxnRequest) -> EndTxnReply:
+        """Commit or abort; repeated until it is known to be decided."""
+        return await self._repeat(
+            "end_txn",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=self._timeout_ms
+            ),
+        )
+
+    async def _repeat(self, method: str, attempt: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
+        loop = asyncio.get_running_loop()
+        missing_since: float | None = None
+
+        def is_retriable(error: ErrorCode) -> bool:
+            nonlocal missing_since
+            if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                missing_since = loop.time() if missing_since is None else missing_since
+                return (loop.time() - missing_since) * 1_000 < UNKNOWN_TOPIC_WAIT_MS
+            return severity(method, error) is ErrorClass.RETRIABLE
+
+        async with self._turn:
+            return await call_with_retries(
+                attempt,
+                random=self._random,
+                timeout_ms=self._settings.max_block_ms,
+                policy=self._policy,
+                is_retriable=is_retriable,
+            )
+
+
+def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:
+    """``reply`` with the error of the partition that spoiled it as that of the whole."""
+    for enrolment in reply.enrolments:
+        if enrolment.error not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED):
+            partition = enrolment.topic_partition
+            detail = reply.detail or f"partition {partition} cannot be enrolled"
+            if enrolment.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                detail += f"; create it with admin.create_topic({partition.topic!r}, partitions=N)"
+            return dataclasses.replace(reply, error=enrolment.error, detail=detail)
+    return reply

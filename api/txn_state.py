@@ -1,0 +1,280 @@
+"""A producer's transaction as its client sees it: pure rules of what may be called when.
+
+```
+UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
+                                        ▲                 │    │                   │
+                                        │               abort  └──failure──▶ ABORTABLE_ERROR
+                                        └── ABORTING ◀────┴──────────abort──────────┘
+any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
+```
+
+A call that does not fit is refused and changes nothing. A call that timed out leaves its state, so
+that the same call goes on with it. Each end of a transaction brings the producer epoch of the
+next one. Source: KIP-98, KIP-890.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
+from oncelog.storage.exceptions import (
+    IllegalStateError,
+    OncelogError,
+    TransactionAbortableError,
+    exception_for,
+)
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+
+class TransactionStatus(enum.Enum):
+    """Where a transactional producer stands."""
+
+    UNINITIALIZED = "uninitialized"
+    INITIALIZING = "initializing"
+    READY = "ready"
+    IN_TRANSACTION = "in transaction"
+    COMMITTING_TRANSACTION = "committing"
+    ABORTING_TRANSACTION = "aborting"
+    ABORTABLE_ERROR = "abortable error"
+    FATAL_ERROR = "fatal error"
+
+
+_S = TransactionStatus
+
+_LEGAL_SOURCES: Final[dict[TransactionStatus, frozenset[TransactionStatus]]] = {
+    _S.UNINITIALIZED: frozenset(),
+    _S.INITIALIZING: frozenset({_S.UNINITIALIZED, _S.INITIALIZING}),
+    _S.READY: frozenset({_S.INITIALIZING, _S.COMMITTING_TRANSACTION, _S.ABORTING_TRANSACTION}),
+    # A member of a distributed write enlists and is in its transaction at once.
+    _S.IN_TRANSACTION: frozenset({_S.READY, _S.INITIALIZING}),
+    _S.COMMITTING_TRANSACTION: frozenset({_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION}),
+    _S.ABORTING_TRANSACTION: frozenset(
+        {_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION}
+    ),
+    _S.ABORTABLE_ERROR: frozenset(
+        {_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION, _S.ABORTABLE_ERROR}
+    ),
+    _S.FATAL_ERROR: frozenset(_S),
+}
+
+_ADVICE: Final[dict[TransactionStatus, str]] = {
+    _S.UNINITIALIZED: "the producer has no producer id yet; call init_transactions() first",
+    _S.INITIALIZING: "init_transactions() has not finished; call init_transactions() again",
+    _S.READY: "no transaction is open; call begin_transaction() first",
+    _S.IN_TRANSACTION: (
+        "a transaction is open; call commit_transaction() or abort_transaction() first"
+    ),
+    _S.COMMITTING_TRANSACTION: (
+        "a commit has not finished and may have taken effect; call commit_transaction() again"
+    ),
+    _S.ABORTING_TRANSACTION: "an abort has not finished; call abort_transaction() again",
+}
+
+
+def severity(method: str, error: ErrorCode) -> ErrorClass:
+    """What ``error``, answered to a producer's call of ``method``, means for its transaction.
+
+    The class of the code itself, but for what a coordinator says of epochs (a stale one is
+    another producer's doing), of the group (a lost membership spoils only this transaction) and
+    of a commit that came after the coordinator had given the transaction up.
+    """
+    if method == "produce" and error.error_class is ErrorClass.FATAL:
+        # A leader judges one batch; only these say that the producer itself is done for.
+        return ErrorClass.FATAL if error in _FATAL_TO_PRODUCE else ErrorClass.ABORTABLE
+    return _SEVERITIES.get((method, error), error.error_class)
+
+
+_FATAL_TO_PRODUCE: Final = frozenset(
+    {ErrorCode.PRODUCER_FENCED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+)
+
+_COORDINATOR_METHODS: Final = (
+    "init_producer_id",
+    "enlist",
+    "add_partitions_to_txn",
+    "add_offsets_to_txn",
+    "end_txn",
+    "txn_offset_commit",
+)
+
+_SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
+    **{
+        (method, ErrorCode.INVALID_PRODUCER_EPOCH): ErrorClass.FATAL
+        for method in _COORDINATOR_METHODS
+    },
+    ("txn_offset_commit", ErrorCode.FENCED_INSTANCE_ID): ErrorClass.ABORTABLE,
+    ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
+    ("txn_offset_commit", ErrorCode.OFFSET_METADATA_TOO_LARGE): ErrorClass.ABORTABLE,
+    # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
+    # fetches the epoch that it was given meanwhile.
+    ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdentity:
+    """The producer id and epoch that batches carry."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class TransactionState:
+    """State, identity, enrolled partitions and commit token of one transactional producer.
+
+    ``check_…`` and ``begin_…`` answer calls of the application and raise to it; the others are
+    called when replies come, and an illegal one is a bug that poisons the producer.
+    """
+
+    __slots__ = (
+        "_error",
+        "_status",
+        "has_work",
+        "identity",
+        "tickets",
+        "token",
+        "transactional_id",
+    )
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.identity = ProducerIdentity()
+        self.tickets: dict[TopicPartition, bytes] = {}
+        self.token: bytes | None = None
+        self.has_work = False
+        """Whether the coordinator may know of the open transaction, so that it must be ended."""
+        self._status = _S.UNINITIALIZED
+        self._error: OncelogError | None = None
+
+    @property
+    def status(self) -> TransactionStatus:
+        """The state now."""
+        return self._status
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether batches of the transaction may be sent."""
+        return self._status in (_S.IN_TRANSACTION, _S.COMMITTING_TRANSACTION)
+
+    @property
+    def error(self) -> OncelogError | None:
+        """Why the producer is in an error state; ``None`` in the others."""
+        return self._error
+
+    # --- calls of the application -------------------------------------------------------------
+
+    def check_send(self) -> None:
+        """Refuse a record, or offsets, unless a transaction is open."""
+        if self._status is not _S.IN_TRANSACTION:
+            self._refuse()
+
+    def begin_init(self) -> None:
+        """``init_transactions`` was called."""
+        if self._status not in (_S.UNINITIALIZED, _S.INITIALIZING):
+            if self._status is _S.READY:
+                raise IllegalStateError(
+                    "init_transactions() has been called; call begin_transaction() next"
+                )
+            self._refuse()
+        self._move(_S.INITIALIZING)
+
+    def begin(self) -> None:
+        """``begin_transaction`` was called; nobody is told of it yet."""
+        if self._status is not _S.READY:
+            self._refuse()
+        self._move(_S.IN_TRANSACTION)
+
+    def begin_commit(self, token: bytes | None) -> None:
+        """``commit_transaction`` was called, for the first time or again with the same token."""
+        if self._status is _S.COMMITTING_TRANSACTION:
+            if token != self.token:
+                raise IllegalStateError(
+                    "the commit that has not finished has another token; call "
+                    f"commit_transaction(token={self.token!r}) again"
+                )
+        elif self._status is not _S.IN_TRANSACTION:
+            self._refuse()
+        self.token = token
+        self._move(_S.COMMITTING_TRANSACTION)
+
+    def begin_abort(self) -> None:
+        """``abort_transaction`` was called, for the first time or again."""
+        if self._status not in (_S.IN_TRANSACTION, _S.ABORTABLE_ERROR, _S.ABORTING_TRANSACTION):
+            self._refuse()
+        self._move(_S.ABORTING_TRANSACTION)
+        self._error = None
+
+    # --- replies ------------------------------------------------------------------------------
+
+    def initialized(self, identity: ProducerIdentity) -> None:
+        """The coordinator has given ``identity`` and ended what an older producer left open."""
+        self._move(_S.READY)
+        self._forget(identity)
+
+    def enlisted(self, identity: ProducerIdentity) -> None:
+        """The coordinator has made this producer a member of a distributed write."""
+        self._move(_S.IN_TRANSACTION)
+        self._forget(identity)
+
+    def enrolled(self, tickets: dict[TopicPartition, bytes]) -> None:
+        """Partitions are in the transaction, with the tickets that prove it."""
+        self.tickets.update(tickets)
+
+    def ended(self, identity: ProducerIdentity) -> None:
+        """The transaction is decided; ``identity`` is that of the next one."""
+        self._move(_S.READY)
+        self._forget(identity)
+
+    def fail(self, error: OncelogError, severity: ErrorClass) -> None:
+        """Something of the transaction failed for good.
+
+        Only a transaction that could be aborted becomes abortable: before and after it, and while
+        it is being aborted, there is nothing that an abort could repair.
+        """
+        if self._status is _S.FATAL_ERROR:
+            return
+        is_abortable = (
+            severity is not ErrorClass.FATAL
+            and self._status in (_LEGAL_SOURCES[_S.ABORTABLE_ERROR])
+        )
+        if self._status is not _S.ABORTABLE_ERROR or not is_abortable:
+            self._error = error
+        self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
+
+    def raise_error(self) -> None:
+        """Raise what failed, if the producer is in an error state."""
+        if self._status in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
+            self._refuse()
+
+    # --- internals ----------------------------------------------------------------------------
+
+    def _forget(self, identity: ProducerIdentity) -> None:
+        self.identity = identity
+        self.tickets = {}
+        self.token = None
+        self.has_work = False
+
+    def _move(self, status: TransactionStatus) -> None:
+        if self._status not in _LEGAL_SOURCES[status]:
+            message = f"producer moved from {self._status.value!r} to {status.value!r}"
+            self._status = _S.FATAL_ERROR
+            self._error = exception_for(ErrorCode.UNKNOWN_SERVER_ERROR, message)
+            raise InvariantViolation(message)
+        self._status = status
+
+    def _refuse(self) -> None:
+        """Raise the refusal of a call that does not fit the state, with what to call instead."""
+        cause = self._error
+        if self._status is _S.ABORTABLE_ERROR:
+            raise TransactionAbortableError(
+                f"the transaction has failed ({cause}); call abort_transaction()"
+            ) from cause
+        if self._status is _S.FATAL_ERROR:
+            code = cause.code if cause is not None else ErrorCode.UNKNOWN_SERVER_ERROR
+            raise exception_for(
+                code, f"the producer has failed for good ({cause}); close it and make a new one"
+            ) from cause
+        raise IllegalStateError(_ADVICE[self._status])

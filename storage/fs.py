@@ -1,0 +1,312 @@
+"""The file system as the log sees it, and the only module that calls the operating system.
+
+Everything above takes a ``FileSystem``, so that tests and the simulator can supply one that
+loses unsynced bytes or fails on demand.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+TEMPORARY_SUFFIX: Final = ".tmp"
+"""Ends the name of a file that ``write_atomically`` had not finished; worthless after a crash."""
+
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+# fdatasync does not exist on macOS, where fsync is the closest there is.
+_datasync = getattr(os, "fdatasync", os.fsync)
+
+
+class DirectoryLockedError(BlockingIOError):
+    """Another process holds the lock of this directory."""
+
+
+class FileHandle(Protocol):
+    """One open file that is written by one owner; positions and sizes in bytes.
+
+    Nothing is durable before ``datasync`` returns. Every method raises OSError when the disk
+    refuses.
+    """
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, counting only completed appends."""
+        ...
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        """Write all buffers after the last byte and return where they begin.
+
+        If it raises, ``size`` is unchanged but bytes may lie beyond it; ``truncate(size)``
+        removes them.
+        """
+        ...
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``position``; fewer only at the end of the file."""
+        ...
+
+    def write_at(self, position: int, data: Buffer) -> None:
+        """Overwrite in place."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        ...
+
+    def datasync(self) -> None:
+        """Return once all bytes written before this call are durable."""
+        ...
+
+    def duplicate(self) -> FileHandle:
+        """Another handle of the same open file: ``datasync`` on it outlives ``close`` here."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; does not sync. A second call does nothing."""
+        ...
+
+
+class Lock(Protocol):
+    """A held lock of a directory."""
+
+    def release(self) -> None:
+        """Let others lock it. A second call does nothing."""
+        ...
+
+
+class FileSystem(Protocol):
+    """Directories and files by path. Every method raises OSError when the disk refuses."""
+
+    def open(self, path: Path, *, create: bool) -> FileHandle:
+        """Open for reading and writing; a missing file is made or raises FileNotFoundError."""
+        ...
+
+    def make_directory(self, path: Path) -> None:
+        """Make the directory and its parents, durably; an existing one is left alone."""
+        ...
+
+    def list_directory(self, path: Path) -> list[str]:
+        """The sorted names in it; empty if the directory is missing."""
+        ...
+
+    def file_size(self, path: Path) -> int:
+        """Bytes in the file."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file or directory is there."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; a missing one is left alone. Durable after ``sync_directory``."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename, replacing the target. Durable after ``sync_directory``."""
+        ...
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all in it; a missing one is left alone."""
+        ...
+
+    def read_whole(self, path: Path) -> bytes:
+        """All bytes of a file; FileNotFoundError if it is missing."""
+        ...
+
+    def write_atomically(self, path: Path, data: Buffer) -> None:
+        """Make or replace a file; on return it is durable, after a crash it is old or new."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in the directory durable."""
+        ...
+
+    def lock(self, path: Path) -> Lock:
+        """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it.
+
+        The lock ends with the process at the latest, however it dies.
+        """
+        ...
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether the write failed for want of room, so that a later one may succeed."""
+    return error.errno in _DISK_FULL
+
+
+class RealFileHandle:
+    """A file descriptor with its size kept beside it, so that an append is one system call."""
+
+    __slots__ = ("_descriptor", "_size")
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, counting only completed appends."""
+        return self._size
+
+    def append(self, buffers: Sequence[Buffer]) -> int:
+        """Write all buffers after the last byte and return where they begin."""
+        position = self._size
+        total = sum(map(len, buffers))
+        if len(buffers) == 1:
+            written = os.pwrite(self._descriptor, buffers[0], position)
+        else:
+            written = os.pwritev(self._descriptor, buffers, position)
+        if written != total:
+            self._write_rest(b"".join(buffers), written, position)
+        self._size = position + total
+        return position
+
+    def read(self, position: int, size: int) -> bytes:
+        """Up to ``size`` bytes from ``position``; fewer only at the end of the file."""
+        data = os.pread(self._descriptor, size, position)
+        while 0 < len(data) < size:
+            more = os.pread(self._descriptor, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write_at(self, position: int, data: Buffer) -> None:
+        """Overwrite in place."""
+        self._write_rest(data, 0, position)
+        self._size = max(self._size, position + len(data))
+
+    def _write_rest(self, data: Buffer, written: int, position: int) -> None:
+        view = memoryview(data)
+        while written < len(view):
+            count = os.pwrite(self._descriptor, view[written:], position + written)
+            if count == 0:
+                raise OSError(errno.EIO, "the disk took no bytes")
+            written += count
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    def datasync(self) -> None:
+        """Return once all bytes written before this call are durable."""
+        _datasync(self._descriptor)
+
+    def duplicate(self) -> RealFileHandle:
+        """Another handle of the same open file, so sync errors are reported to either."""
+        return RealFileHandle(os.dup(self._descriptor), self._size)
+
+    def close(self) -> None:
+        """Give the file back; does not sync. A second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class RealLock:
+    """An ``flock`` that lives as long as its file descriptor."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let others lock it. A second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class RealFileSystem:
+    """The machine's own file system."""
+
+    def open(self, path: Path, *, create: bool) -> RealFileHandle:
+        """Open for reading and writing; a missing file is made or raises FileNotFoundError."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o644)
+        return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
+
+    def make_directory(self, path: Path) -> None:
+        """Make the directory and its parents, durably; an existing one is left alone."""
+        missing = [path, *path.parents]
+        missing = [directory for directory in missing if not directory.exists()]
+        for directory in reversed(missing):
+            os.makedirs(directory, exist_ok=True)
+            self.sync_directory(directory.parent)
+
+    def list_directory(self, path: Path) -> list[str]:
+        """The sorted names in it; empty if the directory is missing."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def file_size(self, path: Path) -> int:
+        """Bytes in the file."""
+        return path.stat().st_size
+
+    def exists(self, path: Path) -> bool:
+        """Whether a file or directory is there."""
+        return path.exists()
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; a missing one is left alone. Durable after ``sync_directory``."""
+        path.unlink(missing_ok=True)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename, replacing the target. Durable after ``sync_directory``."""
+        os.replace(source, target)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory with all in it; a missing one is left alone."""
+        if path.exists():
+            shutil.rmtree(path)
+
+    def read_whole(self, path: Path) -> bytes:
+        """All bytes of a file; FileNotFoundError if it is missing."""
+        return path.read_bytes()
+
+    def write_atomically(self, path: Path, data: Buffer) -> None:
+        """Make or replace a file; on return it is durable, after a crash it is old or new."""
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        handle = self.open(temporary, create=True)
+        try:
+            handle.truncate(0)
+            handle.append((data,))
+            handle.datasync()
+        finally:
+            handle.close()
+        os.replace(temporary, path)
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in the directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path) -> RealLock:
+        """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise DirectoryLockedError(
+                error.errno, "the directory is in use by another process", str(path)
+            ) from error
+        except OSError:
+            os.close(descriptor)
+            raise
+        return RealLock(descriptor)

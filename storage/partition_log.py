@@ -1,0 +1,501 @@
+"""The log of one partition replica: ordered segments behind one set of offsets.
+
+One owner, one event loop: no method may run at the same time as another, except
+``SyncPoint.run``, which is made for another thread. An OSError of a write or a sync takes the log
+offline: nobody knows what reached the disk, so later appends raise and only reads go on. A full
+disk is the exception: what a failed append left is cut off again and the next one may succeed.
+
+Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
+recovery point is durable.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from oncelog.storage.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    CleanShutdown,
+    RecoveryCheckpoint,
+    RecoveryCheckpointFile,
+    with_leader_epoch,
+    write_leader_epochs,
+)
+from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
+from oncelog.storage.log_loader import LoadedLog, LogLoader, TailCut
+from oncelog.storage.model import (
+    INDEX_INTERVAL_BYTES,
+    NO_TIMESTAMP,
+    SEGMENT_BYTES,
+    AbortedTransaction,
+)
+from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
+from oncelog.storage.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.record_batch import BatchHeader, Buffer
+from oncelog.storage.segment import Segment
+from oncelog.storage.segment_list import SegmentList
+from oncelog.storage.sync_point import SyncLedger, SyncPoint
+from oncelog.storage.timestamp_search import find_max_timestamp, find_timestamp
+from oncelog.storage.txn_index import AbortedIndexEntry
+
+_SEGMENT_BYTES_MAX: Final = 2**31 - 1
+_ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
+"""Sync rounds that a power loss, but no crash of the process, may set the checkpoint back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """When segments roll and how dense their indexes are."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    segment_ms: int = 604_800_000
+    index_interval_bytes: int = INDEX_INTERVAL_BYTES
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.segment_bytes <= _SEGMENT_BYTES_MAX:
+            raise ValueError(
+                f"segment_bytes={self.segment_bytes}: allowed are 1 to {_SEGMENT_BYTES_MAX}"
+            )
+        if self.segment_ms < 1:
+            raise ValueError(f"segment_ms={self.segment_ms}: at least 1 is needed")
+        if self.index_interval_bytes < 0:
+            raise ValueError(
+                f"index_interval_bytes={self.index_interval_bytes}: at least 0 is needed"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSlice:
+    """Whole batches as they are on disk, and the offset after the last of them (exclusive)."""
+
+    records: bytes
+    next_offset: int
+
+
+class PartitionLog:
+    """One partition's log; make it with ``open``."""
+
+    def __init__(
+        self,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        settings: LogSettings,
+        now_ms: int,
+        ledger: SyncLedger,
+        loaded: LoadedLog,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self.settings = settings
+        self._ledger = ledger
+        self._segments = SegmentList(loaded.segments, ledger)
+        self._snapshots = loaded.snapshots
+        self._snapshot_limit = loaded.snapshot_limit
+        self._leader_epochs = loaded.leader_epochs
+        self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
+        self._rounds_since_checkpoint_sync = 0
+        self._generation = 0
+        self._active_since_ms = now_ms
+        self.was_clean = loaded.was_clean
+        self.cut: TailCut | None = loaded.cut
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.segments[-1].next_offset
+        self.high_watermark = loaded.high_watermark
+        self.recovery_point = (
+            loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
+        )
+
+    @classmethod
+    def open(
+        cls, *, filesystem: FileSystem, directory: Path, settings: LogSettings, now_ms: int
+    ) -> PartitionLog:
+        """Open the log in ``directory``; a missing one is made, a dirty one is recovered.
+
+        After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
+        calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
+        is what was found durable, and so fit to be read. ``cut`` tells what was cut off.
+
+        CorruptDataError names file and position of damage in synced data; OSError: the disk.
+        """
+        ledger = SyncLedger(filesystem, directory)
+        loader = LogLoader(
+            filesystem=filesystem,
+            directory=directory,
+            index_interval_bytes=settings.index_interval_bytes,
+            ledger=ledger,
+        )
+        loaded = loader.load()
+        log = cls(
+            filesystem=filesystem,
+            directory=directory,
+            settings=settings,
+            now_ms=now_ms,
+            ledger=ledger,
+            loaded=loaded,
+        )
+        if loaded.is_new:
+            log._write_checkpoint()
+        return log
+
+    # What the log is
+
+    @property
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """(leader epoch, its first offset) pairs, ascending."""
+        return list(self._leader_epochs)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all batches."""
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        """The number of segments, the active one included."""
+        return len(self._segments)
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why the log is offline for writes; None while it is not."""
+        return self._ledger.failure
+
+    # Appending
+
+    def needs_roll(
+        self, batch_bytes: int, max_timestamp_ms: int, now_ms: int, *, last_offset_delta: int = 0
+    ) -> bool:
+        """Whether ``roll`` must be called before a batch of this size and time is appended.
+
+        By size; by age, which record timestamps tell if there are any and else the wall clock;
+        by a full index; or because an offset would not fit an index entry. Source: KIP-32.
+        """
+        active = self._segments.active
+        if active.size_bytes == 0:
+            self._active_since_ms = now_ms
+            return False
+        if active.first_timestamp_ms != NO_TIMESTAMP and max_timestamp_ms != NO_TIMESTAMP:
+            age_ms = max_timestamp_ms - active.first_timestamp_ms
+        else:
+            age_ms = now_ms - self._active_since_ms
+        relative_offset = self.log_end_offset + last_offset_delta - active.base_offset
+        return (
+            active.size_bytes + batch_bytes > self.settings.segment_bytes
+            or age_ms > self.settings.segment_ms
+            or relative_offset > RELATIVE_OFFSET_MAX
+            or active.index_is_full
+        )
+
+    def roll(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        """Seal the active segment and begin one at the log end. ``snapshot``: the state there.
+
+        Everything is durable with the next sync point. OSError as for ``append``.
+        """
+        self._ledger.check()
+        if self._segments.active.size_bytes == 0:
+            return
+        sealed, base_offset = self._segments.active, self.log_end_offset
+        segment = Segment(
+            filesystem=self._filesystem,
+            directory=self._directory,
+            base_offset=base_offset,
+            next_offset=base_offset,
+            index_interval_bytes=self.settings.index_interval_bytes,
+        )
+        try:
+            self._ledger.note(self._snapshots.write(base_offset, snapshot), close_when_synced=True)
+            for handle in sealed.write_indexes():
+                self._ledger.note(handle, close_when_synced=True)
+            aborted_file = sealed.txn_index.hand_over()
+            if aborted_file is not None:
+                self._ledger.note(aborted_file, close_when_synced=True)
+            segment.create()
+        except OSError as error:
+            if not is_disk_full(error):
+                self._ledger.fail(error)
+            raise
+        self._ledger.note(segment.log)
+        self._ledger.note_directory()
+        self._segments.add(segment)
+
+    def append(self, batch: Buffer, header: BatchHeader) -> None:
+        """Write one batch; durable with the next sync point.
+
+        ``header`` is that of ``batch``, with the assigned base offset: the log end offset.
+        OSError: nothing was appended; the log is offline unless the disk was only full.
+        """
+        self._ledger.check()
+        last_offset = header.last_offset
+        if (
+            header.base_offset != self.log_end_offset
+            or header.size_bytes != len(batch)
+            or int.from_bytes(batch[:8], "big", signed=True) != header.base_offset
+            or last_offset - self._segments.active.base_offset > RELATIVE_OFFSET_MAX
+        ):
+            raise ValueError(
+                f"batch [{header.base_offset}, {last_offset}] of {len(batch)} bytes "
+                f"does not fit the log end {self.log_end_offset}"
+            )
+        active = self._segments.active
+        try:
+            active.append(batch, header)
+        except OSError as error:
+            self._undo_append(active, error)
+            raise
+        self._ledger.note(active.log)
+        self.log_end_offset = last_offset + 1
+        if not self._leader_epochs or header.leader_epoch > self._leader_epochs[-1][0]:
+            self.assign_leader_epoch(header.leader_epoch, header.base_offset)
+
+    def append_aborted(
+        self, *, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int
+    ) -> None:
+        """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
+
+        Known ones are ignored, so that recovery may replay them. Durable with the next sync
+        point. OSError: the log is offline, and the last stable offset must not move.
+        """
+        self._ledger.check()
+        segment = self._segments.holding(last_offset)
+        try:
+            handle = segment.txn_index.append(
+                AbortedIndexEntry(
+                    producer_id=producer_id,
+                    first_offset=first_offset,
+                    last_offset=last_offset,
+                    last_stable_offset=last_stable_offset,
+                )
+            )
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+        if handle is not None:
+            self._ledger.note(handle)
+            self._ledger.note_directory()
+
+    def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
+        """``epoch`` leads from ``start_offset`` (inclusive) on; durable on return. OSError: off."""
+        self._ledger.check()
+        epochs = with_leader_epoch(self._leader_epochs, epoch, start_offset)
+        if epochs != self._leader_epochs:
+            try:
+                write_leader_epochs(self._filesystem, self._directory, epochs)
+            except OSError as error:
+                self._ledger.fail(error)
+                raise
+            self._leader_epochs = epochs
+
+    def _undo_append(self, active: Segment, error: OSError) -> None:
+        """After a failed append: a full disk leaves the log usable, all else takes it offline."""
+        if not is_disk_full(error):
+            self._ledger.fail(error)
+            return
+        try:
+            active.discard_partial_append()
+        except OSError as second:
+            self._ledger.fail(second)
+
+    # Reading
+
+    def read(self, offset: int, *, max_bytes: int, upper_offset: int) -> bytes:
+        """``fetch`` without the offset after the batches."""
+        return self.fetch(offset, max_bytes=max_bytes, upper_offset=upper_offset).records
+
+    def fetch(self, offset: int, *, max_bytes: int, upper_offset: int) -> LogSlice:
+        """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
+
+        ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
+        into ``max_bytes``, but at least one if there is any; none: empty, with ``offset``. Never
+        reaches into the next segment unless this one has nothing. ValueError for an offset
+        outside [log start, log end].
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise ValueError(
+                f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
+            )
+        for segment in self._segments.opened_from(offset):
+            if segment.base_offset >= upper_offset:
+                break
+            records, next_offset = segment.read(
+                offset, max_bytes=max_bytes, upper_offset=upper_offset
+            )
+            if records:
+                return LogSlice(records=records, next_offset=next_offset)
+        return LogSlice(records=b"", next_offset=offset)
+
+    def aborted_transactions(
+        self, fetch_offset: int, upper_offset: int
+    ) -> tuple[AbortedTransaction, ...]:
+        """The aborted transactions that touch [fetch_offset, upper_offset), oldest marker first.
+
+        Source: KIP-98, "Transaction index".
+        """
+        found: list[AbortedTransaction] = []
+        for segment in self._segments.from_offset(fetch_offset):
+            if segment.txn_index.collect(fetch_offset, upper_offset, found):
+                break
+        return tuple(found)
+
+    def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with ``timestamp_ms`` or later.
+
+        None if there is none below ``upper_offset`` (exclusive). Source: KIP-33.
+        """
+        return find_timestamp(
+            self._segments,
+            timestamp_ms,
+            lowest_offset=self.log_start_offset,
+            upper_offset=upper_offset,
+        )
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with the largest timestamp; None without any."""
+        return find_max_timestamp(self._segments, lowest_offset=self.log_start_offset)
+
+    def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """All batches from the one that holds ``from_offset`` up to the log end, in order.
+
+        CorruptDataError names the file and position of a batch that fails its CRC.
+        """
+        for segment in self._segments.opened_from(from_offset):
+            yield from segment.replay(from_offset)
+
+    def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
+        """The newest readable state and its offset, from which the caller must replay.
+
+        Without one: the log start and no entries.
+        """
+        found = self._snapshots.newest(
+            lowest_offset=self.log_start_offset, highest_offset=self._snapshot_limit
+        )
+        return found if found is not None else (self.log_start_offset, [])
+
+    # Durability
+
+    def sync_point(self) -> SyncPoint:
+        """All that is not durable yet, up to the log end offset of now; cheap.
+
+        Run it in any thread while appends go on, then call ``mark_synced``. OSError: offline.
+        """
+        return self._ledger.capture(self.log_end_offset, self._generation)
+
+    def mark_synced(self, point: SyncPoint) -> None:
+        """The point has run without error: the recovery point rises to its log end offset.
+
+        The new recovery point survives a crash of the process at once, a power loss later.
+        OSError: offline.
+        """
+        self._ledger.settle(point)
+        if point.generation != self._generation:
+            # The log was truncated meanwhile: the point's end may name other, unsynced records.
+            return
+        self.recovery_point = max(self.recovery_point, point.log_end_offset)
+        file = self._write_checkpoint()
+        self._rounds_since_checkpoint_sync += 1
+        if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
+            self._rounds_since_checkpoint_sync = 0
+            self._ledger.note(file)
+
+    def _sync_now(self) -> None:
+        (point := self.sync_point()).run()
+        self._ledger.settle(point)
+
+    def _write_checkpoint(self) -> FileHandle:
+        try:
+            return self._checkpoint.write(
+                RecoveryCheckpoint(
+                    recovery_point=self.recovery_point,
+                    log_start_offset=self.log_start_offset,
+                    high_watermark=min(self.high_watermark, self.log_end_offset),
+                )
+            )
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+
+    # Cutting and closing
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove every batch that ends at ``offset`` or later; durable on return.
+
+        Producer state is the caller's to rebuild: from ``latest_snapshot``, which is then at or
+        below the new log end. OSError: offline.
+        """
+        if offset >= self.log_end_offset:
+            return
+        if offset < self.log_start_offset:
+            raise ValueError(f"offset {offset} is below the log start {self.log_start_offset}")
+        self._ledger.check()
+        self._generation += 1
+        try:
+            self._lower_recovery_point(offset)
+            self._cut_segments(offset)
+            epochs = [(epoch, start) for epoch, start in self._leader_epochs if start < offset]
+            if epochs != self._leader_epochs:
+                write_leader_epochs(self._filesystem, self._directory, epochs)
+                self._leader_epochs = epochs
+            self._sync_now()
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        """Give up the promise for what is about to go, before it goes."""
+        self.recovery_point = min(self.recovery_point, offset)
+        self.high_watermark = min(self.high_watermark, offset)
+        self._write_checkpoint().datasync()
+
+    def _cut_segments(self, offset: int) -> None:
+        active = self._segments.remove_after(offset)
+        end, next_offset = active.position_after(offset)
+        active.truncate_to_position(end, next_offset)
+        self.log_end_offset = next_offset
+        self.recovery_point = min(self.recovery_point, next_offset)
+        self._snapshot_limit = min(self._snapshot_limit, next_offset)
+        self._ledger.note(active.log)
+        self._ledger.note_directory()
+        handle = active.txn_index.truncate_to(next_offset)
+        if handle is not None:
+            self._ledger.note(handle)
+        for snapshot_offset in self._snapshots.offsets:
+            if snapshot_offset > next_offset:
+                self._snapshots.remove(snapshot_offset)
+
+    def close(self, snapshot: Sequence[ProducerSnapshotEntry] | None) -> None:
+        """Close all files. With the state at the log end: sync all and leave a clean log.
+
+        Without it, or after a failure, the next open recovers. OSError: closed, but not clean.
+        """
+        try:
+            if snapshot is not None and self.failure is None:
+                self._close_clean(snapshot)
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+        finally:
+            self._ledger.fail(OSError(errno.EBADF, "the log is closed"))
+            self._ledger.close()
+            self._segments.close()
+            self._checkpoint.close()
+
+    def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        active = self._segments.active
+        self._ledger.note(
+            self._snapshots.write(self.log_end_offset, snapshot), close_when_synced=True
+        )
+        for handle in active.write_indexes():
+            self._ledger.note(handle, close_when_synced=True)
+        self._ledger.note_directory()
+        self._sync_now()
+        self.recovery_point = self.log_end_offset
+        self._write_checkpoint().datasync()
+        flag = CleanShutdown(
+            log_end_offset=self.log_end_offset,
+            active_base_offset=active.base_offset,
+            active_size_bytes=active.size_bytes,
+        )
+        self._filesystem.write_atomically(self._directory / CLEAN_SHUTDOWN_FILE, flag.to_bytes())

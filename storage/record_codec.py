@@ -1,0 +1,138 @@
+"""Records to and from the bytes of a batch: row by row, or as Arrow columns.
+
+The columnar functions load numpy and pyarrow when first called; the others never do for small
+batches, so that a process which only keeps its own small log stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oncelog.storage.compression import Codec
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.record_block import open_block, seal_block
+from oncelog.storage.record_rows import (
+    COLUMNAR_RECORDS_MIN,
+    Headers,
+    Record,
+    RecordInput,
+    decode_rows,
+    encode_rows,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "Headers",
+    "Record",
+    "RecordInput",
+    "decode_columns",
+    "decode_records",
+    "encode_columns",
+    "encode_records",
+]
+
+
+def encode_records(
+    records: Sequence[RecordInput],
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+) -> bytearray:
+    """One whole batch of ``records``, at least one, as a client sends it: base offset 0.
+
+    Raises ``ValueError`` if there are no records, too many bytes, or a timestamp is no int64.
+    """
+    if len(records) < COLUMNAR_RECORDS_MIN:
+        block = encode_rows(records)
+    else:
+        from oncelog.storage import record_columns
+
+        block = record_columns.encode_many_rows(records)
+    return seal_block(
+        block,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def encode_columns(
+    *,
+    keys: pa.Array | pa.ChunkedArray | None,
+    values: pa.Array | pa.ChunkedArray,
+    timestamps_ms: pa.Array | pa.ChunkedArray | int,
+    headers: pa.Array | pa.ChunkedArray | None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+) -> bytearray:
+    """The batch that ``encode_records`` makes of the same records, from columns of equal length.
+
+    Keys and values are of any binary or text type; null is null. ``timestamps_ms`` are integers,
+    Arrow timestamps, or one int for all. Headers are ``list<struct<key, value>>``.
+    Raises ``ValueError`` (``ArrowInvalid`` among it) for columns of other types or lengths.
+    """
+    from oncelog.storage import record_columns
+
+    return seal_block(
+        record_columns.encode(
+            keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers
+        ),
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def decode_records(
+    buffer: Buffer, header: BatchHeader | None = None, position: int = 0
+) -> list[Record]:
+    """The records of the batch at ``position``, its CRC checked; bytes after it are ignored.
+
+    Control batches decode too; it is the caller who must not show them to users.
+    Raises ``CorruptDataError`` if anything in the batch breaks the format.
+    """
+    if header is None:
+        header = parse_header(buffer, position)
+    block = bytes(open_block(buffer, header, position))
+    if header.record_count < COLUMNAR_RECORDS_MIN:
+        return decode_rows(block, header)
+    from oncelog.storage import record_scan
+
+    return record_scan.decode_many_rows(block, header)
+
+
+def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
+    """The records of ``buffers``, one whole batch each, as one Arrow batch of copies.
+
+    Columns: offset int64, timestamp_ms int64, timestamp_type int32 (0 CreateTime,
+    1 LogAppendTime), key binary, value binary, headers ``list<struct<key: string, value:
+    binary>>``. Pass all batches of a fetch at once: the cost of a call exceeds that of a small
+    batch. Control and aborted batches are to be left out by the caller.
+    Raises ``CorruptDataError`` if anything in a batch breaks the format, ``ValueError`` if
+    together they decompress to more than 1 GiB.
+    """
+    from oncelog.storage import record_columns
+
+    batches = [(parse_header(buffer), buffer) for buffer in buffers]
+    for header, buffer in batches:
+        if header.size_bytes != len(buffer):
+            raise CorruptDataError(
+                f"batch at offset {header.base_offset} is {header.size_bytes} bytes, "
+                f"its buffer {len(buffer)}"
+            )
+    return record_columns.decode(batches)

@@ -1,0 +1,437 @@
+"""One segment of a log: a ``.log`` file of whole batches with its sparse indexes.
+
+The *active* segment is the last one and takes appends; the others are *sealed*. The indexes of
+the active segment live in memory and become files when it is sealed or the log is closed: after
+a crash they are rebuilt from the batches, which must be read again then anyway.
+
+A read finds its first and last byte by the index and a walk over a few headers, and then takes
+everything between in one ``pread``. Records are never decoded here.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.fs import FileHandle, FileSystem
+from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.offset_index import OffsetIndex
+from oncelog.storage.record_batch import (
+    HEADER_BYTES,
+    BatchHeader,
+    Buffer,
+    crc_matches,
+    parse_header,
+)
+from oncelog.storage.time_index import TimeIndex
+from oncelog.storage.txn_index import TxnIndex
+
+LOG_SUFFIX: Final = ".log"
+OFFSET_INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+
+_FIELDS: Final = struct.Struct(">qi11xi8xq")
+"""Base offset, batch length, last offset delta and maximum timestamp of a batch header."""
+
+_LENGTH_FIELD_END: Final = 12
+_WALK_BYTES: Final = 8_192
+_SCAN_BYTES: Final = 1_048_576
+_KNOWN_PLACES_MAX: Final = 64
+"""Ends of recent reads whose positions are kept; the next fetch usually begins at one."""
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch lies: bytes [position, end), offsets [base_offset, last_offset]."""
+
+    position: int
+    end: int
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+
+
+class Segment:
+    """One ``.log`` file and its indexes. ``next_offset`` is exclusive.
+
+    For a sealed segment ``next_offset`` is the base offset of the next one.
+    """
+
+    def __init__(
+        self,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        base_offset: int,
+        next_offset: int,
+        index_interval_bytes: int,
+    ) -> None:
+        self._filesystem = filesystem
+        self._stem = directory / f"{base_offset:020d}"
+        self._index_interval_bytes = index_interval_bytes
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.size_bytes = 0
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.first_timestamp_ms = NO_TIMESTAMP
+        self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
+        self._offset_of_max_timestamp = NO_OFFSET
+        self._bytes_since_index = 0
+        self._log: FileHandle | None = None
+        self._indexes: tuple[OffsetIndex, TimeIndex] | None = None
+        self._known_places: dict[int, int] = {}
+        self._is_closed = False
+
+    # Opening and closing
+
+    def create(self) -> None:
+        """Make the empty file; its name is durable after the directory is synced."""
+        self._log = self._filesystem.open(self.path_of(LOG_SUFFIX), create=True)
+        self._log.truncate(0)
+        self._reset()
+
+    def attach(self) -> None:
+        """Take an existing file as it is; the indexes are read when they are needed."""
+        self.size_bytes = self._filesystem.file_size(self.path_of(LOG_SUFFIX))
+
+    def begin_scan(self) -> None:
+        """Take an existing file whose batches the caller will check and ``account`` for anew."""
+        self.attach()
+        self.next_offset = self.base_offset
+        self._reset()
+
+    def end_scan(self, size_bytes: int, next_offset: int) -> None:
+        """All batches up to ``size_bytes`` are accounted for; what follows them is cut off."""
+        if size_bytes < self.size_bytes:
+            self.log.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self.next_offset = next_offset
+
+    def load_tail(self) -> None:
+        """Take an existing, trusted file as the active segment: find its end and its times."""
+        self.attach()
+        offsets, times = self.indexes
+        if times.last_entry is not None:
+            self.max_timestamp_ms, self._offset_of_max_timestamp = times.last_entry
+        position = 0
+        if offsets.last_entry is not None:
+            position = offsets.last_entry[1]
+        self._bytes_since_index = self.size_bytes - position
+        for place in self.walk(position):
+            self.next_offset = place.last_offset + 1
+            self._note_time(place.max_timestamp_ms, place.last_offset)
+        for place in self.walk(0):
+            self.first_timestamp_ms = place.max_timestamp_ms
+            break
+
+    def release(self) -> None:
+        """Close the log file and drop the indexes; both come back on the next use."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        self._indexes = None
+        self._known_places.clear()
+
+    def close(self) -> None:
+        """Close every file for good; nothing is synced."""
+        self.release()
+        self.txn_index.close()
+        self._is_closed = True
+
+    def remove(self) -> None:
+        """Close and remove all files of the segment."""
+        self.close()
+        for suffix in (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            self._filesystem.remove(self.path_of(suffix))
+
+    def path_of(self, suffix: str) -> Path:
+        """The path of one of the segment's files."""
+        return self._stem.with_name(self._stem.name + suffix)
+
+    @property
+    def log(self) -> FileHandle:
+        """The ``.log`` file, opened if need be."""
+        if self._log is None:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the segment is closed")
+            self._log = self._filesystem.open(self.path_of(LOG_SUFFIX), create=False)
+        return self._log
+
+    @property
+    def open_log(self) -> FileHandle | None:
+        """The ``.log`` file if it is open."""
+        return self._log
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the segment holds an open file or indexes in memory."""
+        return self._log is not None or self._indexes is not None
+
+    # The indexes
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Both sparse indexes; missing or impossible files are replaced by a new walk."""
+        if self._indexes is None:
+            self._indexes = self._read_indexes() or self._rebuild_indexes()
+        return self._indexes
+
+    @property
+    def index_is_full(self) -> bool:
+        """Whether the segment must roll because its index takes no further entry."""
+        return self.indexes[0].is_full
+
+    def write_indexes(self) -> list[FileHandle]:
+        """Write both index files and return them, to be synced and closed by the caller."""
+        offsets, times = self.indexes
+        times.maybe_append(self.max_timestamp_ms, self._offset_of_max_timestamp)
+        handles: list[FileHandle] = []
+        try:
+            for suffix, data in (
+                (OFFSET_INDEX_SUFFIX, offsets.to_bytes()),
+                (TIME_INDEX_SUFFIX, times.to_bytes()),
+            ):
+                handles.append(self._filesystem.open(self.path_of(suffix), create=True))
+                handles[-1].truncate(0)
+                handles[-1].append((data,))
+        except OSError:
+            for handle in handles:
+                handle.close()
+            raise
+        return handles
+
+    def _read_indexes(self) -> tuple[OffsetIndex, TimeIndex] | None:
+        try:
+            offsets = OffsetIndex.from_bytes(
+                self.base_offset, self._filesystem.read_whole(self.path_of(OFFSET_INDEX_SUFFIX))
+            )
+            times = TimeIndex.from_bytes(
+                self.base_offset, self._filesystem.read_whole(self.path_of(TIME_INDEX_SUFFIX))
+            )
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        last = offsets.last_entry
+        # An index is empty only if the log is short, so walking it again costs nothing.
+        if last is None or last[1] >= self.size_bytes or not self._is_batch_at(*last):
+            return None
+        if times.last_entry is not None and times.last_entry[0] > self.max_timestamp_ms:
+            self.max_timestamp_ms, self._offset_of_max_timestamp = times.last_entry
+        return offsets, times
+
+    def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        self._reset()
+        assert self._indexes is not None
+        for place in self.walk(0):
+            self.account(place)
+        return self._indexes
+
+    def _is_batch_at(self, last_offset: int, position: int) -> bool:
+        """Whether the batch that the index puts at ``position`` is there."""
+        head = self.log.read(position, _FIELDS.size)
+        if len(head) < _FIELDS.size:
+            return False
+        base_offset, _, delta, _ = _FIELDS.unpack(head)
+        return bool(base_offset + delta == last_offset)
+
+    def _reset(self) -> None:
+        self._indexes = (OffsetIndex(self.base_offset), TimeIndex(self.base_offset))
+        self._known_places.clear()
+        self._bytes_since_index = 0
+        self.max_timestamp_ms = self.first_timestamp_ms = NO_TIMESTAMP
+        self._offset_of_max_timestamp = NO_OFFSET
+
+    def _note_time(self, max_timestamp_ms: int, last_offset: int) -> None:
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self._offset_of_max_timestamp = last_offset
+
+    def account(self, place: BatchPlace) -> None:
+        """Count a batch into times and indexes: the same for an append and for a rebuild."""
+        assert self._indexes is not None
+        offsets, times = self._indexes
+        if place.position == 0:
+            self.first_timestamp_ms = place.max_timestamp_ms
+        self._note_time(place.max_timestamp_ms, place.last_offset)
+        if self._bytes_since_index > self._index_interval_bytes:
+            offsets.append(place.last_offset, place.position)
+            times.maybe_append(self.max_timestamp_ms, self._offset_of_max_timestamp)
+            self._bytes_since_index = 0
+        self._bytes_since_index += place.end - place.position
+
+    # Writing
+
+    def append(self, batch: Buffer, header: BatchHeader) -> None:
+        """Write one batch with one system call. OSError: ``discard_partial_append`` or give up."""
+        position = self.log.append((batch,))
+        self.size_bytes = position + len(batch)
+        last_offset = header.last_offset
+        self.next_offset = last_offset + 1
+        self.account(
+            BatchPlace(
+                position, self.size_bytes, header.base_offset, last_offset, header.max_timestamp_ms
+            )
+        )
+
+    def discard_partial_append(self) -> None:
+        """Cut what a failed append may have left beyond the last whole batch."""
+        self.log.truncate(self.size_bytes)
+
+    def truncate_to_position(self, size_bytes: int, next_offset: int) -> None:
+        """Cut the file to whole batches; the segment becomes active and ends at ``next_offset``."""
+        self.log.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self.next_offset = next_offset
+        self._rebuild_indexes()
+
+    def position_after(self, offset: int) -> tuple[int, int]:
+        """End and next offset of the last batch wholly below ``offset`` (exclusive)."""
+        end, next_offset = 0, self.base_offset
+        for place in self.walk(self._position_by_index(lambda index: index.lookup(offset - 1))):
+            if place.last_offset >= offset:
+                break
+            end, next_offset = place.end, place.last_offset + 1
+        return end, next_offset
+
+    # Reading
+
+    def read(self, offset: int, *, max_bytes: int, upper_offset: int) -> tuple[bytes, int]:
+        """Whole batches from the one that holds ``offset``, and the offset after them.
+
+        Only batches that end below ``upper_offset`` (exclusive); at least one if there is any,
+        then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``.
+        """
+        start = self._find_start(offset)
+        if start is None:
+            return b"", offset
+        end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
+        if end == start:
+            return b"", offset
+        data = self.log.read(start, end - start)
+        if len(data) < end - start:
+            self._refuse(start + len(data), "the file has become shorter")
+        self._remember(next_offset, end)
+        return data, next_offset
+
+    def walk(self, position: int) -> Iterator[BatchPlace]:
+        """The places of all batches from the one at ``position``; reads headers only."""
+        log = self.log
+        chunk, chunk_at = b"", position
+        while position < self.size_bytes:
+            at = position - chunk_at
+            if at + _FIELDS.size > len(chunk):
+                chunk, chunk_at, at = log.read(position, _WALK_BYTES), position, 0
+                if len(chunk) < _FIELDS.size:
+                    self._refuse(position, "the file ends inside a batch header")
+            base_offset, length, delta, max_timestamp_ms = _FIELDS.unpack_from(chunk, at)
+            end = position + _LENGTH_FIELD_END + length
+            if end - position < HEADER_BYTES or delta < 0 or end > self.size_bytes:
+                self._refuse(position, "there is no whole batch here")
+            yield BatchPlace(position, end, base_offset, base_offset + delta, max_timestamp_ms)
+            position = end
+
+    def frames(self, position: int) -> Iterator[tuple[int, memoryview]]:
+        """Position and bytes of each batch from ``position``, unchecked, in large reads.
+
+        The last frame is shorter than its batch claims if the file ends first; one with an
+        impossible length is given some bytes. The caller must check each and stop at a bad one.
+        The views stay valid.
+        """
+        chunk, chunk_at = memoryview(b""), position
+        while position < self.size_bytes:
+            rest = self.size_bytes - position
+            at = position - chunk_at
+            size = HEADER_BYTES
+            if len(chunk) - at >= _LENGTH_FIELD_END:
+                length = int.from_bytes(chunk[at + 8 : at + _LENGTH_FIELD_END], "big", signed=True)
+                size = max(HEADER_BYTES, _LENGTH_FIELD_END + length)
+            # A length beyond the file is damage: its bytes are not worth the memory.
+            needed = size if size <= rest else min(rest, HEADER_BYTES)
+            if len(chunk) - at < needed:
+                wanted = min(rest, max(needed, _SCAN_BYTES))
+                chunk, chunk_at = memoryview(self.log.read(position, wanted)), position
+                if len(chunk) < wanted:
+                    self._refuse(position, "the file has become shorter")
+                continue
+            frame = chunk[at : at + size]
+            yield position, frame
+            position += len(frame)
+
+    def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Header and bytes of each batch from the one that holds ``from_offset``, CRC checked."""
+        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
+        if start is None:
+            return
+        for position, frame in self.frames(start):
+            try:
+                header = parse_header(frame)
+            except CorruptDataError as error:
+                self._refuse(position, str(error))
+            if not crc_matches(frame, header):
+                self._refuse(position, "the batch does not match its CRC")
+            yield header, frame
+
+    def read_batch(self, place: BatchPlace) -> bytes:
+        """The bytes of one batch."""
+        return self.log.read(place.position, place.end - place.position)
+
+    def load_times(self) -> None:
+        """Make ``max_timestamp_ms`` known; for a sealed segment it is in its time index."""
+        if self.max_timestamp_ms == NO_TIMESTAMP:
+            self._indexes = self.indexes
+
+    def places_from_timestamp(self, timestamp_ms: int) -> Iterator[BatchPlace]:
+        """Batches from one before which every timestamp is below ``timestamp_ms``."""
+        times = self.indexes[1]
+        if self.max_timestamp_ms >= timestamp_ms:
+            below = times.offset_before(timestamp_ms)
+            yield from self.walk(self._position_by_index(lambda index: index.lookup(below)))
+
+    def _position_by_index(self, find: Callable[[OffsetIndex], tuple[int, int] | None]) -> int:
+        """Where to begin a walk: at what ``find`` finds, which is checked against the log."""
+        entry = find(self.indexes[0])
+        if entry is not None and not self._is_batch_at(*entry):
+            entry = find(self._rebuild_indexes()[0])
+        return entry[1] if entry is not None else 0
+
+    def _find_start(self, offset: int) -> int | None:
+        """The position of the first batch that ends at ``offset`` or later."""
+        known = self._known_places.get(offset)
+        if known is not None:
+            return known if known < self.size_bytes else None
+        for place in self.walk(self._position_by_index(lambda index: index.lookup(offset))):
+            if place.last_offset >= offset:
+                return place.position
+        return None
+
+    def _find_end(self, start: int, *, max_bytes: int, upper_offset: int) -> tuple[int, int]:
+        """Where the last batch ends that may be read from ``start``, and the offset after it."""
+        limit = start + max_bytes
+        if upper_offset >= self.next_offset and self.size_bytes <= limit:
+            return self.size_bytes, self.next_offset
+        # All batches before an indexed one that begins by the limit fit, so the walk begins there.
+        indexed = self._position_by_index(
+            lambda index: index.lookup_end(limit_position=limit, upper_offset=upper_offset)
+        )
+        end, next_offset = start, NO_OFFSET
+        for place in self.walk(max(start, indexed)):
+            if place.last_offset >= upper_offset or (place.end > limit and place.position > start):
+                # The batch that the index named may itself be too large: end before it.
+                if next_offset == NO_OFFSET:
+                    end, next_offset = place.position, place.base_offset
+                break
+            end, next_offset = place.end, place.last_offset + 1
+        return end, next_offset
+
+    def _remember(self, offset: int, position: int) -> None:
+        """Keep where the next sequential read begins; the oldest of many is forgotten."""
+        places = self._known_places
+        places[offset] = position
+        if len(places) > _KNOWN_PLACES_MAX:
+            del places[next(iter(places))]
+
+    def _refuse(self, position: int, reason: str) -> NoReturn:
+        raise CorruptDataError(f"{self.path_of(LOG_SUFFIX)} at byte {position}: {reason}")

@@ -1,0 +1,113 @@
+"""The project's own files, read once, for the tests that check how it is built."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("storage", "actors", "api", "spark_bridge", "examples")
+NOT_OURS = re.compile(r"(\.(?!ci\b|gitignore).*|__pycache__|build|dist|.*\.egg-info)")
+"""Names left out where there is no git to ask."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: ``path`` is relative to the root, with slashes."""
+
+    path: str
+    text: str = field(repr=False)
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def is_product(self) -> bool:
+        return self.path.split("/")[0] in PACKAGES or self.path == "__init__.py"
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """(line, dotted name) of every import; ``from a import b`` gives ``a`` and ``a.b``."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield node.lineno, alias.name
+            elif isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                yield node.lineno, module
+                for alias in node.names:
+                    yield node.lineno, f"{module}.{alias.name}"
+
+    def uses(self) -> Iterator[tuple[int, str]]:
+        """(line, dotted name) of what the file uses of its imports and of the builtins."""
+        aliases: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    first = alias.name.split(".")[0]
+                    aliases[alias.asname or first] = alias.name if alias.asname else first
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for node in ast.walk(self.tree):
+            name = _dotted(node, aliases)
+            if name:
+                yield node.lineno, name
+
+
+def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, aliases)
+        return f"{base}.{node.attr}" if base else ""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        return aliases.get(node.id, f"builtins.{node.id}")
+    return ""
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def project_files(root: Path) -> list[str]:
+    """Every file of the project that git would keep, links left out; sorted."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=root,
+            capture_output=True,
+            check=True,
+        ).stdout.decode()
+        names = set(listed.split("\0")) - {""}
+    except (OSError, subprocess.CalledProcessError):
+        names = {
+            path.relative_to(root).as_posix()
+            for path in root.rglob("*")
+            if not any(NOT_OURS.fullmatch(part) for part in path.relative_to(root).parts)
+        }
+    return sorted(
+        name for name in names if (root / name).is_file() and not (root / name).is_symlink()
+    )
+
+
+@pytest.fixture(scope="session")
+def sources(root: Path, project_files: list[str]) -> list[Source]:
+    """Every Python file of the project."""
+    return [
+        Source(name, (root / name).read_text(encoding="utf-8"))
+        for name in project_files
+        if name.endswith(".py")
+    ]
+
+
+@pytest.fixture(scope="session")
+def product(sources: list[Source]) -> list[Source]:
+    """Every Python file that is installed."""
+    return [source for source in sources if source.is_product]

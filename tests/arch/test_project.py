@@ -1,0 +1,126 @@
+"""The project as a whole: packaging, lock file, and what must not stand in any file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import yaml
+
+from oncelog.actors.ray_environment import SYSTEM_CONFIG
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MACHINE_PATH = re.compile(r"""(?:^|[\s"'=(:])(/(?:home|root|Users)/[a-z]|/tmp/[a-z]|/work/)""")
+
+
+@pytest.fixture(scope="module")
+def settings(root):
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def lock(root):
+    return (root / "requirements.lock").read_text(encoding="utf-8")
+
+
+def test_every_source_package_is_installed(settings, project_files):
+    packages = {
+        ".".join(("oncelog", *name.split("/")[:-1]))
+        for name in project_files
+        if name.endswith("/__init__.py")
+    } | {"oncelog"}
+    tool = settings["tool"]["setuptools"]
+    places = {name: place.replace("/", ".") for name, place in tool["package-dir"].items()}
+    assert set(tool["packages"]) == packages
+    assert places == {
+        name: name.removeprefix("oncelog.") if name != "oncelog" else "." for name in packages
+    }
+
+
+def test_every_module_is_in_a_package(project_files):
+    sources = ("storage/", "actors/", "api/", "spark_bridge/", "examples/")
+    directories = {
+        name.rpartition("/")[0]
+        for name in project_files
+        if name.startswith(sources) and name.endswith(".py")
+    }
+    assert not {
+        directory for directory in directories if f"{directory}/__init__.py" not in project_files
+    }
+
+
+def test_no_name_at_the_root_hides_a_standard_module(project_files):
+    names = {
+        name.split("/")[0].removesuffix(".py") for name in project_files if name.endswith(".py")
+    }
+    assert not names & sys.stdlib_module_names
+
+
+def test_test_directories_are_no_packages(project_files):
+    assert not [
+        name for name in project_files if name.startswith("tests/") and name.endswith("__init__.py")
+    ]
+
+
+def test_direct_dependencies_are_pinned_and_locked(settings, lock):
+    project = settings["project"]
+    wanted = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    for requirement in wanted:
+        name, version = re.fullmatch(
+            r"([\w.-]+)(?:\[\w+\])?==([\w.]+)(?:; .*)?", requirement
+        ).groups()
+        assert re.search(rf"^{re.escape(name)}=={re.escape(version)} ", lock, re.MULTILINE)
+
+
+def test_the_lock_has_a_hash_for_every_package_and_no_address(lock):
+    blocks = re.split(r"^(?=\w)", lock, flags=re.MULTILINE)[1:]
+    assert len(blocks) > len(("setuptools", "pytest"))
+    assert [block.split()[0] for block in blocks if "--hash=sha256:" not in block] == []
+    assert "://" not in lock
+    assert "--index" not in lock
+
+
+def test_no_file_names_a_place_on_one_machine(root, project_files):
+    wrong = []
+    for name in project_files:
+        text = (root / name).read_bytes().decode("utf-8", "replace")
+        wrong += [
+            f"{name}:{number}: {found.group(1)}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if (found := MACHINE_PATH.search(line))
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_starting_a_cluster_stops_no_other_ray_on_its_hosts(root):
+    cluster = yaml.safe_load((root / "cluster.yaml").read_text(encoding="utf-8"))
+    commands = [*cluster["head_start_ray_commands"], *cluster["worker_start_ray_commands"]]
+    assert len(commands) >= len(("head", "worker"))
+    assert not [command for command in commands if "ray stop" in command]
+    assert all("RAY_AUTH_MODE=token" in command for command in commands if "ray start" in command)
+
+
+def test_the_cluster_file_tunes_ray_as_a_local_cluster_is_tuned(root):
+    cluster = yaml.safe_load((root / "cluster.yaml").read_text(encoding="utf-8"))
+    (system_config,) = re.findall(
+        r"--system-config='(.*?)'", " ".join(cluster["head_start_ray_commands"])
+    )
+    assert json.loads(system_config) == SYSTEM_CONFIG
+
+
+@pytest.mark.slow
+def test_ray_up_accepts_the_cluster_file(root):
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    cluster = yaml.safe_load((root / "cluster.yaml").read_text(encoding="utf-8"))
+    prepared = prepare_config(cluster)
+    validate_config(prepared)
+    assert prepared["provider"]["type"] == "local"

@@ -1,0 +1,87 @@
+"""``./run`` answers a mistake, and a machine that lacks something, with one line."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+TOOLS = ("bash", "cat", "dirname", "env", "flock", "grep", "head", "id", "ls", "paste")
+TOOLS += ("readlink", "rm", "sed", "sha256sum")
+
+
+@pytest.fixture
+def bare(root, tmp_path):
+    """A copy of the start script and a PATH with the basic tools, no Python, and no root."""
+    for name in ("run", "pyproject.toml", "requirements.lock"):
+        shutil.copy(root / name, tmp_path / name)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        if found:
+            (tools / tool).symlink_to(found)
+    (tools / "id").unlink()
+    program(tools / "id", "echo 1000")
+    return tmp_path
+
+
+def program(path, body):
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def start(bare, *words):
+    return subprocess.run(
+        ["./run", *words],
+        cwd=bare,
+        env={"PATH": str(bare / "tools"), "HOME": str(bare)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def test_an_unknown_command_is_answered_with_what_is_allowed(bare):
+    done = start(bare, "tset")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "'tset'" in done.stderr
+    assert "demo, test" in done.stderr
+
+
+def test_without_a_python_the_answer_names_what_is_needed(bare):
+    done = start(bare, "python")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "needs Python 3.10, 3.11 or 3.12 and found none" in done.stderr
+
+
+def test_a_python_of_another_version_is_named_and_not_used(bare):
+    program(bare / "tools" / "python3", "echo 3.14 complete")
+    done = start(bare, "python")
+    assert done.returncode == 1
+    assert "found 3.14" in done.stderr
+
+
+def test_a_python_without_venv_is_answered_with_the_package_to_install(bare):
+    program(bare / "tools" / "python3", "echo 3.12 partial")
+    done = start(bare, "python")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "apt-get install python3.12-venv" in done.stderr
+
+
+def test_a_python_without_venv_is_passed_over_for_a_complete_one(bare):
+    program(bare / "tools" / "python3.11", "echo 3.11 partial")
+    program(bare / "tools" / "python3.10", '[ "$1" = -c ] && echo 3.10 complete')
+    done = start(bare, "python")
+    assert "python3.10" in done.stderr.splitlines()[0]
+
+
+def test_without_arguments_the_commands_are_shown(bare):
+    done = start(bare)
+    assert done.returncode == 0
+    assert "demo" in done.stdout

@@ -1,0 +1,122 @@
+"""What holds for every test: no real cluster, no sleep, and a seed that is printed and repeats.
+
+A test that needs Ray or Spark says so with its mark. All others are refused the ways to start one,
+and ``time.sleep`` when our own code calls it: waiting is for virtual time or a polled deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL_MARKS = ("ray", "spark")
+STARTERS = frozenset({"raylet", "gcs_server", "java", "spark-submit", "spark-class"})
+"""Programs that a Ray cluster or a Spark session begins with."""
+
+hypothesis.settings.register_profile("fast", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fast")
+
+
+class RefusedError(AssertionError):
+    """A test without the mark ``ray`` or ``spark`` reached for the real world."""
+
+
+# --- seeds ------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of all random tests, unless ``--hypothesis-seed`` has."""
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def _seed_line(config: pytest.Config) -> str:
+    with contextlib.suppress(OSError):
+        shown = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        commit = shown.stdout.strip() or "unknown"
+        return (
+            f"hypothesis: commit {commit}; "
+            f"to repeat: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+        )
+    return f"hypothesis: to repeat: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Print the seed and the commit before the first test."""
+    return _seed_line(config)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the seed again, right under the failures."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(_seed_line(config))
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed of this run, for tests that draw their own random numbers."""
+    return int(pytestconfig.getoption("--hypothesis-seed"))
+
+
+# --- the real world, refused ------------------------------------------------------------------
+
+
+def _is_ours(file_name: str) -> bool:
+    path = Path(file_name)
+    return path.is_relative_to(ROOT) and ".venv" not in path.relative_to(ROOT).parts
+
+
+def _guarded_sleep(real: Callable[[float], None]) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        caller = sys._getframe(1).f_code.co_filename
+        if _is_ours(caller):
+            raise RefusedError(f"time.sleep({seconds}) called by {caller}")
+        real(seconds)
+
+    return sleep
+
+
+def _guarded_popen(real: Callable[..., None]) -> Callable[..., None]:
+    def start(self: Any, args: Any, *rest: Any, **keywords: Any) -> None:
+        words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+        names = {Path(os.fsdecode(word)).name for word in words[:1]}
+        if names & STARTERS:
+            raise RefusedError(f"the test starts {names & STARTERS}; mark it ray or spark")
+        real(self, args, *rest, **keywords)
+
+    return start
+
+
+def _refused_init(*_: Any, **__: Any) -> None:
+    raise RefusedError("ray.init called; mark the test ray or spark")
+
+
+@pytest.fixture(autouse=True)
+def _no_real_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse Ray, Spark and sleep to every test that is not marked ``ray`` or ``spark``."""
+    if not any(request.node.get_closest_marker(mark) for mark in REAL_MARKS):
+        monkeypatch.setattr(time, "sleep", _guarded_sleep(time.sleep))
+        monkeypatch.setattr(subprocess.Popen, "__init__", _guarded_popen(subprocess.Popen.__init__))
+        if "ray" in sys.modules:
+            monkeypatch.setattr(sys.modules["ray"], "init", _refused_init)

@@ -1,0 +1,183 @@
+"""For any records: what is encoded decodes to the same, by every path, to the same bytes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.storage import record_codec, record_columns
+from oncelog.storage.compression import Codec, compress, decompress
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.record_batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.record_codec import (
+    Record,
+    RecordInput,
+    decode_columns,
+    decode_records,
+    encode_columns,
+    encode_records,
+)
+from oncelog.storage.varint import encode_varlong, read_varint, read_varlong
+
+NULLABLE = st.none() | st.binary(max_size=200)
+TIMES = st.integers(-(2**62), 2**62 - 1) | st.integers(1_700_000_000_000, 1_700_000_000_500)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), NULLABLE), max_size=3)
+ROWS = st.lists(st.tuples(NULLABLE, NULLABLE, TIMES, HEADERS), min_size=1, max_size=40)
+BLOCKS = st.lists(
+    st.sampled_from([b"\x00", b"\x01", b"\x0c", b"\x7e", b"\x80", b"\xff"]) | st.binary(max_size=4),
+    max_size=60,
+).map(b"".join)
+HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def columnar_from(record_count: int) -> AbstractContextManager[Any]:
+    """From how many records on the columnar path is taken."""
+    return mock.patch.multiple(record_codec, COLUMNAR_RECORDS_MIN=record_count)
+
+
+def rows_path() -> AbstractContextManager[Any]:
+    return columnar_from(10**9)
+
+
+def columns_path() -> AbstractContextManager[Any]:
+    return columnar_from(1)
+
+
+def in_columns(rows: list[RecordInput], codec: Codec) -> bytearray:
+    keys, values, times, headers = zip(*rows, strict=True)
+    header_rows = [[{"key": key, "value": value} for key, value in row] for row in headers]
+    with mock.patch.object(record_columns, "COLUMNAR_RECORDS_MIN", 1):
+        return encode_columns(
+            keys=pa.array(keys, pa.binary()),
+            values=pa.array(values, pa.binary()),
+            timestamps_ms=pa.array(times, pa.int64()),
+            headers=pa.array(header_rows, HEADER_TYPE),
+            codec=codec,
+        )
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_int64_reads_back(value: int) -> None:
+    encoded = encode_varlong(value)
+    assert read_varlong(encoded, 0, len(encoded)) == (value, len(encoded))
+    if -(2**31) <= value < 2**31:
+        assert read_varint(encoded, 0, len(encoded)) == (value, len(encoded))
+
+
+@given(st.sampled_from(Codec), st.binary(max_size=100_000))
+def test_bytes_survive_every_codec(codec: Codec, data: bytes) -> None:
+    assert bytes(decompress(codec, compress(codec, data), limit_bytes=len(data))) == data
+
+
+@given(ROWS, st.sampled_from(Codec))
+def test_rows_read_back_by_every_path(rows: list[RecordInput], codec: Codec) -> None:
+    expected = [
+        Record(offset, timestamp_ms, key, value, tuple(headers))
+        for offset, (key, value, timestamp_ms, headers) in enumerate(rows)
+    ]
+    with rows_path():
+        batch = encode_records(rows, codec=codec)
+        assert decode_records(batch) == expected
+    with columns_path():
+        assert decode_records(batch) == expected
+    columns = decode_columns([batch])
+    assert columns["offset"].to_pylist() == list(range(len(rows)))
+    assert columns["timestamp_ms"].to_pylist() == [row[2] for row in rows]
+    assert columns["key"].to_pylist() == [row[0] for row in rows]
+    assert columns["value"].to_pylist() == [row[1] for row in rows]
+    assert [
+        [(header["key"], header["value"]) for header in headers]
+        for headers in columns["headers"].to_pylist()
+    ] == [list(row[3]) for row in rows]
+
+
+@given(ROWS)
+def test_every_encoding_path_writes_the_same_bytes(rows: list[RecordInput]) -> None:
+    with rows_path():
+        batch = encode_records(rows)
+    with columns_path():
+        assert encode_records(rows) == batch
+    assert in_columns(rows, Codec.NONE) == batch
+
+
+@given(st.lists(ROWS, max_size=6))
+def test_many_batches_decode_as_each_alone(groups: list[list[RecordInput]]) -> None:
+    batches = [encode_records(rows) for rows in groups]
+    together = decode_columns(batches)
+    alone = [row for batch in batches for row in decode_columns([batch]).to_pylist()]
+    assert together.to_pylist() == alone
+
+
+@given(
+    st.integers(1, 400),
+    st.integers(0, 80),
+    st.lists(st.tuples(st.integers(0, 399), st.integers(0, 300)), max_size=8),
+)
+def test_runs_of_equal_lengths_with_exceptions_read_back(
+    count: int, length: int, exceptions: list[tuple[int, int]]
+) -> None:
+    values = [b"v" * length] * count
+    for index, other_length in exceptions:
+        values[index % count] = b"w" * other_length
+    batch = encode_records([(None, value, 0, ()) for value in values])
+    assert decode_columns([batch])["value"].to_pylist() == values
+    assert [record.value for record in decode_records(batch)] == values
+
+
+@given(BLOCKS, st.integers(0, 6))
+def test_any_bytes_decode_alike_or_are_corrupt_by_every_path(block: bytes, count: int) -> None:
+    batch = seal(
+        block,
+        codec=Codec.NONE,
+        record_count=count,
+        base_timestamp_ms=2**63 - 1,
+        max_timestamp_ms=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        is_transactional=False,
+    )
+    assert outcome(batch, is_columnar=False) == outcome(batch, is_columnar=True)
+
+
+@given(ROWS, st.data())
+def test_changed_byte_is_corrupt_or_decodes_alike(
+    rows: list[RecordInput], data: st.DataObject
+) -> None:
+    batch = encode_records(rows)
+    position = data.draw(st.integers(HEADER_BYTES, len(batch) - 1))
+    batch[position] = data.draw(st.integers(0, 255))
+    # Sealed again, so that the CRC does not catch what the bounds checks are there for.
+    header = parse_header(batch)
+    again = seal(
+        batch[HEADER_BYTES:],
+        codec=Codec.NONE,
+        record_count=header.record_count,
+        base_timestamp_ms=header.base_timestamp_ms,
+        max_timestamp_ms=header.max_timestamp_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        is_transactional=False,
+    )
+    assert outcome(again, is_columnar=False) == outcome(again, is_columnar=True)
+
+
+def outcome(batch: bytearray, *, is_columnar: bool) -> list[Record] | None:
+    """What the batch decodes to; None if it is corrupt."""
+    try:
+        with columns_path() if is_columnar else rows_path():
+            records = decode_records(batch)
+    except CorruptDataError:
+        if is_columnar:
+            with pytest.raises(CorruptDataError):
+                decode_columns([batch])
+        return None
+    assert decode_columns([batch]).num_rows == len(records)
+    return records

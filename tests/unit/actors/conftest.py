@@ -1,0 +1,155 @@
+"""A replica on a real directory, with a clock the test moves and a thread that syncs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.partition_leader import PartitionLeader
+from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
+from oncelog.actors.protocol.messages import FetchRequest, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.ray_transport import ThreadBackground
+from oncelog.actors.replica import Replica
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import IsolationLevel, TopicPartition
+from oncelog.storage.record_codec import encode_records
+
+KEY = b"key" * 10
+TOPIC_ID = "a" * 32
+
+
+class ManualClock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.time_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+
+class LeaderHarness:
+    """One partition leader, and short ways to use it."""
+
+    def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
+        self.directory = directory
+        self.settings = settings or {}
+        self.clock = ManualClock()
+        self.background: Any = ThreadBackground()
+        self.filesystem: Any = RealFileSystem()
+        self.tp = TopicPartition("flights", 0)
+        self.cluster = ClusterConfig(out_of_order_wait_ms=200)
+        self.leader: PartitionLeader
+
+    @property
+    def replica(self) -> Replica:
+        return self.leader.replica
+
+    async def start(self) -> PartitionLeader:
+        async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(
+                leader_epoch=last_epoch + 1,
+                topic_id=TOPIC_ID,
+                cluster_key=KEY,
+                settings=tuple(self.settings.items()),
+            )
+
+        replica = Replica(
+            config=ReplicaConfig(
+                topic="flights",
+                partition=0,
+                broker_id=1,
+                data_dir=str(self.directory),
+                cluster=self.cluster,
+            ),
+            filesystem=self.filesystem,
+            clock=self.clock,
+            background=self.background,
+            epoch_source=epoch_source,
+        )
+        self.leader = PartitionLeader(replica=replica, clock=self.clock)
+        await replica.start()
+        return self.leader
+
+    def batch(self, *values: bytes, pid: int = -1, epoch: int = -1, seq: int = -1) -> bytes:
+        records = [(b"k", value, self.clock.now_ms(), ()) for value in values]
+        return bytes(
+            encode_records(
+                records,
+                producer_id=pid,
+                producer_epoch=epoch,
+                base_sequence=seq,
+                is_transactional=False,
+            )
+        )
+
+    def txn_batch(self, *values: bytes, pid: int, epoch: int, seq: int) -> bytes:
+        records = [(b"k", value, self.clock.now_ms(), ()) for value in values]
+        return bytes(
+            encode_records(
+                records,
+                producer_id=pid,
+                producer_epoch=epoch,
+                base_sequence=seq,
+                is_transactional=True,
+            )
+        )
+
+    def ticket(self, *, pid: int, epoch: int) -> bytes:
+        return issue_ticket(
+            cluster_key=KEY,
+            producer_id=pid,
+            producer_epoch=epoch,
+            topic_id=TOPIC_ID,
+            partition=0,
+            issued_ms=self.clock.now_ms(),
+            transaction_timeout_ms=60_000,
+        )
+
+    async def produce(self, batch: bytes, **fields: Any) -> ProduceReply:
+        return await self.leader.produce(
+            ProduceRequest(topic_partition=self.tp, batch=batch, **fields)
+        )
+
+    def fetch_request(self, offset: int = 0, *, is_committed: bool = True, **fields: Any) -> Any:
+        level = IsolationLevel.READ_COMMITTED if is_committed else IsolationLevel.READ_UNCOMMITTED
+        return FetchRequest(
+            **{
+                "topic_partition": self.tp,
+                "fetch_offset": offset,
+                "isolation_level": level,
+                "max_wait_ms": 0,
+                **fields,
+            }
+        )
+
+
+Scenario = Callable[[LeaderHarness], Awaitable[None]]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> LeaderHarness:
+    return LeaderHarness(tmp_path)
+
+
+@pytest.fixture
+def play(harness: LeaderHarness) -> Callable[[Scenario], None]:
+    """Start the leader, run the scenario on one event loop, stop cleanly."""
+
+    def run(scenario: Scenario) -> None:
+        async def body() -> None:
+            await harness.start()
+            try:
+                await scenario(harness)
+            finally:
+                await harness.replica.stop()
+
+        asyncio.run(body())
+
+    return run

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from oncelog.actors.protocol.group_messages import (
+    FetchedOffset,
+    HeartbeatRequest,
+    JoinGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchReply,
+    OffsetFetchRequest,
+)
+from oncelog.actors.protocol.messages import FetchRequest, ListOffsetsRequest
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.consumer import AsyncConsumer
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    FencedInstanceIdError,
+    IllegalStateError,
+    OffsetOutOfRangeError,
+    RebalanceInProgressError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+
+TP = TopicPartition("t", 0)
+
+
+def consumer_of(cluster, **settings):
+    settings.setdefault("auto_offset_reset", "earliest")
+    return AsyncConsumer(
+        cluster.router(), ConsumerSettings.from_options(settings), cluster.random
+    )
+
+
+def values(records):
+    return [record.value for record in records]
+
+
+# --- scenario 72 to 75 ------------------------------------------------------------------------
+
+
+def test_read_committed_skips_aborted_data_and_ends_past_the_last_marker(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1", producer_id=1)
+    log.append(b"2", b"3", producer_id=2)
+    log.mark(1, committed=False)
+    log.mark(2, committed=True)
+    log.append(b"6", producer_id=1)
+    log.mark(1, committed=True)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        records = await consumer.poll(1_000)
+        return [record.offset for record in records], await consumer.position(TP)
+
+    assert run(scenario()) == ([2, 3, 6], 8)
+
+
+def test_a_reader_that_starts_inside_an_aborted_transaction_sees_none_of_it(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", producer_id=1)
+    log.append(b"1", producer_id=1)
+    log.mark(1, committed=False)
+    log.append(b"3")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        await consumer.seek(TP, 1)
+        return values(await consumer.poll(1_000))
+
+    assert run(scenario()) == [b"3"]
+
+
+def test_a_log_of_aborted_data_only_moves_the_position_without_a_busy_loop(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", producer_id=1)
+    log.mark(1, committed=False)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, fetch_max_wait_ms=500)
+        await consumer.assign(TP)
+        records = await consumer.poll(10_000)
+        return records, await consumer.position(TP), len(fake_cluster.requests(FetchRequest))
+
+    records, position, fetches = run(scenario())
+    assert (records, position) == ([], 2)
+    assert fetches <= 22
+
+
+def test_an_open_transaction_bounds_the_end_and_the_lag_and_its_commit_wakes_the_poll(
+    fake_cluster, run
+):
+    (log,) = fake_cluster.create("t")
+    for number in range(10):
+        log.append(str(number).encode())
+    log.append(*(b"x" for _ in range(10)), producer_id=1)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        seen = values(await consumer.poll(1_000))
+        end, lag = (await consumer.end_offsets(TP))[TP], await consumer.lag(TP)
+        loop = asyncio.get_running_loop()
+        loop.call_later(3, lambda: log.mark(1, committed=True))
+        started = loop.time()
+        woken = values(await consumer.poll(60_000))
+        return seen, end, lag, woken, loop.time() - started
+
+    seen, end, lag, woken, waited = run(scenario())
+    assert len(seen) == 10
+    assert (end, lag) == (10, 0)
+    assert woken == [b"x"] * 10
+    assert waited == pytest.approx(3, abs=0.1)
+
+
+def test_read_uncommitted_sees_open_data_and_no_markers(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", producer_id=1)
+    log.mark(1, committed=False)
+    log.append(b"2", producer_id=1)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, isolation_level="read_uncommitted")
+        await consumer.assign(TP)
+        return [record.offset for record in await consumer.poll(1_000)]
+
+    assert run(scenario()) == [0, 2]
+
+
+# --- poll -------------------------------------------------------------------------------------
+
+
+def test_a_poll_without_data_ends_at_its_timeout(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        records = await consumer.poll(1_500)
+        return records, asyncio.get_running_loop().time()
+
+    records, now = run(scenario())
+    assert records == []
+    assert now == pytest.approx(1.5)
+
+
+def test_polling_nothing_is_refused_with_what_to_call(fake_cluster, run):
+    with pytest.raises(IllegalStateError, match=r"subscribe\(\) or assign\(\)"):
+        run(consumer_of(fake_cluster).poll(0))
+
+
+def test_a_closed_consumer_refuses_every_call(fake_cluster, run):
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.close()
+        await consumer.close()
+        await consumer.poll(0)
+
+    with pytest.raises(ClientClosedError):
+        run(scenario())
+
+
+def test_assigning_while_subscribed_is_refused(fake_cluster, run):
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        await consumer.assign(TP)
+
+    with pytest.raises(IllegalStateError, match="unsubscribe"):
+        run(scenario())
+
+
+def test_an_unknown_topic_is_raised_by_the_poll(fake_cluster, run):
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        await consumer.poll(1_000)
+
+    with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
+        run(scenario())
+
+
+# --- positions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reset", "expected"), [("earliest", [b"0", b"1"]), ("latest", []), ("none", None)]
+)
+def test_without_a_committed_offset_the_reset_policy_decides(fake_cluster, run, reset, expected):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_offset_reset=reset)
+        await consumer.assign(TP)
+        return values(await consumer.poll(1_000))
+
+    if expected is None:
+        with pytest.raises(OffsetOutOfRangeError, match="auto_offset_reset='none'"):
+            run(scenario())
+    else:
+        assert run(scenario()) == expected
+
+
+def test_a_committed_offset_wins_over_the_reset_policy(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1", b"2")
+    fake_cluster.committed[TP] = 2
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.assign(TP)
+        return values(await consumer.poll(1_000))
+
+    assert run(scenario()) == [b"2"]
+    assert fake_cluster.requests(OffsetFetchRequest)[0].require_stable
+
+
+def test_an_offset_that_a_transaction_is_about_to_commit_is_waited_for(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1", b"2")
+    fake_cluster.committed[TP] = 1
+
+    def unstable(request):
+        if len(fake_cluster.requests(OffsetFetchRequest)) > 3:
+            return None
+        return OffsetFetchReply(
+            offsets=(
+                FetchedOffset(topic_partition=TP, error=ErrorCode.UNSTABLE_OFFSET_COMMIT),
+            )
+        )
+
+    fake_cluster.hooks[OffsetFetchRequest] = unstable
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.assign(TP)
+        return values(await consumer.poll(10_000))
+
+    assert run(scenario()) == [b"1", b"2"]
+
+
+def test_an_offset_out_of_range_goes_where_the_reset_policy_says(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        await consumer.seek(TP, 99)
+        return values(await consumer.poll(5_000))
+
+    assert run(scenario()) == [b"0", b"1"]
+
+
+def test_an_offset_out_of_range_without_reset_policy_is_raised(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, auto_offset_reset="none")
+        await consumer.assign(TP)
+        await consumer.seek(TP, 99)
+        await consumer.poll(5_000)
+
+    with pytest.raises(OffsetOutOfRangeError):
+        run(scenario())
+
+
+def test_a_seek_overtakes_a_position_that_is_still_looked_up(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1", b"2")
+    fake_cluster.fail(ListOffsetsRequest, ErrorCode.NETWORK_EXCEPTION, times=3)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        await consumer.poll(0)
+        await consumer.seek(TP, 2)
+        await asyncio.sleep(10)
+        return values(await consumer.poll(1_000))
+
+    assert run(scenario()) == [b"2"]
+
+
+def test_a_leader_that_is_away_for_long_is_waited_for(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+    fake_cluster.fail(ListOffsetsRequest, ErrorCode.NETWORK_EXCEPTION, times=30)
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster)
+        await consumer.assign(TP)
+        return values(await consumer.poll(120_000))
+
+    assert run(scenario()) == [b"0"]
+
+
+# --- groups and commits -----------------------------------------------------------------------
+
+
+def test_a_subscriber_reads_what_the_group_assigns(fake_cluster, run):
+    for number, log in enumerate(fake_cluster.create("t", 2)):
+        log.append(str(number).encode())
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t"])
+        seen = await consumer.poll(1_000) + await consumer.poll(1_000)
+        return sorted(values(seen)), consumer.assignment()
+
+    assert run(scenario()) == ([b"0", b"1"], {TP, TopicPartition("t", 1)})
+
+
+def test_a_short_poll_does_not_cut_a_join_off(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def slow(request):
+        await asyncio.sleep(5)
+
+    fake_cluster.hooks[JoinGroupRequest] = slow
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        seen = []
+        while not seen:
+            seen = await consumer.poll(100)
+        return values(seen), len(fake_cluster.requests(JoinGroupRequest))
+
+    assert run(scenario()) == ([b"0"], 2)
+
+
+def test_before_a_rebalance_the_delivered_positions_are_committed_and_nothing_more_delivered(
+    fake_cluster, run
+):
+    # 1 the member reads one of two records  2 the group rebalances  3 the next poll commits with
+    # the old generation, joins, and begins at the committed offset.
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        first = values(await consumer.poll(1_000, max_records=1))
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        await asyncio.sleep(1.5)
+        second = values(await consumer.poll(1_000))
+        return first, second, consumer.group_metadata().generation_id
+
+    assert run(scenario()) == ([b"0"], [b"1"], 2)
+    (commit,) = fake_cluster.requests(OffsetCommitRequest)
+    assert commit.generation_id == 1
+    assert [(tp, committed.offset) for tp, committed in commit.offsets] == [(TP, 1)]
+
+
+def test_a_member_the_group_dropped_commits_nothing_before_it_joins_again(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000, max_records=1)
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.UNKNOWN_MEMBER_ID)
+        await asyncio.sleep(1.5)
+        return values(await consumer.poll(1_000))
+
+    assert run(scenario()) == [b"0", b"1"]
+    assert fake_cluster.requests(OffsetCommitRequest) == []
+
+
+def test_a_fenced_member_raises_at_every_poll(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", group_instance_id="i", heartbeat_interval_ms=1_000
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(100)
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.FENCED_INSTANCE_ID)
+        await asyncio.sleep(1.5)
+        for _ in range(2):
+            with pytest.raises(FencedInstanceIdError):
+                await consumer.poll(100)
+
+    run(scenario())
+
+
+def test_a_subscription_to_a_missing_topic_is_raised_and_heals_when_it_is_created(
+    fake_cluster, run
+):
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await consumer.poll(1_000)
+        (log,) = fake_cluster.create("t")
+        log.append(b"0")
+        return values(await consumer.poll(5_000))
+
+    assert run(scenario()) == [b"0"]
+
+
+def test_automatic_commits_store_what_was_delivered_before_the_poll(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_commit_interval_ms=5_000)
+        await consumer.assign(TP)
+        await consumer.poll(1_000, max_records=1)
+        await asyncio.sleep(6)
+        early = dict(fake_cluster.committed)
+        await consumer.poll(1_000, max_records=1)
+        await asyncio.sleep(1)
+        return early, dict(fake_cluster.committed)
+
+    assert run(scenario()) == ({}, {TP: 1})
+
+
+@pytest.mark.parametrize("is_automatic", [True, False])
+def test_closing_commits_only_if_commits_are_automatic(fake_cluster, run, is_automatic):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        async with consumer_of(
+            fake_cluster, group_id="g", enable_auto_commit=is_automatic
+        ) as consumer:
+            await consumer.assign(TP)
+            await consumer.poll(1_000)
+
+    run(scenario())
+    assert fake_cluster.committed == ({TP: 2} if is_automatic else {})
+
+
+def test_without_a_group_nothing_is_committed_and_commit_says_why(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        async with consumer_of(fake_cluster) as consumer:
+            await consumer.assign(TP)
+            await consumer.poll(1_000)
+            with pytest.raises(IllegalStateError, match="group_id"):
+                await consumer.commit()
+
+    run(scenario())
+    assert fake_cluster.requests(OffsetCommitRequest) == []
+
+
+def test_a_commit_refused_by_a_rebalance_is_raised_and_makes_the_member_rejoin(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        fake_cluster.fail(OffsetCommitRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        with pytest.raises(RebalanceInProgressError):
+            await consumer.commit()
+        await consumer.poll(1_000)
+        return consumer.group_metadata().generation_id
+
+    assert run(scenario()) == 2

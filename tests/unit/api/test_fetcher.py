@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from oncelog.actors.protocol.messages import FetchRequest
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.fetcher import Fetcher
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    CorruptDataError,
+    IllegalStateError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+
+TP = TopicPartition("t", 0)
+SETTINGS = ConsumerSettings(isolation_level="read_committed")
+
+
+def new_fetcher(cluster, settings=SETTINGS):
+    return Fetcher(
+        router=cluster.router(),
+        settings=settings,
+        random=cluster.random,
+        on_change=lambda: None,
+    )
+
+
+async def settle(rounds=50):
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+def test_a_reply_is_fetched_ahead_and_one_more_but_no_third(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    for number in range(5):
+        log.append(str(number).encode())
+
+    async def scenario():
+        fetcher = new_fetcher(
+            fake_cluster, ConsumerSettings(max_partition_fetch_bytes=1, fetch_max_bytes=10_000)
+        )
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        asked = [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
+        fetcher.take_records(1)
+        await settle()
+        return asked, [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
+
+    assert run(scenario()) == ([0, 1], [0, 1, 2])
+
+
+def test_no_fetch_begins_while_the_replies_held_reach_the_bound(fake_cluster, run):
+    first, second = fake_cluster.create("t", 2)
+    first.append(b"x" * 100)
+    second.append(b"y" * 100)
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster, ConsumerSettings(fetch_max_bytes=50))
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        fetcher.assign([TP, TopicPartition("t", 1)])
+        fetcher.seek(TopicPartition("t", 1), 0)
+        await settle()
+        before = len(fetcher.take_records(10))
+        await settle()
+        return before, len(fetcher.take_records(10))
+
+    assert run(scenario()) == (1, 1)
+
+
+def test_a_seek_makes_the_fetch_on_its_way_nobodys(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+    log.append(b"1")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(0)
+        fetcher.seek(TP, 1)
+        await settle()
+        return [record.offset for record in fetcher.take_records(10)]
+
+    assert run(scenario()) == [1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.REQUEST_TIMED_OUT,
+    ],
+)
+def test_a_retriable_error_is_asked_again(fake_cluster, run, error):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+    fake_cluster.fail(FetchRequest, error, times=2)
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(10)
+        return len(fetcher.take_records(10)), fetcher.take_failure()
+
+    assert run(scenario()) == (1, None)
+
+
+def test_an_error_no_retry_mends_waits_until_what_came_before_is_taken(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle(8)
+        fake_cluster.fail(FetchRequest, ErrorCode.OFFSET_OUT_OF_RANGE)
+        await asyncio.sleep(1)
+        early = fetcher.take_failure()
+        fetcher.take_records(10)
+        _, failure = fetcher.take_failure()
+        return early, failure
+
+    early, failure = run(scenario())
+    assert early is None
+    assert isinstance(failure, OffsetOutOfRangeError)
+
+
+def test_a_topic_that_does_not_exist_is_a_failure(fake_cluster, run):
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(1)
+        return fetcher.take_failure()
+
+    _, failure = run(scenario())
+    assert isinstance(failure, UnknownTopicOrPartitionError)
+
+
+def test_a_damaged_batch_is_a_failure_at_its_position_and_asked_for_again(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+    good = log.batches[0]
+    log.batches[0] = good[:-1] + bytes([good[-1] ^ 1])
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(1)
+        partition, failure = fetcher.take_failure()
+        position = partition.position
+        log.batches[0] = good
+        await asyncio.sleep(1)
+        return position, failure, len(fetcher.take_records(10))
+
+    position, failure, count = run(scenario())
+    assert isinstance(failure, CorruptDataError)
+    assert (position, count) == (0, 1)
+
+
+def test_a_paused_partition_is_neither_fetched_nor_delivered(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.pause(TP)
+        fetcher.seek(TP, 0)
+        await asyncio.sleep(1)
+        paused = len(fake_cluster.requests(FetchRequest)), fetcher.take_records(10)
+        fetcher.resume(TP)
+        await asyncio.sleep(1)
+        return paused, len(fetcher.take_records(10))
+
+    assert run(scenario()) == ((0, []), 1)
+
+
+def test_every_partition_gets_its_turn_when_records_are_taken_one_by_one(fake_cluster, run):
+    for log in fake_cluster.create("t", 3):
+        log.append(b"0", b"1", b"2")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        partitions = [TopicPartition("t", number) for number in range(3)]
+        fetcher.assign(partitions)
+        for tp in partitions:
+            fetcher.seek(tp, 0)
+        await settle()
+        return [fetcher.take_records(1)[0].partition for _ in range(3)]
+
+    assert sorted(run(scenario())) == [0, 1, 2]
+
+
+def test_a_partition_given_up_is_no_longer_fetched(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        fetcher.assign([])
+        log.append(b"0")
+        before = len(fake_cluster.requests(FetchRequest))
+        await asyncio.sleep(5)
+        with pytest.raises(IllegalStateError):
+            fetcher.partition(TP)
+        return len(fake_cluster.requests(FetchRequest)) - before
+
+    assert run(scenario()) == 0
+
+
+def test_a_bug_in_a_fetch_is_raised_and_not_hidden(fake_cluster, run):
+    fake_cluster.create("t")
+
+    def broken(request):
+        raise ZeroDivisionError
+
+    fake_cluster.hooks[FetchRequest] = broken
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        with pytest.raises(ZeroDivisionError):
+            fetcher.take_failure()
+
+    run(scenario())

@@ -1,0 +1,233 @@
+"""The controller's machine: answers, and that replaying its log gives the same state."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.actors.protocol.cluster import PRODUCER_ID_BLOCK_COUNT, ClusterMachine
+from oncelog.actors.protocol.cluster_log import (
+    BrokerRegistered,
+    ClusterFounded,
+    LeaderElected,
+    decode_cluster_record,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster_messages import (
+    AllocateProducerIdsRequest,
+    BecomeLeaderRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+)
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import TopicPartition
+
+KEY = b"k" * 32
+FOUNDED = ClusterFounded(
+    cluster_id="c", cluster_key=KEY, transaction_state_partitions=2, offsets_partitions=3
+)
+
+
+def run(machine: ClusterMachine, decision: Decision) -> object:
+    for record in decision.records:
+        machine.apply(record)
+    return decision.reply
+
+
+@pytest.fixture
+def machine() -> ClusterMachine:
+    cluster = ClusterMachine()
+    broker = BrokerRegistered(broker_id=1, data_dir="/d")
+    run(cluster, cluster.decide_founding(FOUNDED, broker, ("1" * 32, "2" * 32)))
+    return cluster
+
+
+def create(name: str = "flights", topic_id: str = "a" * 32, **fields: object) -> CreateTopicRequest:
+    return CreateTopicRequest(**{"name": name, "topic_id": topic_id, "partitions": 2, **fields})
+
+
+def lead(tp: TopicPartition, incarnation: str, broker_id: int = 1) -> BecomeLeaderRequest:
+    return BecomeLeaderRequest(topic_partition=tp, broker_id=broker_id, incarnation=incarnation)
+
+
+def test_founding_makes_the_internal_topics_once(machine: ClusterMachine) -> None:
+    assert [(t.name, len(t.partitions)) for t in machine.metadata(None)] == [
+        ("__consumer_offsets", 3),
+        ("__transaction_state", 2),
+    ]
+    again = machine.decide_founding(
+        FOUNDED, BrokerRegistered(broker_id=1, data_dir="/d"), ("3" * 32, "4" * 32)
+    )
+    assert again.records == ()
+
+
+def test_create_topic_places_every_partition(machine: ClusterMachine) -> None:
+    reply = run(machine, machine.decide_create_topic(create(settings=(("flush", "os"),))))
+    assert reply.error is ErrorCode.NONE
+    assert machine.placements("flights") == [
+        (TopicPartition("flights", 0), 1),
+        (TopicPartition("flights", 1), 1),
+    ]
+    (topic,) = machine.metadata(["flights"])
+    assert topic.settings == (("flush", "os"),)
+
+
+def test_create_topic_repeated_with_its_id_is_a_retry(machine: ClusterMachine) -> None:
+    run(machine, machine.decide_create_topic(create()))
+    retry = machine.decide_create_topic(create())
+    assert retry.reply.error is ErrorCode.NONE
+    assert retry.reply.topic_id == "a" * 32
+    assert retry.records == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (create(topic_id="b" * 32), ErrorCode.TOPIC_ALREADY_EXISTS),
+        (create(name="a/b", topic_id="b" * 32), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (create(name="..", topic_id="b" * 32), ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (create(name="x", topic_id="b" * 32, partitions=0), ErrorCode.INVALID_PARTITIONS),
+        (create(name="x", topic_id="b" * 32, partitions=10_001), ErrorCode.INVALID_PARTITIONS),
+        (
+            create(name="x", topic_id="b" * 32, replication_factor=2),
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        ),
+        (create(name="x", topic_id="a" * 32), ErrorCode.INVALID_REQUEST),
+        (create(name="x", topic_id="short"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_create_topic_refuses_what_cannot_be(
+    machine: ClusterMachine, request_: CreateTopicRequest, error: ErrorCode
+) -> None:
+    run(machine, machine.decide_create_topic(create()))
+    decision = machine.decide_create_topic(request_)
+    assert decision.reply.error is error
+    assert decision.records == ()
+
+
+def test_a_deleted_topic_can_be_made_again_but_never_with_its_old_id(
+    machine: ClusterMachine,
+) -> None:
+    run(machine, machine.decide_create_topic(create()))
+    assert run(machine, machine.decide_delete_topic(DeleteTopicRequest(name="flights"))).error == 0
+    assert machine.metadata(["flights"]) == ()
+    assert machine.decide_create_topic(create()).reply.error is ErrorCode.INVALID_REQUEST
+    again = machine.decide_create_topic(create(topic_id="b" * 32))
+    assert again.reply.error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("__consumer_offsets", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+def test_delete_topic_refuses(machine: ClusterMachine, name: str, error: ErrorCode) -> None:
+    assert machine.decide_delete_topic(DeleteTopicRequest(name=name)).reply.error is error
+
+
+def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) -> None:
+    tp = TopicPartition("__transaction_state", 0)
+    first = run(machine, machine.decide_become_leader(lead(tp, "one")))
+    second = run(machine, machine.decide_become_leader(lead(tp, "two")))
+    assert (first.leader_epoch, second.leader_epoch) == (0, 1)
+    assert second.cluster_key == KEY
+    assert (second.transaction_state_partitions, second.offsets_partitions) == (2, 3)
+
+
+def test_one_start_that_asks_again_gets_its_epoch_again(machine: ClusterMachine) -> None:
+    tp = TopicPartition("__transaction_state", 0)
+    run(machine, machine.decide_become_leader(lead(tp, "one")))
+    again = machine.decide_become_leader(lead(tp, "one"))
+    assert again.reply.leader_epoch == 0
+    assert again.records == ()
+
+
+@pytest.mark.parametrize(
+    ("tp", "broker_id", "error"),
+    [
+        (TopicPartition("nothing", 0), 1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TopicPartition("__transaction_state", 2), 1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TopicPartition("__transaction_state", 0), 2, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    ],
+)
+def test_become_leader_refuses(
+    machine: ClusterMachine, tp: TopicPartition, broker_id: int, error: ErrorCode
+) -> None:
+    decision = machine.decide_become_leader(lead(tp, "one", broker_id))
+    assert decision.reply.error is error
+    assert decision.records == ()
+
+
+def test_producer_id_blocks_do_not_overlap(machine: ClusterMachine) -> None:
+    ask = AllocateProducerIdsRequest(broker_id=1)
+    blocks = [run(machine, machine.decide_allocate_producer_ids(ask)) for _ in range(3)]
+    assert [block.first_producer_id for block in blocks] == [
+        0,
+        PRODUCER_ID_BLOCK_COUNT,
+        2 * PRODUCER_ID_BLOCK_COUNT,
+    ]
+
+
+def test_a_broker_nobody_knows_gets_no_producer_ids(machine: ClusterMachine) -> None:
+    decision = machine.decide_allocate_producer_ids(AllocateProducerIdsRequest(broker_id=9))
+    assert decision.reply.error is ErrorCode.BROKER_NOT_AVAILABLE
+
+
+def test_a_leader_epoch_that_does_not_rise_is_a_broken_invariant(machine: ClusterMachine) -> None:
+    tp = TopicPartition("__transaction_state", 0)
+    decision = machine.decide_become_leader(lead(tp, "one"))
+    run(machine, decision)
+    with pytest.raises(InvariantViolation, match="I-22"):
+        run(machine, decision)
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"\x81\xa4kind\xa1x"])
+def test_an_unreadable_record_is_corrupt(value: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        decode_cluster_record(value)
+
+
+def test_a_record_reads_back_as_written() -> None:
+    record = LeaderElected(
+        topic_id="a", partition=1, leader=2, leader_epoch=3, isr=(2,), incarnation="i"
+    )
+    encoded = encode_cluster_record(record)
+    assert encoded.value is not None
+    assert decode_cluster_record(encoded.value) == record
+
+
+@given(st.lists(st.sampled_from(["create", "delete", "lead", "ids"]), max_size=30))
+def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
+    live = ClusterMachine()
+    log: list[LogRecord] = []
+    broker = BrokerRegistered(broker_id=1, data_dir="/d")
+    decisions = [live.decide_founding(FOUNDED, broker, ("1" * 32, "2" * 32))]
+    for number, step in enumerate([*steps, "end"]):
+        for decision in decisions:
+            log += decision.records
+            run(live, decision)
+        decisions = []
+        if step == "create":
+            decisions = [live.decide_create_topic(create(topic_id=f"{number:032x}"))]
+        elif step == "delete":
+            decisions = [live.decide_delete_topic(DeleteTopicRequest(name="flights"))]
+        elif step == "lead":
+            tp = TopicPartition("flights", number % 2)
+            decisions = [live.decide_become_leader(lead(tp, str(number)))]
+        elif step == "ids":
+            decisions = [live.decide_allocate_producer_ids(AllocateProducerIdsRequest(broker_id=1))]
+    replayed = ClusterMachine()
+    for record in log:
+        replayed.apply(record)
+    assert replayed.metadata(None) == live.metadata(None)
+    assert replayed.brokers() == live.brokers()
+    ask = AllocateProducerIdsRequest(broker_id=1)
+    assert (
+        replayed.decide_allocate_producer_ids(ask).reply
+        == live.decide_allocate_producer_ids(ask).reply
+    )

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncelog.actors.protocol.tickets import (
+    TICKET_BYTES,
+    TICKET_GRACE_MS,
+    TICKET_LIFETIME_MAX_MS,
+    check_ticket,
+    issue_ticket,
+)
+
+ISSUED_MS = 1_700_000_000_000
+TIMEOUT_MS = 60_000
+CLAIM: dict[str, Any] = {
+    "cluster_key": b"k" * 32,
+    "producer_id": 4242,
+    "producer_epoch": 3,
+    "topic_id": "3f0c",
+    "partition": 5,
+}
+
+
+def ticket(timeout_ms: int = TIMEOUT_MS) -> bytes:
+    return issue_ticket(**CLAIM, issued_ms=ISSUED_MS, transaction_timeout_ms=timeout_ms)
+
+
+def is_valid(given: bytes, *, now_ms: int = ISSUED_MS, **changed: Any) -> bool:
+    return check_ticket(given, **{**CLAIM, **changed}, now_ms=now_ms)
+
+
+def test_ticket_is_valid_for_the_producer_and_partition_it_names() -> None:
+    assert is_valid(ticket())
+
+
+def test_ticket_bytes_are_stable() -> None:
+    assert ticket().hex() == (
+        "010000018bcfe568000000ea609bd51dea3882d40ca955c7b3429ac3749028c19044d1ef93f53ac8a6e14d2228"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cluster_key": b"j" * 32},
+        {"producer_id": 4243},
+        {"producer_epoch": 2},
+        {"producer_epoch": 4},
+        {"topic_id": "3f0d"},
+        {"topic_id": "3f0"},
+        {"partition": 4},
+    ],
+)
+def test_ticket_is_refused_for_anything_else(changed: dict[str, Any]) -> None:
+    assert not is_valid(ticket(), **changed)
+
+
+@pytest.mark.parametrize("position", range(TICKET_BYTES))
+def test_ticket_with_one_bit_flipped_is_refused(position: int) -> None:
+    forged = bytearray(ticket())
+    forged[position] ^= 1
+    assert not is_valid(bytes(forged))
+
+
+@pytest.mark.parametrize("size", [0, 1, TICKET_BYTES - 1, TICKET_BYTES + 1, 4096])
+def test_ticket_of_another_size_is_refused(size: int) -> None:
+    assert not is_valid(ticket().ljust(size, b"\x00")[:size])
+
+
+def test_ticket_lives_for_the_transaction_timeout_and_an_hour() -> None:
+    last_ms = ISSUED_MS + TIMEOUT_MS + TICKET_GRACE_MS
+    assert is_valid(ticket(), now_ms=last_ms)
+    assert not is_valid(ticket(), now_ms=last_ms + 1)
+
+
+def test_ticket_of_a_very_long_transaction_dies_before_producers_are_forgotten() -> None:
+    long_ticket = ticket(timeout_ms=2**31 - 1)
+    assert is_valid(long_ticket, now_ms=ISSUED_MS + TICKET_LIFETIME_MAX_MS)
+    assert not is_valid(long_ticket, now_ms=ISSUED_MS + TICKET_LIFETIME_MAX_MS + 1)
