@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from oncelog import spark_bridge
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.consumer import AsyncConsumer, Consumer
+    from oncelog.api.delivery import RecordMetadata
     from oncelog.api.producer import AsyncProducer, Producer
-    from oncelog.api.records import ConsumerRecord, RecordMetadata
+    from oncelog.api.records import ConsumerRecord
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import OncelogError
     from oncelog.storage.model import IsolationLevel, TopicPartition
@@ -48,7 +49,7 @@ _HOMES = {
     "IsolationLevel": "oncelog.storage.model",
     "OncelogError": "oncelog.storage.exceptions",
     "Producer": "oncelog.api.producer",
-    "RecordMetadata": "oncelog.api.records",
+    "RecordMetadata": "oncelog.api.delivery",
     "TopicPartition": "oncelog.storage.model",
     "connect": "oncelog.api.client",
     "init": "oncelog.api.client",

@@ -152,14 +152,19 @@ class GroupCoordinator:
             if not reply.done():
                 reply.set_result(request.failed(ErrorCode.NOT_COORDINATOR))
 
+    def _check_leadership(self) -> ErrorCode:
+        """The replica's availability; resigns when it has gone."""
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE and self._epoch != NO_COORDINATOR_EPOCH:
+            self.resign()
+        return error
+
     def _unavailable(self, group_id: str | None) -> ErrorCode:
         """``NONE`` when a request for the group can be served here, else what to answer it."""
         if self._breakage is not None:
             raise self._breakage
-        error = self.replica.availability()
+        error = self._check_leadership()
         if error is not ErrorCode.NONE:
-            if self._epoch != NO_COORDINATOR_EPOCH:
-                self.resign()
             return client_error_of_append(error)
         if self._epoch == NO_COORDINATOR_EPOCH:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -345,6 +350,7 @@ class GroupCoordinator:
         error = await self._queue.applied(outcome)
         if error is ErrorCode.NONE or error in PRODUCER_ERRORS:
             return error
+        self._check_leadership()
         return client_error_of_append(error)
 
     # --- effects --------------------------------------------------------------------------

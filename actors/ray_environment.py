@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,15 +26,20 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
 def prepare_to_join() -> None:
     """Let this process join a cluster that demands a token, if there is a token to show.
 
-    Ray reads the variable when it is imported, and a process that joins by address never turns
-    authentication on by itself.
+    A process that joins by address never turns authentication on by itself, and Ray reads the
+    variable when it is imported: where it is imported already, it is made to read it again.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
     default = Path.home() / ".ray" / "auth_token"
     has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if has_token or default.exists():
-        os.environ["RAY_AUTH_MODE"] = "token"
+    if not has_token and not default.exists():
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "ray" in sys.modules:
+        from ray._raylet import Config
+
+        Config.initialize("")
 
 
 def prepare_to_start() -> None:

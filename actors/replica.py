@@ -91,6 +91,7 @@ class Replica:
         self._lock: Lock | None = None
         self._log: PartitionLog | None = None
         self._is_leading = False
+        self._synced_offset = 0
         self._sync_task: asyncio.Task[None] | None = None
         self._commit_waiters: list[tuple[int, int, asyncio.Future[ErrorCode]]] = []
         self._waiter_ids = itertools.count()
@@ -184,12 +185,18 @@ class Replica:
         machine.load(
             log.log_start_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs
         )
-        for header, batch in log.replay(machine.replay_from):
+        replay_from = machine.replay_from
+        if not log.was_clean and replay_from > log.log_start_offset:
+            # A snapshot remembers one batch per producer; the segment before it restores the
+            # other four, so that a retry of any batch that was in flight is recognised.
+            replay_from = log.base_offset_of(replay_from - 1)
+        for header, batch in log.replay(replay_from):
             control = decode_control(batch, header) if header.is_control else None
             self._index_if_aborted(log, machine.apply(header, control))
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
+        self._synced_offset = point.log_end_offset
         self._log = log
 
     async def _leadership(self) -> BecomeLeaderReply:
@@ -211,10 +218,10 @@ class Replica:
         self._release_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self._sync_task is not None:
             await self._sync_task
-        if self._log is not None and self.failure is None:
+        if self._log is not None:
             log, self._log = self._log, None
             try:
-                log.close(self.machine.snapshot())
+                log.close(self.machine.snapshot() if self.failure is None else None)
                 if remove_data:
                     self._filesystem.remove_tree(self.config.directory)
             except OSError as error:
@@ -353,20 +360,22 @@ class Replica:
 
     def _request_sync(self) -> None:
         if self.topic.flush == "os":
+            # The sync goes on behind, so that a restart has little to scan; nobody waits for it.
             self.machine.advance_high_watermark(self.machine.log_end_offset)
             self._release_committed()
-        elif self._sync_task is None:
+        if self._sync_task is None:
             self._sync_task = asyncio.get_running_loop().create_task(self._sync())
 
     async def _sync(self) -> None:
         """Sync until nothing is unsynced: appends made meanwhile share the next round."""
         try:
-            while self.machine.high_watermark < self.machine.log_end_offset:
+            while self._synced_offset < self.machine.log_end_offset:
                 point = self.log.sync_point()
                 await self._background.run(point.run)
                 if self.failure is not None:
                     return
                 self.log.mark_synced(point)
+                self._synced_offset = point.log_end_offset
                 self.machine.advance_high_watermark(point.log_end_offset)
                 self._release_committed()
         except OSError as error:

@@ -221,6 +221,8 @@ class Accumulator:
             if batch.size_bytes >= self._batch_bytes:
                 self._close(queue)
                 is_full = True
+            if self._is_linger_told and not is_full:
+                return future, Wake.NOTHING
             return future, self._wake(is_full)
 
     def append_rows(

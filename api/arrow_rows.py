@@ -206,10 +206,11 @@ def _blocks(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        # A block of one chunk shares the table's memory; combining would copy it.
+        return column.chunk(0)
     combined = column.combine_chunks()
-    if isinstance(combined, pa.ChunkedArray):
-        return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
-    return combined
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
 def _plain_bytes(array: pa.Array) -> pa.Array:

@@ -5,20 +5,34 @@ from __future__ import annotations
 import os
 import random
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR
+import ray
+
+from oncelog.actors.controller import actor_of
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
+from oncelog.actors.launch import end_actors
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,
     MetadataRequest,
+    ShutdownRequest,
 )
+from oncelog.actors.protocol.messages import Winner
+from oncelog.actors.ray_transport import RayTransport, SystemClock
 from oncelog.api import connection
-from oncelog.api.admin import Admin, AsyncAdmin
+from oncelog.api.admin import Admin
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.consumer import AsyncConsumer, Consumer
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait
+from oncelog.api.producer import AsyncProducer, Producer
 from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, exception_for
+from oncelog.storage.model import TopicPartition
 
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
 
@@ -41,9 +55,6 @@ def init(
     """
     path = connection.check_data_dir(data_dir)
     config = connection.check_cluster_settings(settings)
-    connection.prepare_to_join()
-    import ray
-
     is_starter = False
     if not ray.is_initialized():
         running = connection.read_discovery(path)
@@ -92,8 +103,6 @@ class Cluster:
     """One program's connection. Use it as a context manager, or ``close`` it."""
 
     def __init__(self) -> None:
-        from oncelog.actors.ray_transport import RayTransport, SystemClock
-
         self._loop_thread = LoopThread()
         self._transport = RayTransport()
         self._clock = SystemClock()
@@ -145,8 +154,122 @@ class Cluster:
 
     def admin(self) -> Admin:
         """Topics, groups and transactions."""
-        return Admin(self._router, self._loop_thread)
+        return Admin(self._router, self._loop_thread, random=self._random)
 
-    def async_admin(self) -> AsyncAdmin:
-        """``admin`` for asyncio programs."""
-        return AsyncAdmin(self._router)
+    def producer(self, **settings: Any) -> Producer:
+        """Make a producer; ``settings`` are those of ``ProducerSettings``, by keyword."""
+        return Producer(
+            self._router,
+            self._loop_thread,
+            ProducerSettings.from_options(settings),
+            random=self._random,
+        )
+
+    def consumer(self, **settings: Any) -> Consumer:
+        """Make a consumer; ``settings`` are those of ``ConsumerSettings``, by keyword."""
+        return Consumer(
+            self._router,
+            self._loop_thread,
+            ConsumerSettings.from_options(settings),
+            self._random,
+        )
+
+    def async_producer(self, **settings: Any) -> AsyncProducer:
+        """Make a producer for the running event loop, with its own view of the cluster."""
+        router = Router(self._transport, self._clock)
+        return AsyncProducer(router, ProducerSettings.from_options(settings), random=self._random)
+
+    def async_consumer(self, **settings: Any) -> AsyncConsumer:
+        """Make a consumer for the running event loop, with its own view of the cluster."""
+        router = Router(self._transport, self._clock)
+        return AsyncConsumer(router, ConsumerSettings.from_options(settings), self._random)
+
+    def member(self, membership: Membership, **settings: Any) -> TransactionMember:
+        """One task attempt of a distributed write; see ``oncelog.api.member``."""
+        return TransactionMember(
+            self._router,
+            self._loop_thread,
+            ProducerSettings.from_options(settings),
+            membership,
+            random=self._random,
+        )
+
+    def end_run(
+        self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
+    ) -> RunEnd:
+        """End a distributed write: commit ``winners``, abort every other member, or abort all."""
+        return end_run_and_wait(
+            self._router,
+            self._loop_thread,
+            ProducerSettings(),
+            membership,
+            committed=committed,
+            winners=winners,
+            random=self._random,
+        )
+
+    # --- actor handles --------------------------------------------------------------------
+
+    @property
+    def controller(self) -> Any:
+        """Ray handle of the controller."""
+        return _handle(CONTROLLER_ACTOR)
+
+    def partition(self, topic: str, partition: int) -> Any:
+        """Ray handle of the leader of a partition; its methods take requests, see the messages."""
+        tp = TopicPartition(topic, partition)
+        actor, _ = self._loop_thread.run(self._router.leader(tp))
+        return _handle(actor)
+
+    def transaction_coordinator(self, transactional_id: str) -> Any:
+        """Ray handle of the coordinator of a transactional id."""
+        self._loop_thread.run(self._router.start())
+        return _handle(self._router.transaction_coordinator(transactional_id))
+
+    def group_coordinator(self, group_id: str) -> Any:
+        """Ray handle of the coordinator of a consumer group."""
+        self._loop_thread.run(self._router.start())
+        return _handle(self._router.group_coordinator(group_id))
+
+    # --- the end --------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Detach this program. The cluster goes on; producers and consumers of it do not."""
+        self._loop_thread.close()
+
+    def shutdown(self) -> None:
+        """Stop the log cleanly, for everybody, and detach. Ray goes on; the data stays."""
+        description = self.describe()
+        actors = [
+            actor_of(TopicPartition(topic.name, partition.partition), broker_id)
+            for topic in description.topics
+            for partition in topic.partitions
+            for broker_id in partition.replicas
+        ]
+        reply = self._loop_thread.run(
+            self._transport.call(
+                CONTROLLER_ACTOR, ShutdownRequest(), timeout_ms=SHUTDOWN_TIMEOUT_MS
+            )
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail or "the log did not stop in time")
+        end_actors([CONTROLLER_ACTOR, *actors])
+        connection.forget_discovery(Path(self.data_dir))
+        self.close()
+
+    def __enter__(self) -> Cluster:
+        """The cluster itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Detach."""
+        self.close()
+
+
+def _handle(actor: str) -> Any:
+    return ray.get_actor(actor, NAMESPACE)

@@ -88,6 +88,7 @@ def join_ray(address: str) -> None:
 
 def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
     """Start a Ray cluster of this process's own, tuned for the log; it ends with the process."""
+    prepare_to_join()
     prepare_to_start()
     import ray
 

@@ -121,8 +121,9 @@ class AsyncConsumer:
 
     def _settle(self) -> None:
         """Give back what an iteration has polled and not delivered, before anything else moves."""
-        unread, self._unread = self._unread, deque()
-        for topic_partition, offset in _first_offsets(unread).items():
+        first_offsets = _first_offsets(self._unread)
+        self._unread.clear()
+        for topic_partition, offset in first_offsets.items():
             if topic_partition in self._core.fetcher.partitions:
                 self._core.fetcher.seek(topic_partition, offset)
 
@@ -134,6 +135,11 @@ class AsyncConsumer:
         if partition in unread:
             return unread[partition]
         return await self._core.position(partition)
+
+    async def positions(self) -> dict[TopicPartition, int]:
+        """See ``Consumer.positions``."""
+        self._core.check_open()
+        return self._core.positions() | _first_offsets(self._unread)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """See ``Consumer.seek``."""
@@ -186,7 +192,7 @@ class AsyncConsumer:
         """See ``Consumer.commit``."""
         chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
         if offsets is None:
-            chosen = self._core.positions() | _first_offsets(self._unread)
+            chosen = await self.positions()
         else:
             chosen = offsets
         await self._core.commit({tp: as_committed(offset) for tp, offset in chosen.items()})
@@ -357,6 +363,10 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record of an assigned partition (inclusive)."""
         return self._run(self._consumer.position(partition))
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The positions that are known now, of the assigned partitions; asks nobody."""
+        return self._run(self._consumer.positions())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Go on from ``offset`` (inclusive) in an assigned partition."""

@@ -149,7 +149,7 @@ class ConsumerCore:
         self._begin_auto_commit()
         while True:
             self._wake.clear()
-            self._maintain()
+            self._maintain(may_join=True)
             self._raise_failure()
             # Once the group asks for a rebalance, the partitions are as good as another member's.
             if not self._needs_join():
@@ -186,14 +186,18 @@ class ConsumerCore:
                 self.settings.auto_offset_reset,
             )
             self.fetcher.reset(partition.topic_partition, reset)
-            self._maintain()
+            self._maintain(may_join=False)
             return
         raise failure
 
     # --- maintenance --------------------------------------------------------------------------
 
-    def _maintain(self) -> None:
-        """Start the maintenance task if there is work for it; raise what the last one met."""
+    def _maintain(self, *, may_join: bool) -> None:
+        """Start the maintenance task if there is work for it; raise what the last one met.
+
+        Only a poll ``may_join``: what was delivered before it is processed, and so may be
+        committed before the partitions are given up.
+        """
         task = self._maintenance
         if task is not None:
             if not task.done():
@@ -201,8 +205,9 @@ class ConsumerCore:
             self._maintenance = None
             if not task.cancelled():
                 task.result()
-        if self._needs_join() or self._unresolved():
-            self._maintenance = asyncio.get_running_loop().create_task(self._run_maintenance())
+        joins = may_join and self._needs_join()
+        if joins or self._unresolved():
+            self._maintenance = asyncio.get_running_loop().create_task(self._run_maintenance(joins))
             self._maintenance.add_done_callback(lambda _: self._wake.set())
 
     def _stop_maintenance(self) -> None:
@@ -216,21 +221,26 @@ class ConsumerCore:
     def _unresolved(self) -> list[AssignedPartition]:
         return [p for p in self.fetcher.partitions.values() if p.position is None]
 
-    async def _run_maintenance(self) -> None:
-        """Body of the task: join and find positions until neither is needed."""
+    async def _run_maintenance(self, joins: bool) -> None:
+        """Body of the task: join if asked to, then find positions until all are known.
+
+        A rebalance that is asked for later is left to the next poll.
+        """
         backoff = consumer_backoff(self.settings, self.random)
         while True:
             try:
-                if self._needs_join():
+                if joins:
                     await self._rejoin()
-                elif unresolved := self._unresolved():
-                    await self._find_positions(unresolved)
-                else:
+                    joins = False
+                unresolved = self._unresolved()
+                if not unresolved:
                     return
-                backoff.reset()
+                await self._find_positions(unresolved)
             except OncelogError as error:
                 if not is_retriable(error.code):
                     raise
+                if self._needs_join() and not joins:
+                    return
                 _log.info("%s; trying again", error)
                 await asyncio.sleep(backoff.delay_ms(error.code) / 1_000)
 
@@ -300,7 +310,7 @@ class ConsumerCore:
             partition = self.fetcher.partition(topic_partition)
             if partition.position is not None:
                 return partition.position
-            self._maintain()
+            self._maintain(may_join=False)
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0:
                 raise IllegalStateError(f"the position of {topic_partition} could not be found yet")

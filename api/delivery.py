@@ -159,6 +159,8 @@ class RecordFuture(Future[RecordMetadata]):
     Callbacks run on the producer's event loop: they must be short and must not wait.
     """
 
+    __slots__ = ("_delivery", "_index", "_timestamp_ms")
+
     # Future's own __init__ is deliberately not called: it makes a lock per object. Whoever asks
     # for its private fields (concurrent.futures.wait does) gets them made on the spot.
     def __init__(self, delivery: BatchDelivery, index: int, timestamp_ms: int) -> None:

@@ -67,7 +67,6 @@ class _InFlight:
     """
 
     batch: PendingBatch
-    payload: bytes
     base_position: int
     end_position: int
     deadline_s: float
@@ -138,7 +137,7 @@ class PartitionSender:
         self._acknowledged_end = 0
         """The highest ``end_position`` acknowledged: the leader has everything before it."""
         self._gap: _Gap | None = None
-        self._rewrites: list[PendingBatch] = []
+        self._rewrites: list[_InFlight] = []
         self._moved = asyncio.Event()
         self._is_stopped = False
 
@@ -165,8 +164,8 @@ class PartitionSender:
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
             self._fail_delivery(entry.batch, error)
-        for batch in rewrites:
-            self._fail_delivery(batch, error)
+        for entry in rewrites:
+            self._fail_delivery(entry.batch, error)
 
     # --- one batch ----------------------------------------------------------------------------
 
@@ -176,31 +175,25 @@ class PartitionSender:
         if asyncio.get_running_loop().time() >= deadline_s:
             self._lose(batch, self._expired(batch, "it was never sent"))
             return
-        entry = self._encode(batch, self._next_position, deadline_s)
-        if entry is None:
-            return
+        entry = _InFlight(
+            batch, self._next_position, self._next_position + batch.rows.record_count, deadline_s
+        )
         self._next_position = entry.end_position
         self._in_flight.append(entry)
         self._context.counters.batches_sent += 1
-        self._context.counters.bytes_sent += len(entry.payload)
         entry.task = self._owner.spawn(self._deliver(entry))
 
-    def _encode(
-        self, batch: PendingBatch, base_position: int, deadline_s: float
-    ) -> _InFlight | None:
-        try:
-            payload = batch.rows.encode(
-                codec=self._context.codec,
-                producer_id=self._identity.producer_id,
-                producer_epoch=self._identity.producer_epoch,
-                base_sequence=sequence_after(0, base_position),
-                is_transactional=self._transactional_id is not None,
-            )
-        except (ValueError, TypeError, OverflowError) as error:
-            self._lose(batch, InvalidRecordError(f"a record cannot be encoded: {error}"))
-            return None
-        end_position = base_position + batch.rows.record_count
-        return _InFlight(batch, bytes(payload), base_position, end_position, deadline_s)
+    def _encode(self, entry: _InFlight) -> bytes:
+        identity = self._identity
+        payload = entry.batch.rows.encode(
+            codec=self._context.codec,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=sequence_after(0, entry.base_position),
+            is_transactional=self._transactional_id is not None,
+        )
+        self._context.counters.bytes_sent += len(payload)
+        return bytes(payload)
 
     async def _deliver(self, entry: _InFlight) -> None:
         """Call the leader until the outcome of ``entry`` is known or its time is up."""
@@ -213,11 +206,17 @@ class PartitionSender:
             self._context.random,
         )
         missing_since: float | None = None
+        try:
+            payload = self._encode(entry)
+        except (ValueError, TypeError, OverflowError) as error:
+            invalid = InvalidRecordError(f"a record cannot be encoded: {error}")
+            self._give_up(entry, invalid, _Gap.REFUSED)
+            return
         await self._wait_for_turn(entry)
         while True:
             request = ProduceRequest(
                 topic_partition=self._topic_partition,
-                batch=entry.payload,
+                batch=payload,
                 acks=settings.acks_count,
                 transactional_id=self._transactional_id,
                 ticket=self._ticket,
@@ -286,21 +285,15 @@ class PartitionSender:
         position = entry.base_position
         parts: list[_InFlight] = []
         for batch in entry.batch.split():
-            part = self._encode(batch, position, entry.deadline_s)
-            position += batch.rows.record_count
-            if part is not None:
-                # Each waits for its turn, so that there are never more on their way at once
-                # than the leader remembers.
-                part.is_retrying = True
-                parts.append(part)
-            elif self._gap is None:
-                self._gap = _Gap.REFUSED
-        if self._is_stopped:
-            return
+            end = position + batch.rows.record_count
+            # Each waits for its turn, so that there are never more on their way at once than the
+            # leader remembers.
+            parts.append(_InFlight(batch, position, end, entry.deadline_s, is_retrying=True))
+            position = end
         self._in_flight[place:place] = parts
         for part in parts:
             part.task = self._owner.spawn(self._deliver(part))
-        self._after_removal()
+        self._moved.set()
 
     # --- failure ------------------------------------------------------------------------------
 
@@ -327,7 +320,7 @@ class PartitionSender:
             )
         else:
             self._gap = _Gap.REFUSED
-            self._rewrites.append(entry.batch)
+            self._rewrites.append(entry)
         self._after_removal()
 
     def _after_removal(self) -> None:
@@ -344,24 +337,31 @@ class PartitionSender:
         if self._rewrites:
             await asyncio.sleep(self._context.settings.retry_backoff_ms / 1_000)
         if self._rewrites or self._acknowledged_end != self._next_position:
-            if self._identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
-                self._identity = ProducerIdentity(
-                    producer_id=self._identity.producer_id,
-                    producer_epoch=self._identity.producer_epoch + 1,
-                )
-            else:
-                try:
-                    self._identity = await self._owner.new_identity()
-                except OncelogError as error:
-                    self.stop(error)
-                    return
+            self._identity = await self._next_identity()
             self._next_position = 0
             self._acknowledged_end = 0
         self._gap = None
         rewrites, self._rewrites = self._rewrites, []
-        for batch in rewrites:
-            self._start(batch)
+        for entry in sorted(rewrites, key=lambda entry: entry.base_position):
+            self._start(entry.batch)
         self.pump()
+
+    async def _next_identity(self) -> ProducerIdentity:
+        """The next epoch, which needs nobody's leave, or a new producer id after the last one."""
+        identity = self._identity
+        if identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
+            return ProducerIdentity(
+                producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
+            )
+        while True:
+            try:
+                return await self._owner.new_identity()
+            except OncelogError as error:
+                # Those that wait for the identity fail; later records make it worth asking again.
+                rewrites, self._rewrites = self._rewrites, []
+                for entry in rewrites:
+                    self._lose(entry.batch, error)
+                await asyncio.sleep(self._context.settings.retry_backoff_max_ms / 1_000)
 
     def _lose(self, batch: PendingBatch, error: OncelogError) -> None:
         self._fail_delivery(batch, error)

@@ -198,6 +198,8 @@ class RealFileHandle:
 
     def datasync(self) -> None:
         """Return once all bytes written before this call are durable."""
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, "the file is closed")
         _datasync(self._descriptor)
 
     def duplicate(self) -> RealFileHandle:

@@ -102,9 +102,3 @@ class OffsetIndex:
         # True but for a damaged file, which must never show a reader more than it may see.
         is_within = position <= limit_position and last_offset < upper_offset
         return (last_offset, position) if is_within else None
-
-    def truncate_to_position(self, size_bytes: int) -> None:
-        """Drop the entries of batches that begin at or beyond ``size_bytes``."""
-        keep = bisect_left(self._positions, size_bytes)
-        del self._positions[keep:]
-        del self._relative_offsets[keep:]

@@ -142,8 +142,6 @@ class PartitionLog:
             log._write_checkpoint()
         return log
 
-    # What the log is
-
     @property
     def leader_epochs(self) -> list[tuple[int, int]]:
         """(leader epoch, its first offset) pairs, ascending."""
@@ -364,6 +362,10 @@ class PartitionLog:
         for segment in self._segments.opened_from(from_offset):
             yield from segment.replay(from_offset)
 
+    def base_offset_of(self, offset: int) -> int:
+        """Base offset of the segment that holds ``offset``."""
+        return self._segments.holding(offset).base_offset
+
     def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
         """The newest readable state and its offset, from which the caller must replay.
 
@@ -373,8 +375,6 @@ class PartitionLog:
             lowest_offset=self.log_start_offset, highest_offset=self._snapshot_limit
         )
         return found if found is not None else (self.log_start_offset, [])
-
-    # Durability
 
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the log end offset of now; cheap.
@@ -417,8 +417,6 @@ class PartitionLog:
             self._ledger.fail(error)
             raise
 
-    # Cutting and closing
-
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
 
@@ -430,11 +428,12 @@ class PartitionLog:
         if offset < self.log_start_offset:
             raise ValueError(f"offset {offset} is below the log start {self.log_start_offset}")
         self._ledger.check()
+        end, next_offset = self._segments.holding(offset).position_after(offset)
         self._generation += 1
         try:
-            self._lower_recovery_point(offset)
-            self._cut_segments(offset)
-            epochs = [(epoch, start) for epoch, start in self._leader_epochs if start < offset]
+            self._lower_recovery_point(next_offset)
+            self._cut_segments(offset, end, next_offset)
+            epochs = [(epoch, start) for epoch, start in self._leader_epochs if start < next_offset]
             if epochs != self._leader_epochs:
                 write_leader_epochs(self._filesystem, self._directory, epochs)
                 self._leader_epochs = epochs
@@ -449,12 +448,10 @@ class PartitionLog:
         self.high_watermark = min(self.high_watermark, offset)
         self._write_checkpoint().datasync()
 
-    def _cut_segments(self, offset: int) -> None:
+    def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
         active = self._segments.remove_after(offset)
-        end, next_offset = active.position_after(offset)
         active.truncate_to_position(end, next_offset)
         self.log_end_offset = next_offset
-        self.recovery_point = min(self.recovery_point, next_offset)
         self._snapshot_limit = min(self._snapshot_limit, next_offset)
         self._ledger.note(active.log)
         self._ledger.note_directory()

@@ -7,7 +7,7 @@ batches, so that a process which only keeps its own small log stays small.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "CODEC_BACKEND",
     "Headers",
     "Record",
     "RecordInput",
@@ -35,6 +36,9 @@ __all__ = [
     "encode_columns",
     "encode_records",
 ]
+
+CODEC_BACKEND: Final = "python"
+"""What encodes and decodes records in this process."""
 
 
 def encode_records(

@@ -126,13 +126,11 @@ def inspect_batch(frame: Buffer, expected_offset: int) -> BatchHeader | TailDefe
     ``frame`` holds the bytes that the batch claims, or all that the file has left.
     """
     if len(frame) < HEADER_BYTES:
-        return TailDefect.ZEROS if not any(frame) else TailDefect.SHORT_HEADER
-    if not any(frame[:HEADER_BYTES]):
-        return TailDefect.ZEROS
+        return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
     try:
         header = parse_header(frame)
     except CorruptDataError:
-        return TailDefect.BAD_HEADER
+        return TailDefect.BAD_HEADER if any(frame[:HEADER_BYTES]) else TailDefect.ZEROS
     if header.size_bytes > len(frame):
         return TailDefect.SHORT_BATCH
     if not crc_matches(frame, header):

@@ -90,12 +90,6 @@ class TimeIndex:
         slot = bisect_left(self._timestamps_ms, timestamp_ms) - 1
         return self._base_offset + (self._relative_offsets[slot] if slot >= 0 else 0)
 
-    def truncate_to(self, offset: int) -> None:
-        """Drop the entries whose offset is ``offset`` or more."""
-        keep = bisect_left(self._relative_offsets, offset - self._base_offset)
-        del self._timestamps_ms[keep:]
-        del self._relative_offsets[keep:]
-
 
 def _from_big_endian(values: array[int]) -> array[int]:
     """Swap the bytes where the machine is little-endian; its own inverse."""

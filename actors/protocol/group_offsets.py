@@ -204,13 +204,11 @@ class GroupOffsets:
     def expired(
         self, group_id: str, *, unused_since_ms: int, retention_ms: int, now_ms: int
     ) -> tuple[LogRecord, ...]:
-        """Tombstones of the positions nobody used for ``retention_ms``; none while one is pending.
+        """Tombstones of the committed positions that nobody used for ``retention_ms``.
 
         ``unused_since_ms`` is when the group lost its last member, -1 if it never had one. A
         position committed after that counts from its own commit.
         """
-        if self.has_pending(group_id):
-            return ()
         return tuple(
             offset_tombstone(group_id, tp)
             for tp, stored in sorted(self._committed.get(group_id, {}).items())

@@ -145,8 +145,7 @@ class GroupTurn:
 
     def restart_session(self, member: Member) -> None:
         """A sign of life: the member has its whole session timeout again."""
-        if not member.is_new:
-            self._set_session(member)
+        self._set_session(member)
 
     # --- rebalance ------------------------------------------------------------------------
 

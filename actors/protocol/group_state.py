@@ -229,8 +229,6 @@ class Group:
 
         ``member_id`` names the member itself, whose former protocols do not count.
         """
-        if not protocol_type or not protocols:
-            return False
         others = [member for member in self.members.values() if member.member_id != member_id]
         if not others:
             return True

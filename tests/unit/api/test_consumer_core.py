@@ -472,3 +472,35 @@ def test_a_commit_refused_by_a_rebalance_is_raised_and_makes_the_member_rejoin(f
         return consumer.group_metadata().generation_id
 
     assert run(scenario()) == 2
+
+
+def test_a_rebalance_asked_for_while_a_position_is_sought_waits_for_the_next_poll(
+    fake_cluster, run
+):
+    # 1 the position of partition 1 cannot be found  2 a poll delivers from partition 0
+    # 3 the group asks for a rebalance  4 until the next poll nothing is committed or joined.
+    first, _ = fake_cluster.create("t", 2)
+    first.append(b"0")
+
+    def unreachable(request):
+        is_second = request.topic_partition.partition == 1
+        return request.failed(ErrorCode.NETWORK_EXCEPTION) if is_second else None
+
+    fake_cluster.hooks[ListOffsetsRequest] = unreachable
+    fake_cluster.committed[TP] = 0
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        seen = []
+        while not seen:
+            seen = await consumer.poll(1_000)
+        joins = len(fake_cluster.requests(JoinGroupRequest))
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        await asyncio.sleep(60)
+        quiet = len(fake_cluster.requests(JoinGroupRequest)) - joins
+        commits = len(fake_cluster.requests(OffsetCommitRequest))
+        await consumer.poll(1_000)
+        return quiet, commits, len(fake_cluster.requests(JoinGroupRequest)) - joins
+
+    assert run(scenario()) == (0, 0, 1)

@@ -230,7 +230,7 @@ def test_silence_counts_from_the_last_batch_and_not_from_its_timestamp(leader: A
 
 
 def test_marker_breaks_the_silence(leader: Any) -> None:
-    leader.open()
+    leader.send(0)
     leader.machine.expire(1_000)
     leader.mark()
     assert leader.machine.expire(1_000 + PRODUCER_ID_EXPIRATION_MS) == 0

@@ -47,8 +47,8 @@ class FailingHandle:
         self._inner.truncate(size)
 
     def datasync(self) -> None:
+        """Noted and not done: these tests are about order and errors, and disks are slow."""
         self._filesystem.check("datasync", self._name)
-        self._inner.datasync()
         self._filesystem.synced.append(self._name)
 
     def duplicate(self) -> FailingHandle:
@@ -84,7 +84,6 @@ class FailingFileSystem(RealFileSystem):
 
     def sync_directory(self, path: Path) -> None:
         self.check("sync_directory", path.name)
-        super().sync_directory(path)
 
 
 @pytest.fixture

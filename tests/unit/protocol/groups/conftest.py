@@ -266,7 +266,7 @@ def world() -> GroupWorld:
     return GroupWorld()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_world() -> Callable[..., GroupWorld]:
     """A new shard with the settings given."""
     return GroupWorld

@@ -178,7 +178,7 @@ def test_repeated_join_while_preparing_supersedes_the_parked_one(world: Any) -> 
 
 
 def test_sync_is_checked_for_member_generation_and_protocol(world: Any) -> None:
-    leader, follower = world.two_members()
+    _, follower = world.two_members()
     cases = [
         ({"group_id": "other"}, ErrorCode.UNKNOWN_MEMBER_ID),
         ({"member_id": "stranger"}, ErrorCode.UNKNOWN_MEMBER_ID),
@@ -342,8 +342,14 @@ def test_commit_while_preparing_is_accepted_and_counts_as_life(world: Any) -> No
 
 @pytest.mark.parametrize(
     "fields",
-    [{"producer_id": -2}, {"producer_id": 2**63}, {"producer_id": 3, "producer_epoch": -1}]
-    + [{"producer_id": 3, "producer_epoch": 32_768}, {"producer_id": 3, "transactional_id": ""}],
+    [
+        {"producer_id": -2},
+        {"producer_id": 2**63},
+        {"producer_id": 3, "producer_epoch": -1},
+        {"producer_id": 3, "producer_epoch": 32_768},
+        {"producer_id": 3, "transactional_id": ""},
+        {"producer_id": 3, "transactional_id": "t" * 1_025},
+    ],
 )
 def test_transactional_commit_that_names_no_producer_is_refused(
     world: Any, fields: dict[str, Any]
@@ -396,6 +402,14 @@ def test_group_being_deleted_refuses_everything(world: Any) -> None:
     assert world.leave((member.member_id, None)).error is unavailable
     assert world.commit(7) is unavailable
     assert world.commit(7, producer_id=3) is unavailable
+
+
+def test_member_id_handed_out_by_a_deleted_group_is_unknown(world: Any) -> None:
+    world.commit(7)
+    refused = world.reply(world.join())
+    assert delete(world) is ErrorCode.NONE
+    assert world.group_ids == []
+    assert refused_join(world, member_id=refused.member_id) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_group_whose_deletion_failed_serves_again(world: Any) -> None:

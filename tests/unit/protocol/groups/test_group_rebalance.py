@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncelog.actors.protocol.group_effects import TimerKind
+from oncelog.actors.protocol.group_effects import Timer, TimerKind
 from oncelog.actors.protocol.group_messages import GroupProtocol
 from oncelog.storage.errors import ErrorCode
 
@@ -101,6 +101,16 @@ def test_leader_that_does_not_rejoin_is_replaced(world: Any) -> None:
     assert rejoined.leader_id == follower.member_id
 
 
+def test_leader_that_does_not_rejoin_in_time_is_replaced_by_one_that_did(world: Any) -> None:
+    leader, follower = world.two_members()
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    rejoined = world.join(follower.member_id, protocols=changed)
+    for _ in range(4):
+        world.advance(7_500)
+        world.heartbeat(leader)
+    assert world.joined(rejoined).leader_id == follower.member_id
+
+
 def test_rebalance_in_which_nobody_rejoins_is_prolonged_until_sessions_end(world: Any) -> None:
     slow = {"session_timeout_ms": 60_000, "rebalance_timeout_ms": 1_000}
     first = world.enter(**slow)
@@ -177,6 +187,29 @@ def test_assignment_of_a_generation_that_has_passed_changes_nothing(world: Any) 
     assert {member.assignment for member in world.describe().members} == {b""}
 
 
+def test_generation_after_a_superseded_assignment_gets_its_own(world: Any) -> None:
+    first = world.joined(world.enter())
+    world.holds_writes = True
+    world.sync(first, {first.member_id: b"old"})
+    second = world.enter()
+    leader = world.joined(world.join(first.member_id))
+    world.commit_write()
+    handed_in = world.sync(leader, {first.member_id: b"new"})
+    world.sync(world.joined(second))
+    world.commit_write()
+    assert world.reply(handed_in).assignment == b"new"
+
+
+def test_assignment_of_the_last_generation_is_not_shown_in_the_next(world: Any) -> None:
+    world.two_members()
+    world.enter()
+    for member in world.describe().members[:2]:
+        world.join(member.member_id)
+    group = world.describe()
+    assert group.state == "CompletingRebalance"
+    assert {member.assignment for member in group.members} == {b""}
+
+
 def test_leaders_repeated_sync_writes_the_assignment_once(world: Any) -> None:
     leader = world.joined(world.enter())
     world.holds_writes = True
@@ -199,6 +232,42 @@ def test_member_that_never_syncs_is_removed_after_the_rebalance_timeout(world: A
         world.heartbeat(world.joined(silent))
     assert world.heartbeat(leader) is ErrorCode.REBALANCE_IN_PROGRESS
     assert world.heartbeat(world.joined(silent)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_member_that_leaves_while_parked_in_sync_is_answered(world: Any) -> None:
+    first = world.joined(world.enter())
+    second = world.enter()
+    world.join(first.member_id)
+    parked = world.sync(world.joined(second))
+    world.leave((world.joined(second).member_id, None))
+    assert world.reply(parked).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_written_group_that_is_gone_is_of_no_consequence(world: Any) -> None:
+    # 1. A static member returns; its new id is on its way to the log.
+    # 2. The member is removed and the group, now empty, deleted.
+    # 3. The write is committed, and so its join must be answered.
+    world.holds_writes = True
+    member = world.joined(world.join(group_instance_id="a"))
+    world.sync(member, {})
+    world.commit_write()
+    call = world.join(group_instance_id="a")
+    world.leave(("", "a"))
+    world.machine.begin_delete("billing", world.now_ms)
+    world.append(world.machine.tombstones("billing"))
+    replaced, emptied = world.writes
+    world.run(world.machine.written(replaced, ErrorCode.NONE, world.now_ms))
+    assert world.reply(call).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.machine.written(emptied, ErrorCode.NONE, world.now_ms) == []
+
+
+def test_timer_of_a_past_state_changes_nothing(world: Any) -> None:
+    world.two_members()
+    for kind in (TimerKind.JOIN, TimerKind.SYNC):
+        assert world.machine.timer_fired(Timer(kind, "billing"), world.now_ms) == []
+    stranger = Timer(TimerKind.SESSION, "billing", "stranger")
+    assert world.machine.timer_fired(stranger, world.now_ms) == []
+    assert world.machine.timer_fired(Timer(TimerKind.JOIN, "other"), world.now_ms) == []
 
 
 def test_when_all_have_synced_nobody_is_timed(world: Any) -> None:
@@ -299,8 +368,6 @@ def test_static_member_restarting_while_completing_starts_another_rebalance(worl
     first = world.joined(world.join(group_instance_id="a"))
     second = world.join(group_instance_id="b")
     leader = world.joined(world.join(first.member_id, group_instance_id="a"))
-    parked = world.sync(leader, {}, group_instance_id="a") if world.holds_writes else None
-    assert parked is None
     back = world.join(group_instance_id="b")
     assert world.reply(back) is None
     assert world.describe().state == "PreparingRebalance"
@@ -327,8 +394,38 @@ def test_absent_static_member_keeps_its_place_until_its_session_ends(world: Any)
         world.advance(7_500)
         world.heartbeat(follower, group_instance_id="b")
     assert len(world.joined(call).members) == 2, "it did not rejoin, and keeps its place"
-    world.advance(10_000)
+    world.advance(5_000)
+    world.heartbeat(world.joined(call))
+    world.advance(5_000)
     assert [member.member_id for member in world.describe().members] == [leader.member_id]
+
+
+def test_absent_static_member_is_not_removed_for_not_syncing(world: Any) -> None:
+    patient = {"session_timeout_ms": 300_000}
+    first = world.join(group_instance_id="a", **patient)
+    world.join(group_instance_id="b", **patient)
+    leader = world.joined(first)
+    call = world.join(leader.member_id, group_instance_id="a", **patient)
+    world.stable(call)
+    world.join(leader.member_id, group_instance_id="a", **patient)
+    world.advance(30_000)
+    world.sync(world.joined(call), {}, generation_id=world.describe().generation_id)
+    world.advance(60_000)
+    group = world.describe()
+    assert (group.state, len(group.members)) == ("Stable", 2)
+
+
+def test_static_member_restarting_while_parked_is_not_expired(world: Any) -> None:
+    leader, _ = static_group(world)
+    world.join(group_instance_id="c")
+    call = world.join(group_instance_id="c")
+    for _ in range(2):
+        world.advance(9_000)
+        for member in world.describe().members[:2]:
+            ids = {"member_id": member.member_id}
+            assert world.heartbeat(leader, **ids) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert world.reply(call) is None
+    assert len(world.describe().members) == 3
 
 
 def test_operator_removes_a_static_member_by_its_instance_id(world: Any) -> None:

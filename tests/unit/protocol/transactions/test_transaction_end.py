@@ -19,14 +19,15 @@ from oncelog.actors.protocol.transaction_state import TransactionMetadata, Trans
 from oncelog.storage.errors import ErrorCode
 
 EXPECTED = """
-state          | COMMIT current    | COMMIT retry            | ABORT current  | ABORT retry
-Empty          | INVALID_TXN_STATE | PRODUCER_FENCED         | PREPARE        | PRODUCER_FENCED
-Ongoing        | PREPARE           | PRODUCER_FENCED         | PREPARE        | PRODUCER_FENCED
-PrepareCommit  | PRODUCER_FENCED   | CONCURRENT_TRANSACTIONS | PRODUCER_FENCED| INVALID_TXN_STATE
-PrepareAbort   | PRODUCER_FENCED   | INVALID_TXN_STATE       | PRODUCER_FENCED| CONCURRENT_TRANSACTIONS
-CompleteCommit | INVALID_TXN_STATE | DECIDED                 | PREPARE        | INVALID_TXN_STATE
-CompleteAbort  | INVALID_TXN_STATE | INVALID_TXN_STATE       | PREPARE        | DECIDED
+state          | COMMIT current  | COMMIT retry    | ABORT current   | ABORT retry
+Empty          | INVALID         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
+Ongoing        | PREPARE         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
+PrepareCommit  | PRODUCER_FENCED | CONCURRENT      | PRODUCER_FENCED | INVALID
+PrepareAbort   | PRODUCER_FENCED | INVALID         | PRODUCER_FENCED | CONCURRENT
+CompleteCommit | INVALID         | DECIDED         | PREPARE         | INVALID
+CompleteAbort  | INVALID         | INVALID         | PREPARE         | DECIDED
 """
+LONG_NAMES = {"INVALID": "INVALID_TXN_STATE", "CONCURRENT": "CONCURRENT_TRANSACTIONS"}
 
 
 def cells() -> list[tuple[TransactionState, bool, EndAge, str]]:
@@ -35,7 +36,8 @@ def cells() -> list[tuple[TransactionState, bool, EndAge, str]]:
         state, *verdicts = (cell.strip() for cell in line.split("|"))
         columns = itertools.product((True, False), (EndAge.CURRENT, EndAge.RETRY))
         for (committed, age), verdict in zip(columns, verdicts, strict=True):
-            found.append((TransactionState(state), committed, age, verdict))
+            name = LONG_NAMES.get(verdict, verdict)
+            found.append((TransactionState(state), committed, age, name))
     return found
 
 

@@ -1,0 +1,249 @@
+"""The command line ``oncelog``: its commands, and what becomes of their errors.
+
+Ray is imported by the commands that need it and not before, so that help and wrong arguments are
+answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn, TypeAlias
+
+from oncelog import __version__
+from oncelog.api import cli_cluster, cli_records, cli_status, cli_topics
+from oncelog.api.cli_connect import add_cluster_arguments
+from oncelog.api.cli_output import (
+    PROGRAM,
+    STATUS_ERROR,
+    STATUS_INTERRUPTED,
+    UsageError,
+    report,
+)
+from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
+
+DEMO_MODULE: Final = "oncelog.examples.flights.demo"
+_INT32_MAX: Final = 2**31 - 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status: 0, 1 for errors, 2 for wrong arguments."""
+    try:
+        args = build_parser().parse_args(argv)
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except SystemExit as finished:
+        # Only help and the version end this way; wrong arguments raise.
+        return int(finished.code or 0)
+    except BrokenPipeError:
+        # Whoever read the output has left; nothing more can be written, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return STATUS_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{PROGRAM}: interrupted\n")
+        return STATUS_INTERRUPTED
+    except Exception as error:
+        return report(error)
+    return status
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see `{self.prog} --help`")
+
+
+def whole_number(minimum: int, maximum: int = _INT32_MAX) -> Callable[[str], int]:
+    """An argument type: a number from ``minimum`` to ``maximum``, both inclusive."""
+
+    def parse(text: str) -> int:
+        number = int(text) if text.lstrip("-").isdecimal() else minimum - 1
+        if not minimum <= number <= maximum:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {minimum} to {maximum}"
+            )
+        return number
+
+    return parse
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole tree of commands."""
+    parser = _Parser(
+        prog=PROGRAM,
+        description="An exactly-once, transactional event log for Ray.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_cluster_commands(commands)
+    _add_topic_commands(commands)
+    _add_record_commands(commands)
+    _add_demo(commands)
+    return parser
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
+
+
+def _add(
+    commands: _Commands,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_cluster_commands(commands: _Commands) -> None:
+    start = _add(
+        commands,
+        "start",
+        "Start the log and a Ray cluster of its own, or the log on the Ray cluster at --address.",
+        cli_cluster.start,
+    )
+    add_cluster_arguments(start)
+    start.add_argument(
+        "--num-cpus", type=whole_number(1), metavar="N", help="CPUs that Ray may use (default: all)"
+    )
+    start.add_argument(
+        "--dashboard-port",
+        type=whole_number(1, 65_535),
+        metavar="PORT",
+        help="port of the Ray dashboard (default: 8265, or the next free one)",
+    )
+    start.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the cluster; may be given more than once",
+    )
+    stop = _add(commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop)
+    add_cluster_arguments(stop)
+    stop.add_argument(
+        "--timeout-ms",
+        type=whole_number(0),
+        default=30_000,
+        metavar="T",
+        help="when to kill it if it has not stopped (default: 30000)",
+    )
+    status = _add(
+        commands,
+        "status",
+        "Show the cluster, its partitions and its actors; exit status 1 if one does not serve.",
+        cli_status.status,
+    )
+    add_cluster_arguments(status)
+    status.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_topic_commands(commands: _Commands) -> None:
+    text = "List, create, describe or delete topics."
+    topics = commands.add_parser("topics", help=text, description=text, allow_abbrev=False)
+    actions = topics.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = _add(actions, "list", "List the topics.", cli_topics.list_topics)
+    listing.add_argument("--internal", action="store_true", help="internal topics as well")
+    create = _add(actions, "create", "Create a topic.", cli_topics.create_topic)
+    create.add_argument(
+        "--partitions",
+        type=whole_number(1, TOPIC_PARTITIONS_MAX),
+        default=1,
+        metavar="N",
+        help="how many partitions (default: 1)",
+    )
+    create.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the topic; may be given more than once",
+    )
+    describe = _add(
+        actions,
+        "describe",
+        "Show a topic, its settings and its leaders.",
+        cli_topics.describe_topic,
+    )
+    delete = _add(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
+    for action in (create, describe, delete):
+        action.add_argument("topic", metavar="TOPIC")
+    for action in (listing, describe):
+        action.add_argument("--json", action="store_true", help="for programs")
+    for action in (listing, create, describe, delete):
+        add_cluster_arguments(action)
+
+
+def _add_record_commands(commands: _Commands) -> None:
+    produce = _add(commands, "produce", "Send lines as records.", cli_records.produce)
+    produce.add_argument("topic", metavar="TOPIC")
+    produce.add_argument(
+        "--transactional-id", metavar="ID", help="send all lines in one transaction of this id"
+    )
+    produce.add_argument(
+        "--key-separator", metavar="S", help="what stands before it in a line is the key"
+    )
+    produce.add_argument("--file", metavar="F", help="read this file, not standard input")
+    add_cluster_arguments(produce)
+    consume = _add(commands, "consume", "Print the values of records.", cli_records.consume)
+    consume.add_argument("topic", metavar="TOPIC")
+    consume.add_argument(
+        "--group", metavar="G", help="share the partitions with this group, and commit offsets"
+    )
+    consume.add_argument(
+        "--isolation-level",
+        choices=[level.value for level in IsolationLevel],
+        default=IsolationLevel.READ_COMMITTED.value,
+        metavar="L",
+        help="read_committed (default) or read_uncommitted",
+    )
+    consume.add_argument(
+        "--from-beginning",
+        action="store_true",
+        help="begin at the first record, or where the group has committed",
+    )
+    consume.add_argument("--json", action="store_true", help="a JSON object per record")
+    consume.add_argument(
+        "--max-records", type=whole_number(1), metavar="N", help="stop after N records"
+    )
+    consume.add_argument(
+        "--timeout-ms", type=whole_number(0), metavar="T", help="stop after T ms without a record"
+    )
+    add_cluster_arguments(consume)
+
+
+# --- the demo ---------------------------------------------------------------------------------
+
+
+def _add_demo(commands: _Commands) -> None:
+    demo = _add(
+        commands,
+        "demo",
+        "A year of real flights goes through the log exactly once, while things are killed.",
+        _run_demo,
+    )
+    demo.add_argument(
+        "--seed", type=whole_number(0), metavar="N", help="repeat the choice of faults"
+    )
+    demo.add_argument("--keep", action="store_true", help="leave the cluster running to look at")
+    demo.add_argument("--json", metavar="FILE", help="write the figures to this file")
+    demo.add_argument("--data-dir", metavar="DIR", help="keep the data here (default: temporary)")
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    """Run the demo. By name, because examples stand above this package."""
+    status: int = importlib.import_module(DEMO_MODULE).main(args)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What the command line prints: tables, numbers, and every error as one line.
+
+An error line reads ``oncelog: <what> — <what to do>``. Messages of the library carry both halves,
+joined by a colon or a semicolon; what has no advice of its own gets one by the class of its code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError, OncelogError
+
+PROGRAM: Final = "oncelog"
+DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
+
+STATUS_ERROR: Final = 1
+STATUS_USAGE: Final = 2
+STATUS_INTERRUPTED: Final = 130
+"""What shells use for a program that SIGINT ended."""
+
+_DASH: Final = " — "
+_ADVICE = re.compile(
+    r"[:;] (?=(?:give|use|a|allowed|at least|call|change|check|choose|close|create|did|end|free|"
+    r"install|known|less|look|make|one|only|pass|retry|seek|send|set|start|stop|text|True|try|"
+    r"wait|'read_committed')\b)"
+)
+"""Where the advice of a message begins: at a mark before a word that asks or allows."""
+
+_ADVICE_BY_CODE: Final = {
+    ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or `oncelog topics delete` it first",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: (
+        "give 1 to 249 of letters, digits, '.', '_' and '-'; names of internal topics are taken"
+    ),
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`oncelog topics list` shows those that exist",
+    ErrorCode.PRODUCER_FENCED: "another producer has taken the transactional id; give another one",
+}
+
+
+class CliError(Exception):
+    """An error of the command line itself: what is wrong, and what to do."""
+
+    status = STATUS_ERROR
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what, advice)
+        self.what = what
+        self.advice = advice
+
+
+class UsageError(CliError):
+    """The arguments are wrong; nothing was done."""
+
+    status = STATUS_USAGE
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def is_debugging() -> bool:
+    """Whether the user asked for stack traces."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one space."""
+    return " ".join(text.split())
+
+
+def split_advice(message: str) -> tuple[str, str]:
+    """The two halves of a message; the second is empty if it does not tell what to do."""
+    text = one_line(message).rstrip(".")
+    what, dash, advice = text.partition(_DASH)
+    if dash:
+        return what, advice
+    found = _ADVICE.search(text)
+    return (text[: found.start()], text[found.end() :]) if found else (text, "")
+
+
+def describe_error(error: BaseException) -> str:
+    """``error`` as its one line, program name included."""
+    if isinstance(error, CliError):
+        what, advice = one_line(error.what), one_line(error.advice)
+    elif isinstance(error, OncelogError):
+        what, advice = split_advice(str(error))
+        if not advice and isinstance(error, InvalidSettingError):
+            # These always say what is allowed, whatever word that begins with.
+            what, _, advice = what.partition(": ")
+        advice = advice or _default_advice(error)
+    else:
+        what = one_line(f"{type(error).__name__}: {error}").rstrip(": ")
+        advice = f"run it again with {DEBUG_VARIABLE}=1 to see where this comes from"
+    return f"{PROGRAM}: {what}{_DASH}{advice}"
+
+
+def _default_advice(error: OncelogError) -> str:
+    known = _ADVICE_BY_CODE.get(error.code)
+    if known is not None:
+        return known
+    if error.retriable:
+        return "try again, and look at `oncelog status` if it stays"
+    if error.abortable:
+        return "nothing of the transaction is kept; run the command again"
+    return f"run it again with {DEBUG_VARIABLE}=1 to see where this comes from"
+
+
+def report(error: BaseException) -> int:
+    """Print ``error`` on standard error, its stack trace only when debugging; the exit status."""
+    if is_debugging():
+        traceback.print_exception(error)
+    sys.stderr.write(describe_error(error) + "\n")
+    sys.stderr.flush()
+    return error.status if isinstance(error, CliError) else STATUS_ERROR
+
+
+# --- output -----------------------------------------------------------------------------------
+
+
+def say(text: str = "") -> None:
+    """Print one line, or several, on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows under headings, columns aligned: numbers to the right, text to the left."""
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    widths = [
+        max(len(heading), *(len(row[column]) for row in cells)) if cells else len(heading)
+        for column, heading in enumerate(headings)
+    ]
+    is_right = [
+        bool(values) and all(row[column] is None or _is_number(row[column]) for row in values)
+        for column in range(len(headings))
+    ]
+    lines = [
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, is_right, strict=True)
+        ).rstrip()
+        for line in ([heading.upper() for heading in headings], *cells)
+    ]
+    return "\n".join(lines)
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people: bytes up to 1,024, then KiB, MiB and so on with one decimal."""
+    if size_bytes < 1_024:
+        return f"{size_bytes} B"
+    size: float = size_bytes
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1_024
+        if size < 1_024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1_024:.1f} TiB"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if _is_number(value) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,118 @@
+"""``oncelog topics``: list, create, describe and delete."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from typing import TYPE_CHECKING, Any
+
+from oncelog.actors.protocol.cluster_messages import TopicMetadata
+from oncelog.api.cli_connect import connect
+from oncelog.api.cli_output import CliError, say, table
+from oncelog.api.head import parse_settings
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.model import INTERNAL_TOPICS
+
+if TYPE_CHECKING:
+    from oncelog.api.client import Cluster
+
+
+def list_topics(args: argparse.Namespace) -> int:
+    """Show every topic, one per line."""
+    with connect(args) as cluster:
+        topics = [
+            topic
+            for topic in sorted(cluster.describe().topics, key=lambda topic: topic.name)
+            if args.internal or topic.name not in INTERNAL_TOPICS
+        ]
+    if args.json:
+        say(json.dumps([as_json(topic) for topic in topics], indent=2))
+    elif topics:
+        rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in topics)
+        say(table(("topic", "partitions", "id"), rows))
+    else:
+        say("no topics")
+    return 0
+
+
+def create_topic(args: argparse.Namespace) -> int:
+    """Create a topic; it can be written to when this returns."""
+    settings = parse_settings(args.config)
+    with connect(args) as cluster:
+        cluster.admin().create_topic(args.topic, partitions=args.partitions, **settings)
+    say(f"created {args.topic}, partitions 0 to {args.partitions - 1}")
+    return 0
+
+
+def describe_topic(args: argparse.Namespace) -> int:
+    """Show a topic's id, settings and partitions."""
+    with connect(args) as cluster:
+        topic = known_topic(cluster, args.topic)
+    if args.json:
+        say(json.dumps(as_json(topic), indent=2))
+        return 0
+    say(f"topic     {topic.name}")
+    say(f"id        {topic.topic_id}")
+    settings = ", ".join(f"{name}={value}" for name, value in topic.settings)
+    say(f"settings  {settings or 'all default'}")
+    say()
+    rows = (
+        (
+            partition.partition,
+            partition.leader if partition.leader >= 0 else None,
+            partition.leader_epoch,
+            ", ".join(map(str, partition.replicas)),
+            ", ".join(map(str, partition.isr)),
+        )
+        for partition in topic.partitions
+    )
+    say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
+    return 0
+
+
+def delete_topic(args: argparse.Namespace) -> int:
+    """Delete a topic, data included."""
+    with connect(args) as cluster:
+        known_topic(cluster, args.topic)
+        cluster.admin().delete_topic(args.topic)
+    say(f"deleted {args.topic}")
+    return 0
+
+
+def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """The topic of this name, asked for once, so that a wrong name is answered at once.
+
+    Raises ``UnknownTopicOrPartitionError``, and ``CliError`` for an internal topic.
+    """
+    if name in INTERNAL_TOPICS:
+        raise CliError(
+            f"{name!r} is an internal topic", "`oncelog topics list` shows those that are yours"
+        )
+    topics = {topic.name: topic for topic in cluster.describe().topics}
+    if name in topics:
+        return topics[name]
+    close = difflib.get_close_matches(name, topics.keys() - INTERNAL_TOPICS, n=1)
+    hint = f"did you mean {close[0]!r}? If not, " if close else ""
+    raise UnknownTopicOrPartitionError(
+        f"there is no topic {name!r}; {hint}create it with `oncelog topics create {name}`"
+    )
+
+
+def as_json(topic: TopicMetadata) -> dict[str, Any]:
+    """A topic for programs."""
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "settings": dict(topic.settings),
+        "partitions": [
+            {
+                "partition": partition.partition,
+                "leader": partition.leader if partition.leader >= 0 else None,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+            }
+            for partition in topic.partitions
+        ],
+    }

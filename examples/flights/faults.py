@@ -1,0 +1,134 @@
+"""Kills processes while the job runs: which ones and when comes from one seed.
+
+Every fault is a ``kill -9`` by process id, of a process that is serving at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+
+from oncelog.api.client import Cluster
+
+KILLS_PER_ROLE: Final = 2
+FIRST_MOMENT: Final = 0.04
+LAST_MOMENT: Final = 0.92
+HEALTH_TIMEOUT_S: Final = 5.0
+POLL_S: Final = 0.02
+JITTER_MAX_S: Final = 0.1
+"""A kill falls at a random instant after its moment, so at any step of a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned kill: the share of the work done when it is due, the role and the victim."""
+
+    moment: float
+    role: str
+    victim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill that happened."""
+
+    role: str
+    name: str
+    process_id: int
+
+
+def plan_faults(seed: int, *, workers: int, partitions: int) -> list[Fault]:
+    """Choose the faults: each role at least twice, in random order, at random moments."""
+    chance = random.Random(seed)
+    roles = ["worker", "partition leader", "transaction coordinator"] * KILLS_PER_ROLE
+    chance.shuffle(roles)
+    moments = sorted(chance.uniform(FIRST_MOMENT, LAST_MOMENT) for _ in roles)
+    choices = {"worker": workers, "partition leader": partitions, "transaction coordinator": workers}
+    return [
+        Fault(moment, role, chance.randrange(choices[role]))
+        for moment, role in zip(moments, roles, strict=True)
+    ]
+
+
+class FaultInjector:
+    """Carries out planned faults in a thread of its own, following the job's progress."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Any,
+        faults: list[Fault],
+        *,
+        progress: Callable[[], float],
+        on_kill: Callable[[Kill], None],
+        seed: int,
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._cluster = cluster
+        self._job = job
+        self._faults = faults
+        self._progress = progress
+        self._on_kill = on_kill
+        self._chance = random.Random(seed + 1)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch the job's progress."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Carry out no more faults, and wait for one that is under way."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for fault in self._faults:
+            while self._progress() < fault.moment:
+                if self._is_over.wait(POLL_S):
+                    return
+            if self._is_over.wait(self._chance.uniform(0.0, JITTER_MAX_S)):
+                return
+            self._kill(fault)
+
+    def _kill(self, fault: Fault) -> None:
+        name, handle = self._victim(fault)
+        process_id = self._serving_process(handle)
+        if process_id is None:
+            return
+        os.kill(process_id, signal.SIGKILL)
+        kill = Kill(fault.role, name, process_id)
+        self.kills.append(kill)
+        self._on_kill(kill)
+
+    def _victim(self, fault: Fault) -> tuple[str, Any]:
+        if fault.role == "worker":
+            return f"worker {fault.victim}", self._job.worker(fault.victim)
+        if fault.role == "partition leader":
+            return f"delays-{fault.victim}", self._cluster.partition("delays", fault.victim)
+        transactional_id = f"{self._job.group_id}-{fault.victim}"
+        return (
+            f"coordinator of {transactional_id}",
+            self._cluster.transaction_coordinator(transactional_id),
+        )
+
+    def _serving_process(self, handle: Any) -> int | None:
+        """Wait until the victim serves, so that each kill interrupts work, and name its process."""
+        while not self._is_over.is_set():
+            try:
+                health = ray.get(handle.health.remote(), timeout=HEALTH_TIMEOUT_S)
+            except ray.exceptions.RayError:
+                time.sleep(POLL_S)  # Still coming back from an earlier kill.
+                continue
+            if health.is_serving:
+                return int(health.process_id)
+            time.sleep(POLL_S)
+        return None

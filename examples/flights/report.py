@@ -1,0 +1,106 @@
+"""What the demo shows: a progress display while it works, then a table and a chart."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from oncelog.examples.flights.figures import CLASSES, Figures
+
+if TYPE_CHECKING:
+    from oncelog.examples.flights.faults import Kill
+
+COLOURS: Final = {
+    "on time": "#4c9f70",
+    "late": "#f2c14e",
+    "very late": "#d1495b",
+    "not arrived": "#8d99ae",
+}
+
+
+class Display:
+    """A progress bar with records per second and lag, and a line for each kill."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._progress = Progress(
+            TextColumn("delays"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:>8,.0f} records/s  lag {task.fields[lag]:>7,}"),
+            TimeElapsedColumn(),
+            console=console,
+            # Where the output is not a terminal there is nothing to redraw: lines are enough.
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("delays", total=total, rate=0.0, lag=total)
+
+    def update(self, *, done: int, lag: int) -> None:
+        """Show how many records are committed and how many wait."""
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        self._progress.update(self._task, completed=done, rate=done / elapsed, lag=lag)
+
+    def killed(self, kill: Kill) -> None:
+        """Show a kill as it happens."""
+        self._progress.console.print(
+            f"  [red]kill -9[/red] {kill.role} [bold]{kill.name}[/bold] (process {kill.process_id})"
+        )
+
+    def __enter__(self) -> Display:
+        """Begin to draw."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the last picture on the screen."""
+        self._progress.stop()
+
+
+def show_table(console: Console, figures: Figures, expected: Figures) -> None:
+    """Print the figures per origin or carrier, each with whether it equals the expected one."""
+    table = Table("", *CLASSES, "bad weather", "minutes late", "as in the CSV file")
+    for name, line in figures.items():
+        table.add_row(
+            name,
+            *(f"{line.by_class[delay_class]:,}" for delay_class in CLASSES),
+            f"{line.bad_weather:,}",
+            f"{line.delay_minutes:,}",
+            "[green]yes[/green]" if expected.get(name) == line else "[red]no[/red]",
+        )
+    console.print(table)
+
+
+def draw_chart(path: Path, carriers: Figures) -> None:
+    """Write a PNG: the share of each delay class per carrier."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = sorted(carriers, key=lambda name: -carriers[name].flights)
+    figure, axes = plt.subplots(figsize=(10, 5), layout="constrained")
+    bottom = [0.0] * len(names)
+    for delay_class in CLASSES:
+        shares = [100 * carriers[n].by_class[delay_class] / carriers[n].flights for n in names]
+        axes.bar(names, shares, bottom=bottom, label=delay_class, color=COLOURS[delay_class])
+        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
+    axes.set(
+        title="Flights from New York City in 2013, by delay on arrival",
+        xlabel="carrier, most flights first",
+        ylabel="share of flights (%)",
+    )
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,261 @@
+"""Which records a read covers: what was asked for, in offsets that exist. Pure.
+
+Offsets in options are those of Kafka's Spark source: the next offset to read, as JSON
+``{"topic": {"0": 23, "1": -2}}``, with -2 for earliest and -1 for latest. A range is from its start
+(inclusive) to its end (exclusive). Control batches and aborted records have offsets too, so a
+range may hold fewer records than offsets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.storage.exceptions import (
+    InvalidSettingError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """Offsets of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive)."""
+
+    topic_partition: TopicPartition
+    start_offset: int
+    end_offset: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets the range has: at least as many as records."""
+        return self.end_offset - self.start_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What can be read of one partition now: from ``start_offset`` up to ``end_offset``."""
+
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What is read: exactly one of topics by name, partitions, and topics by pattern."""
+
+    topics: tuple[str, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
+    pattern: str | None = None
+
+    def choose(self, partition_counts: Mapping[str, int]) -> list[TopicPartition]:
+        """The chosen ones of the topics that exist, with their partition counts; in order.
+
+        Raises ``UnknownTopicOrPartitionError`` for a topic or partition that does not exist. A
+        pattern may match nothing; it never matches an internal topic.
+        """
+        if self.partitions:
+            for topic_partition in self.partitions:
+                _check_exists(topic_partition, partition_counts)
+            return sorted(self.partitions)
+        topics: Iterable[str] = self.topics
+        if self.pattern is not None:
+            matches = re.compile(self.pattern).fullmatch
+            topics = [
+                name for name in partition_counts if name not in INTERNAL_TOPICS and matches(name)
+            ]
+        chosen = []
+        for topic in sorted(topics):
+            _check_exists(TopicPartition(topic, 0), partition_counts)
+            chosen += [TopicPartition(topic, place) for place in range(partition_counts[topic])]
+        return chosen
+
+
+def _check_exists(topic_partition: TopicPartition, partition_counts: Mapping[str, int]) -> None:
+    topic, partition = topic_partition.topic, topic_partition.partition
+    count = partition_counts.get(topic)
+    if count is None:
+        raise UnknownTopicOrPartitionError(unknown_topic(topic, partition_counts))
+    if not 0 <= partition < count:
+        raise UnknownTopicOrPartitionError(
+            f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
+        )
+
+
+def unknown_topic(topic: str, known: Iterable[str]) -> str:
+    """One line for a topic that does not exist: which do, and how to make it."""
+    names = sorted(name for name in known if name not in INTERNAL_TOPICS)
+    there_are = f"there are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+    return (
+        f"there is no topic {topic!r} ({there_are if names else 'there are none yet'}): create it "
+        f"with cluster.admin().create_topic({topic!r}, partitions=N)"
+    )
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def parse_offsets(option: str, text: str) -> dict[TopicPartition, int]:
+    """Offsets from JSON; ``InvalidSettingError`` names ``option`` and what is wrong with it."""
+    offsets = {}
+    for topic, partitions in _parse_object(option, text).items():
+        if not isinstance(partitions, dict):
+            raise _refuse(option, text, f"topic {topic!r} needs an object of partitions")
+        for partition, offset in partitions.items():
+            is_number = isinstance(offset, int) and not isinstance(offset, bool)
+            if not is_number or offset < EARLIEST:
+                raise _refuse(option, text, f"{offset!r} is no offset, -1 (latest), -2 (earliest)")
+            offsets[_topic_partition(option, text, topic, partition)] = offset
+    return offsets
+
+
+def format_offsets(offsets: Offsets) -> str:
+    """Offsets as JSON with sorted keys, so that equal offsets are equal texts."""
+    nested: dict[str, dict[str, int]] = {}
+    for topic_partition, offset in sorted(offsets.items()):
+        nested.setdefault(topic_partition.topic, {})[str(topic_partition.partition)] = offset
+    return json.dumps(nested, separators=(",", ":"))
+
+
+def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
+    """Partitions from JSON ``{"topic": [0, 1]}``; ``InvalidSettingError`` for anything else."""
+    chosen: set[TopicPartition] = set()
+    for topic, partitions in _parse_object(option, text).items():
+        if not isinstance(partitions, list) or not partitions:
+            raise _refuse(option, text, f"topic {topic!r} needs a list of partitions")
+        chosen.update(_topic_partition(option, text, topic, str(item)) for item in partitions)
+    return tuple(sorted(chosen))
+
+
+def _parse_object(option: str, text: str) -> dict[str, object]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict) or not parsed:
+        raise _refuse(option, text, "a JSON object with a topic or more is needed")
+    return parsed
+
+
+def _topic_partition(option: str, text: str, topic: str, partition: str) -> TopicPartition:
+    if not re.fullmatch(r"[0-9]{1,9}", partition):
+        raise _refuse(option, text, f"{partition!r} is no partition of topic {topic!r}")
+    return TopicPartition(topic, int(partition))
+
+
+def _refuse(option: str, text: str, reason: str) -> InvalidSettingError:
+    return InvalidSettingError(f"{option}={text!r}: {reason}")
+
+
+# --- planning ---------------------------------------------------------------------------------
+
+
+def plan(
+    bounds: Mapping[TopicPartition, Bounds],
+    *,
+    starting: int | Offsets,
+    ending: int | Offsets,
+    fails_on_data_loss: bool,
+) -> list[PartitionRange]:
+    """The ranges to read of partitions that have ``bounds`` now; those without offsets left out.
+
+    ``starting`` and ``ending`` are ``EARLIEST`` or ``LATEST`` for all partitions, or an offset for
+    each of them. Raises ``InvalidSettingError`` when they name other partitions, and
+    ``OffsetOutOfRangeError`` when an offset asked for cannot be read (any more, or yet) and
+    ``fails_on_data_loss``; otherwise the range is cut to what can be read.
+    """
+    _check_complete("startingOffsets", starting, bounds.keys())
+    _check_complete("endingOffsets", ending, bounds.keys())
+    ranges = []
+    for topic_partition, readable in sorted(bounds.items()):
+        start_offset = _resolve(topic_partition, starting, readable)
+        end_offset = _resolve(topic_partition, ending, readable)
+        if fails_on_data_loss:
+            _check_readable(topic_partition, start_offset, end_offset, readable)
+        start_offset = max(start_offset, readable.start_offset)
+        end_offset = min(end_offset, readable.end_offset)
+        if start_offset < end_offset:
+            ranges.append(
+                PartitionRange(
+                    topic_partition=topic_partition,
+                    start_offset=start_offset,
+                    end_offset=end_offset,
+                )
+            )
+    return ranges
+
+
+def split(ranges: list[PartitionRange], ranges_min: int) -> list[PartitionRange]:
+    """Cut ``ranges`` into at least ``ranges_min``, if there are offsets enough; same offsets.
+
+    A range is cut into as many pieces as its share of all offsets calls for, so that the pieces
+    are about equally large.
+    """
+    if len(ranges) >= ranges_min:
+        return ranges
+    total = sum(item.size for item in ranges)
+    pieces: list[PartitionRange] = []
+    for item in ranges:
+        # Rounded up: a few more than the minimum are fine, fewer are not.
+        count = min(item.size, -(-item.size * ranges_min // total))
+        cuts = [item.start_offset + item.size * place // count for place in range(count + 1)]
+        pieces += [
+            PartitionRange(topic_partition=item.topic_partition, start_offset=start, end_offset=end)
+            for start, end in itertools.pairwise(cuts)
+        ]
+    return pieces
+
+
+def _check_complete(
+    option: str, wanted: int | Offsets, partitions: Collection[TopicPartition]
+) -> None:
+    if isinstance(wanted, int):
+        return
+    missing = sorted(set(partitions) - wanted.keys())
+    others = sorted(wanted.keys() - set(partitions))
+    if missing:
+        raise InvalidSettingError(
+            f"{option} has no offset for {_names(missing)}: give one for each partition that is "
+            "read, -2 for earliest, -1 for latest"
+        )
+    if others:
+        raise InvalidSettingError(f"{option} names {_names(others)}, which is not read: remove it")
+
+
+def _names(topic_partitions: list[TopicPartition]) -> str:
+    names = ", ".join(map(str, topic_partitions[:5]))
+    return names + (", ..." if len(topic_partitions) > 5 else "")
+
+
+def _resolve(topic_partition: TopicPartition, wanted: int | Offsets, readable: Bounds) -> int:
+    offset = wanted if isinstance(wanted, int) else wanted[topic_partition]
+    if offset == EARLIEST:
+        return readable.start_offset
+    return readable.end_offset if offset == LATEST else offset
+
+
+def _check_readable(
+    topic_partition: TopicPartition, start_offset: int, end_offset: int, readable: Bounds
+) -> None:
+    asked_and_there = (
+        (start_offset < readable.start_offset, "start", start_offset),
+        (start_offset > readable.end_offset, "start", start_offset),
+        (end_offset > readable.end_offset, "end", end_offset),
+    )
+    for is_outside, word, offset in asked_and_there:
+        if is_outside:
+            raise OffsetOutOfRangeError(
+                f"the read of {topic_partition} is to {word} at offset {offset}, but only "
+                f"{readable.start_offset} to {readable.end_offset} can be read: give other "
+                "offsets, or failOnDataLoss=false to read what there is"
+            )

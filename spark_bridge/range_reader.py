@@ -1,0 +1,86 @@
+"""Reads one range of one partition as Arrow batches, fetching ahead while Spark consumes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.fetcher import Fetcher
+from oncelog.api.routing import Router
+from oncelog.spark_bridge.offsets import PartitionRange
+from oncelog.storage.exceptions import RequestTimedOutError
+from oncelog.storage.model import IsolationLevel
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STALL_TIMEOUT_MS: Final = 120_000
+"""How long nothing may arrive before the read fails, for Spark to try the task again."""
+
+PARTITION_FETCH_BYTES: Final = 1_900_000
+"""One reply; a larger one would not travel inside the actor call but through the object store."""
+
+
+async def read_range(
+    router: Router,
+    wanted: PartitionRange,
+    *,
+    isolation_level: IsolationLevel,
+    random: Random,
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
+
+    Raises ``OffsetOutOfRangeError`` when the range is not in the log any more, and
+    ``RequestTimedOutError`` when its leader gives nothing for ``STALL_TIMEOUT_MS``.
+    """
+    changed = asyncio.Event()
+    fetcher = Fetcher(
+        router=router,
+        settings=ConsumerSettings(
+            isolation_level=isolation_level, max_partition_fetch_bytes=PARTITION_FETCH_BYTES
+        ),
+        random=random,
+        on_change=changed.set,
+    )
+    topic_partition = wanted.topic_partition
+    try:
+        fetcher.assign((topic_partition,))
+        fetcher.seek(topic_partition, wanted.start_offset)
+        partition = fetcher.partition(topic_partition)
+        while (partition.position or 0) < wanted.end_offset:
+            changed.clear()
+            for _, batches in fetcher.take_columns(None):
+                for batch in batches:
+                    within = _below(batch, wanted.end_offset)
+                    if within.num_rows:
+                        yield within
+            failure = fetcher.take_failure()
+            if failure is not None:
+                raise failure[1]
+            if not fetcher.has_data and (partition.position or 0) < wanted.end_offset:
+                await _wait(changed, wanted)
+    finally:
+        await fetcher.close()
+
+
+def _below(batch: pa.RecordBatch, end_offset: int) -> pa.RecordBatch:
+    """The rows of ``batch`` with offsets below ``end_offset`` (exclusive)."""
+    import pyarrow.compute as pc
+
+    offsets = batch.column("offset")
+    if not len(offsets) or offsets[-1].as_py() < end_offset:
+        return batch
+    return batch.filter(pc.less(offsets, end_offset))
+
+
+async def _wait(changed: asyncio.Event, wanted: PartitionRange) -> None:
+    try:
+        await asyncio.wait_for(changed.wait(), STALL_TIMEOUT_MS / 1_000)
+    except asyncio.TimeoutError:
+        raise RequestTimedOutError(
+            f"the leader of {wanted.topic_partition} gave nothing for "
+            f"{STALL_TIMEOUT_MS // 1_000} s before offset {wanted.end_offset}; is it alive?"
+        ) from None

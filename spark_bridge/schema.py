@@ -1,0 +1,185 @@
+"""Columns on both sides: what a read gives to Spark, and what a write takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from oncelog.storage.exceptions import InvalidRequestError, InvalidSettingError
+from oncelog.storage.model import TopicPartition
+
+# --- reading ----------------------------------------------------------------------------------
+
+HEADERS_TYPE: Final = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+READ_SCHEMA: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+        StructField("headers", HEADERS_TYPE),
+    ]
+)
+"""The columns of a read, those of Kafka's source; ``timestampType`` 0 is the producer's time."""
+
+_MICROSECONDS: Final = 1_000
+_MILLISECONDS_MAX: Final = (2**63 - 1) // _MICROSECONDS
+
+
+def read_schema(*, includes_headers: bool) -> StructType:
+    """The schema of a read that is not told which columns to give."""
+    return READ_SCHEMA if includes_headers else StructType(READ_SCHEMA.fields[:-1])
+
+
+def check_read_schema(schema: StructType) -> None:
+    """Refuse a schema given by the user unless it is some of the columns, with their types."""
+    known = {column.name: column.dataType for column in READ_SCHEMA}
+    for column in schema:
+        if column.name not in known:
+            raise InvalidSettingError(
+                f"schema: there is no column {column.name!r}; there are {', '.join(known)}"
+            )
+        if column.dataType != known[column.name]:
+            raise InvalidSettingError(
+                f"schema: column {column.name!r} is {known[column.name].simpleString()}, not "
+                f"{column.dataType.simpleString()}"
+            )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """``schema`` as Spark demands it of a data source: every timestamp is in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def to_spark(
+    columns: pa.RecordBatch, topic_partition: TopicPartition, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Fetched columns (schema of ``decode_columns``) as those that ``schema`` names."""
+    return pa.RecordBatch.from_arrays(
+        [
+            _READ_COLUMNS[column.name](columns, topic_partition).cast(column.type)
+            for column in schema
+        ],
+        schema=schema,
+    )
+
+
+def _timestamps(columns: pa.RecordBatch) -> pa.Array:
+    """Milliseconds as microseconds; a producer's nonsense time beyond them becomes the nearest."""
+    milliseconds = columns["timestamp_ms"].to_numpy()
+    clipped = np.clip(milliseconds, -_MILLISECONDS_MAX, _MILLISECONDS_MAX) * _MICROSECONDS
+    return pa.array(clipped).cast(pa.timestamp("us", tz="UTC"))
+
+
+_READ_COLUMNS: Final[dict[str, Callable[[pa.RecordBatch, TopicPartition], Any]]] = {
+    "key": lambda columns, _: columns["key"],
+    "value": lambda columns, _: columns["value"],
+    "topic": lambda columns, place: pa.repeat(pa.scalar(place.topic), columns.num_rows),
+    "partition": lambda columns, place: pa.repeat(pa.scalar(place.partition), columns.num_rows),
+    "offset": lambda columns, _: columns["offset"],
+    "timestamp": lambda columns, _: _timestamps(columns),
+    "timestampType": lambda columns, _: columns["timestamp_type"],
+    "headers": lambda columns, _: columns["headers"],
+}
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+_BYTES: Final = (StringType, BinaryType, NullType)
+_WHOLE: Final = (IntegerType, LongType, ShortType, ByteType, NullType)
+_WRITE_COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+    "key": (_BYTES, "string or binary"),
+    "value": (_BYTES, "string or binary"),
+    "topic": ((StringType,), "string"),
+    "partition": (_WHOLE, "an integer"),
+    "timestamp": ((TimestampType, NullType), "timestamp"),
+    "headers": ((ArrayType, NullType), HEADERS_TYPE.simpleString()),
+}
+"""Column → (types it may have, how to say it)."""
+
+
+def check_write_schema(schema: StructType, topic: str | None) -> None:
+    """Refuse a DataFrame that cannot be written: ``InvalidSettingError`` names the column.
+
+    ``value`` is needed, and a column ``topic`` unless the option says which. Names are compared
+    without regard to case.
+    """
+    names = [name.lower() for name in schema.fieldNames()]
+    shown = ", ".join(schema.fieldNames()) or "no column"
+    if "value" not in names:
+        raise InvalidSettingError(
+            f"the DataFrame has no column 'value' (it has {shown}): make one, as with "
+            "df.selectExpr('to_json(struct(*)) AS value')"
+        )
+    for column in schema:
+        if column.name.lower() not in _WRITE_COLUMNS:
+            raise InvalidSettingError(
+                f"column {column.name!r} cannot be written: drop it; a record is made of "
+                f"{', '.join(_WRITE_COLUMNS)}"
+            )
+        if names.count(column.name.lower()) > 1:
+            raise InvalidSettingError(f"the DataFrame has two columns {column.name.lower()!r}")
+        allowed, wanted = _WRITE_COLUMNS[column.name.lower()]
+        if not isinstance(column.dataType, allowed) or not _is_headers(column):
+            raise InvalidSettingError(
+                f"column {column.name!r} is {column.dataType.simpleString()}: cast it to {wanted}"
+            )
+    if topic is None and "topic" not in names:
+        raise InvalidSettingError(
+            "no topic to write to: give option('topic', ...), or a column 'topic'"
+        )
+
+
+def _is_headers(column: StructField) -> bool:
+    """Whether a column of arrays holds headers; columns of other kinds are not its business."""
+    if not isinstance(column.dataType, ArrayType):
+        return True
+    item = column.dataType.elementType
+    return isinstance(item, StructType) and {
+        (part.name, part.dataType.simpleString()) for part in item
+    } == {("key", "string"), ("value", "binary")}
+
+
+def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each topic, without the column ``topic``; option ``topic`` overrides it.
+
+    Rows keep their order within a topic. ``InvalidRequestError`` for a row without a topic.
+    """
+    table = table.rename_columns([name.lower() for name in table.column_names])
+    if "topic" not in table.column_names:
+        if topic is not None:
+            yield topic, table
+        return
+    rows = table.drop_columns(["topic"])
+    if topic is not None:
+        yield topic, rows
+        return
+    topics = table["topic"].cast(pa.string())
+    if topics.null_count:
+        raise InvalidRequestError("a row has null in column 'topic': each row needs a topic")
+    for name in sorted(pc.unique(topics).to_pylist()):
+        yield name, rows.filter(pc.equal(topics, name))

@@ -1,0 +1,227 @@
+"""A Spark session on RayDP beside the log, and the data source's name in any Spark session."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oncelog.spark_bridge.connection import ADDRESS_VARIABLE
+from oncelog.storage.exceptions import (
+    ConnectionFailedError,
+    IllegalStateError,
+    InvalidSettingError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from oncelog.api.client import Cluster
+
+JAVA_MIN: Final = 17
+JAVA_TIMEOUT_S: Final = 60
+
+_OPENED: Final = (
+    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio"),
+    *("java.math", "java.text", "java.util", "java.util.concurrent"),
+    *("java.util.concurrent.atomic", "sun.nio.ch", "sun.nio.cs", "sun.security.action"),
+    *("sun.util.calendar", "jdk.internal.ref"),
+)
+JAVA_OPTIONS: Final = " ".join(
+    ["-XX:+IgnoreUnrecognizedVMOptions"]
+    + [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
+)
+"""What Spark and RayDP need of Java 17 and newer."""
+
+_JAVA_OPTION_KEYS: Final = (
+    "spark.driver.extraJavaOptions",
+    "spark.executor.extraJavaOptions",
+    "spark.ray.raydp_app_master.extraJavaOptions",
+)
+_DEFAULTS: Final = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_INHERITED: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""What a Python worker needs to join a Ray cluster that asks for a token."""
+
+
+def session(
+    cluster: Cluster,
+    *,
+    executors: int = 1,
+    cores: int = 1,
+    memory: str = "1g",
+    app_name: str = "oncelog",
+    configs: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark on the Ray cluster of ``cluster``, with the data source ``oncelog``.
+
+    Takes ``executors`` times ``cores`` CPUs of Ray, and ``memory`` per executor, until ``stop``.
+    ``configs`` are further Spark settings. Raises ``ConnectionFailedError`` when Java or a package
+    is missing or Spark does not start, ``InvalidSettingError`` for more than Ray has, and
+    ``IllegalStateError`` when this process has a session.
+    """
+    _check_count("executors", executors)
+    _check_count("cores", cores)
+    _check_memory(memory)
+    problem = java_problem(_java_version_text())
+    if problem:
+        raise ConnectionFailedError(problem)
+    _check_packages()
+    import raydp
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        raise IllegalStateError(
+            "this process has a Spark session already: spark_bridge.stop(spark) ends it, and "
+            "spark_bridge.register(spark) gives it the data source"
+        )
+    _check_cpus(executors * cores)
+    # Spark's own default is the first python3 on the path of whoever starts the worker.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    try:
+        spark: SparkSession = raydp.init_spark(
+            app_name,
+            num_executors=executors,
+            executor_cores=cores,
+            executor_memory=memory,
+            configs=session_configs(configs or {}),
+        )
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConnectionFailedError(f"Spark could not be started: {lines[0]}") from error
+    register(spark, cluster)
+    return spark
+
+
+def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
+    """Give ``spark`` the format ``oncelog``; by default it means ``cluster``.
+
+    Without ``cluster`` that is the Ray cluster which this process is connected to, if it is to
+    any, else ``RAY_ADDRESS`` or a cluster on the worker's own machine. Option ``address`` of a
+    read or write overrides it. oncelog must be installed on the executors.
+    """
+    from oncelog.spark_bridge.source import OncelogDataSource
+
+    address = cluster.address if cluster is not None else _joined_address()
+    context = spark.sparkContext
+    environment = context.environment
+    if address is not None:
+        environment[ADDRESS_VARIABLE] = address
+    for name in _INHERITED:
+        if name in os.environ:
+            environment.setdefault(name, os.environ[name])
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        # The first python3 on the path, which Spark takes by default, need not have oncelog.
+        context.pythonExec = sys.executable
+    # The registration carries the context's environment to planner and executor workers.
+    spark.dataSource.register(OncelogDataSource)
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop ``spark``; one from ``session`` gives its CPUs and memory back to Ray."""
+    import raydp
+
+    # Does nothing unless the session came from RayDP.
+    raydp.stop_spark()
+    spark.stop()
+
+
+def session_configs(configs: Mapping[str, str]) -> dict[str, str]:
+    """``configs`` with what the session needs; Java options of both are joined."""
+    merged = {**_DEFAULTS, **configs}
+    for key in _JAVA_OPTION_KEYS:
+        merged[key] = " ".join(filter(None, (JAVA_OPTIONS, configs.get(key))))
+    return merged
+
+
+def java_problem(version_text: str | None) -> str:
+    """What to tell a user whose ``java -version`` prints ``version_text``; "" if all is well.
+
+    ``None`` stands for a machine without Java.
+    """
+    advice = (
+        f"Spark needs Java {JAVA_MIN} or newer: install it (Debian: apt-get install "
+        f"openjdk-{JAVA_MIN}-jre-headless), or set JAVA_HOME to one"
+    )
+    if version_text is None:
+        return f"there is no Java in JAVA_HOME or on the path; {advice}"
+    found = re.search(r'version "(?:1\.)?(\d+)', version_text)
+    if found is None:
+        return f"the Java that was found does not tell its version; {advice}"
+    version = int(found.group(1))
+    return "" if version >= JAVA_MIN else f"the Java that was found is version {version}; {advice}"
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def _java_version_text() -> str | None:
+    """What the Java prints that Spark would start, or ``None`` if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        shown = subprocess.run(  # noqa: S603
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=JAVA_TIMEOUT_S,
+        )
+    except OSError:
+        return None
+    except subprocess.TimeoutExpired:
+        return ""
+    return shown.stderr + shown.stdout
+
+
+def _check_packages() -> None:
+    try:
+        import pyspark
+        import raydp
+    except ImportError as error:
+        raise ConnectionFailedError(
+            f"Spark is not installed ({error}): pip install 'oncelog[spark]'"
+        ) from None
+    del pyspark, raydp
+
+
+def _check_count(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidSettingError(f"{name}={value!r} is not allowed: a whole number from 1 on")
+
+
+def _check_memory(memory: str) -> None:
+    if not isinstance(memory, str) or not re.fullmatch(r"[1-9][0-9]*[kmgtKMGT][bB]?", memory):
+        raise InvalidSettingError(f"memory={memory!r} is not allowed: text such as '500m' or '2g'")
+
+
+def _check_cpus(wanted: int) -> None:
+    """Refuse what Ray can never give, for which Spark would wait without a word."""
+    import ray
+
+    there_are = int(ray.cluster_resources().get("CPU", 0))
+    if wanted > there_are:
+        raise InvalidSettingError(
+            f"executors times cores is {wanted}, but this Ray cluster has {there_are} CPUs: ask "
+            "for fewer, or start oncelog with more (num_cpus)"
+        )
+
+
+def _joined_address() -> str | None:
+    """Address of the Ray cluster that this process is connected to."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return str(ray.get_runtime_context().gcs_address)

@@ -1,0 +1,69 @@
+"""One real cluster for all tests of this folder: topics are made per test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    import oncelog
+
+    data_dir = tmp_path_factory.mktemp("cluster")
+    connection = oncelog.init(data_dir, num_cpus=2)
+    yield connection
+    import ray
+
+    connection.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture
+def topic(cluster: Any) -> str:
+    """A new topic of two partitions."""
+    name = f"topic-{next(_numbers)}"
+    cluster.admin().create_topic(name, partitions=2)
+    return name
+
+
+@pytest.fixture
+def kill() -> Callable[[Any], int]:
+    """kill -9 the process of an actor, by its process id."""
+
+    def kill_process_of(handle: Any) -> int:
+        import ray
+
+        process_id = int(ray.get(handle.health.remote(), timeout=10).process_id)
+        os.kill(process_id, signal.SIGKILL)
+        return process_id
+
+    return kill_process_of
+
+
+@pytest.fixture
+def read_all(cluster: Any) -> Callable[..., list[Any]]:
+    """Everything a reader of a topic sees from its beginning to its end as of now."""
+
+    def read(topic: str, isolation_level: str = "read_committed") -> list[Any]:
+        import oncelog
+
+        partitions = [oncelog.TopicPartition(topic, number) for number in range(2)]
+        with cluster.consumer(
+            isolation_level=isolation_level, auto_offset_reset="earliest"
+        ) as consumer:
+            consumer.assign(partitions)
+            ends = consumer.end_offsets(partitions)
+            records: list[Any] = []
+            while any(consumer.position(tp) < end for tp, end in ends.items()):
+                records += consumer.poll(timeout_ms=5_000, max_records=10_000)
+            return records
+
+    return read

@@ -1,0 +1,197 @@
+"""Spark and a real cluster: what is written comes back once, whatever becomes of the tasks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import oncelog
+from oncelog import spark_bridge
+
+pytestmark = [pytest.mark.ray, pytest.mark.spark]
+
+RAYDP_TIMEOUT_S = 120
+
+RAYDP_PROGRAM = """
+import sys
+import oncelog
+from oncelog import spark_bridge
+
+with oncelog.connect(sys.argv[1]) as cluster:
+    spark = spark_bridge.session(cluster, executors=1, cores=1, memory="500m")
+    frame = spark.range(1000).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+    frame.write.format("oncelog").option("topic", "raydp").mode("append").save()
+    read = spark.read.format("oncelog").option("subscribe", "raydp").load()
+    found = read.selectExpr("COUNT(*)", "COUNT(DISTINCT value)", "COUNT(DISTINCT partition)").first()
+    try:
+        spark_bridge.session(cluster)
+    except oncelog.OncelogError as error:
+        refusal = str(error)
+    spark_bridge.stop(spark)
+    print("found", *found, "refused:", refusal)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    import ray
+
+    with oncelog.init(tmp_path_factory.mktemp("data"), num_cpus=2) as cluster:
+        yield cluster
+        cluster.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def spark(cluster):
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    spark_bridge.register(session, cluster)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def topic(cluster, request):
+    """A topic of two partitions that is the test's own."""
+    name = request.node.name.removeprefix("test_")
+    cluster.admin().create_topic(name, partitions=2)
+    return name
+
+
+def read(spark, topic, **options):
+    reader = spark.read.format("oncelog").option("subscribe", topic).options(**options)
+    return reader.load()
+
+
+def write(frame, topic, **options):
+    frame.write.format("oncelog").option("topic", topic).options(**options).mode("append").save()
+
+
+def refusal(action):
+    """The line for the user in the error that ``action`` raises."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        action()
+    return [line for line in str(caught.value).splitlines() if "ValueError: oncelog: " in line][-1]
+
+
+def large_rows(spark, *, fails_on_attempts):
+    """24 rows of 1 MB, of which one task sends some and fails, on each of these attempts."""
+
+    def rows(batches):
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        for batch in batches:
+            for identifier in batch["id"].to_pylist():
+                value = str(identifier).ljust(1_000_000)
+                yield pa.RecordBatch.from_pydict({"value": [value]})
+        context = TaskContext.get()
+        if context.partitionId() == 0 and context.attemptNumber() in fails_on_attempts:
+            raise RuntimeError("the task fails")
+
+    return spark.range(0, 24, 1, 2).mapInArrow(rows, "value STRING")
+
+
+def identifiers(frame):
+    return sorted(int(row[0]) for row in frame.selectExpr("TRIM(CAST(value AS STRING))").collect())
+
+
+def test_records_come_back_as_they_were_written(spark, topic):
+    frame = spark.sql(
+        """
+        SELECT 'a' AS key, 'one' AS value, 1 AS partition, TIMESTAMP '2013-01-01 05:00:00' AS
+            timestamp, ARRAY(NAMED_STRUCT('key', 'h', 'value', X'01')) AS headers
+        UNION ALL SELECT NULL, NULL, 0, TIMESTAMP '2013-01-01 06:00:00', NULL
+        """
+    )
+    write(frame, topic, **{"transactional.id": "load"})
+    records = read(spark, topic).orderBy("partition")
+    assert records.columns[:4] == ["key", "value", "topic", "partition"]
+    first, second = records.collect()
+    assert (first.key, first.value, first.partition, first.offset) == (None, None, 0, 0)
+    assert (bytes(second.key), bytes(second.value), second.topic) == (b"a", b"one", topic)
+    assert [(item.key, bytes(item.value)) for item in second.headers] == [("h", b"\x01")]
+    assert second.timestamp.isoformat() == "2013-01-01T05:00:00"
+    assert second.timestampType == 0
+
+
+def test_a_failed_attempt_leaves_nothing_that_a_reader_sees(spark, topic):
+    write(large_rows(spark, fails_on_attempts={0, 1}), topic)
+    assert identifiers(read(spark, topic)) == list(range(24))
+    everything = read(spark, topic, **{"isolation.level": "read_uncommitted"})
+    assert everything.count() > 24
+
+
+def test_a_failed_write_leaves_nothing_that_a_reader_sees(spark, topic):
+    with pytest.raises(Exception, match="the task fails"):
+        write(large_rows(spark, fails_on_attempts={0, 1, 2, 3}), topic)
+    assert read(spark, topic).count() == 0
+    # What it left open was aborted, so that readers are not held back.
+    write(spark.sql("SELECT 'next' AS value"), topic)
+    assert read(spark, topic).count() == 1
+
+
+def test_a_committed_version_is_not_written_again(spark, topic):
+    frame = spark.range(0, 100, 1, 2).selectExpr("CAST(id AS STRING) AS value")
+    for version in (1, 1, 2, 2):
+        write(frame, topic, txnAppId="nightly", txnVersion=version)
+    assert identifiers(read(spark, topic)) == sorted([*range(100), *range(100)])
+    assert "txnVersion=1 of txnAppId='nightly' is older than" in refusal(
+        lambda: write(frame, topic, txnAppId="nightly", txnVersion=1)
+    )
+
+
+def test_offsets_bound_a_read_and_may_be_split_over_tasks(spark, topic):
+    frame = spark.range(0, 100, 1, 1).selectExpr("CAST(id AS STRING) AS value", "0 AS partition")
+    write(frame, topic)
+    bounds = {
+        "startingOffsets": f'{{"{topic}":{{"0":10,"1":-2}}}}',
+        "endingOffsets": f'{{"{topic}":{{"0":30,"1":-1}}}}',
+    }
+    records = read(spark, topic, minPartitions=4, **bounds)
+    assert identifiers(records) == list(range(10, 30))
+    assert records.rdd.getNumPartitions() == 4
+    assert "can be read" in refusal(
+        lambda: read(spark, topic, endingOffsets=f'{{"{topic}":{{"0":999,"1":0}}}}').count()
+    )
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(spark, topic):
+    frame = spark.sql("SELECT 'x' AS value")
+    assert "there is no topic 'nowhere'" in refusal(lambda: read(spark, "nowhere").count())
+    assert "there is no topic 'nowhere'" in refusal(lambda: write(frame, "nowhere"))
+    assert "did you mean includeHeaders?" in refusal(lambda: read(spark, topic, includeHeader=1))
+    assert "no column 'value'" in refusal(lambda: write(spark.range(1), topic))
+    assert "mode overwrite" in refusal(
+        lambda: frame.write.format("oncelog").option("topic", topic).mode("overwrite").save()
+    )
+
+
+def test_a_session_on_raydp_writes_and_reads(cluster):
+    cluster.admin().create_topic("raydp", partitions=3)
+    # In a process of its own: a JVM that was started for another session lacks RayDP's classes.
+    shown = subprocess.run(
+        [sys.executable, "-c", RAYDP_PROGRAM, cluster.address],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RAYDP_TIMEOUT_S,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert shown.returncode == 0, shown.stderr
+    (line,) = [line for line in shown.stdout.splitlines() if line.startswith("found")]
+    assert line.startswith("found 1000 1000 3 refused: this process has a Spark session already")

@@ -1,0 +1,243 @@
+"""A group coordinator on a real directory, with a disk the test can hold or break."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
+from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
+from oncelog.actors.protocol.group_messages import (
+    DeleteGroupRequest,
+    DescribeGroupsRequest,
+    GroupProtocol,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    MemberAssignment,
+    OffsetAndMetadata,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupReply,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages import (
+    TxnMarker,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.ray_transport import ThreadBackground
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
+
+KEY = b"key" * 10
+TOPIC_ID = "a" * 32
+OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
+TP = TopicPartition("flights", 0)
+GROUP = "billing"
+RETENTION_MS = 604_800_000
+
+
+class ManualClock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self.time_ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+
+class HeldBackground(ThreadBackground):
+    """Syncs when the gate is open, and fails when the disk is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_broken = False
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        await self.gate.wait()
+        if self.is_broken:
+            raise OSError("no more disk")
+        return await super().run(work)
+
+
+class Shard:
+    """One coordinator, short ways to use it, and restarts of its process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        self.offsets_partitions = 1
+        self.background: HeldBackground
+        self.coordinator: GroupCoordinator
+        self._starts = 0
+
+    async def start(self, *, loads: bool = True) -> None:
+        async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(
+                leader_epoch=last_epoch + 1,
+                topic_id=TOPIC_ID,
+                cluster_key=KEY,
+                offsets_partitions=self.offsets_partitions,
+            )
+
+        cluster = ClusterConfig()
+        self.background = HeldBackground()
+        replica = Replica(
+            config=ReplicaConfig(
+                topic=CONSUMER_OFFSETS_TOPIC,
+                partition=0,
+                broker_id=1,
+                data_dir=str(self.directory),
+                cluster=cluster,
+            ),
+            filesystem=RealFileSystem(),
+            clock=self.clock,
+            background=self.background,
+            epoch_source=epoch_source,
+        )
+        self._starts += 1
+        self.coordinator = GroupCoordinator(
+            replica=replica,
+            clock=self.clock,
+            random=Random(self._starts),
+            settings=group_settings(cluster),
+        )
+        await replica.start()
+        if loads:
+            await self.coordinator.load()
+
+    async def stop(self) -> None:
+        self.background.gate.set()
+        self.coordinator.resign()
+        await self.coordinator.replica.stop()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def join(self, member_id: str = "", **fields: Any) -> JoinGroupReply:
+        values: dict[str, Any] = {
+            "group_id": GROUP,
+            "protocols": (GroupProtocol(name="range", metadata=b""),),
+        }
+        request = JoinGroupRequest(**{**values, "member_id": member_id, **fields})
+        return await self.coordinator.join_group(request)
+
+    async def enter(self) -> JoinGroupReply:
+        refused = await self.join()
+        assert refused.error is ErrorCode.MEMBER_ID_REQUIRED
+        return await self.join(refused.member_id)
+
+    async def sync(self, joined: JoinGroupReply, assignment: bytes = b"all") -> SyncGroupReply:
+        request = SyncGroupRequest(
+            group_id=GROUP,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            assignments=(MemberAssignment(member_id=joined.member_id, assignment=assignment),),
+        )
+        return await self.coordinator.sync_group(request)
+
+    async def heartbeat(self, joined: JoinGroupReply) -> ErrorCode:
+        request = HeartbeatRequest(
+            group_id=GROUP, generation_id=joined.generation_id, member_id=joined.member_id
+        )
+        return (await self.coordinator.heartbeat(request)).error
+
+    async def commit(self, offset: int, **fields: Any) -> ErrorCode:
+        values: dict[str, Any] = {
+            "group_id": GROUP,
+            "offsets": ((TP, OffsetAndMetadata(offset=offset)),),
+        }
+        reply = await self.coordinator.offset_commit(OffsetCommitRequest(**{**values, **fields}))
+        return reply.error if reply.error is not ErrorCode.NONE else reply.results[0].error
+
+    async def txn_commit(self, offset: int, *, pid: int = 7, epoch: int = 0, **fields: Any) -> Any:
+        ticket = issue_ticket(
+            cluster_key=KEY,
+            producer_id=pid,
+            producer_epoch=epoch,
+            topic_id=TOPIC_ID,
+            partition=0,
+            issued_ms=self.clock.now_ms(),
+            transaction_timeout_ms=60_000,
+        )
+        values: dict[str, Any] = {
+            "transactional_id": "loader",
+            "group_id": GROUP,
+            "producer_id": pid,
+            "producer_epoch": epoch,
+            "ticket": ticket,
+            "offsets": ((TP, OffsetAndMetadata(offset=offset)),),
+        }
+        request = TxnOffsetCommitRequest(**{**values, **fields})
+        return (await self.coordinator.txn_offset_commit(request)).error
+
+    async def mark(
+        self, *, committed: bool, pid: int = 7, epoch: int = 1, tp: TopicPartition = OFFSETS
+    ) -> ErrorCode:
+        marker = TxnMarker(
+            producer_id=pid, producer_epoch=epoch, committed=committed, partitions=(tp,)
+        )
+        request = WriteTxnMarkersRequest(coordinator_epoch=0, markers=(marker,))
+        (result,) = (await self.coordinator.write_txn_markers(request)).results
+        assert (result.producer_id, result.topic_partition) == (pid, tp)
+        return result.error
+
+    async def position(self, *, require_stable: bool = True) -> int | ErrorCode:
+        request = OffsetFetchRequest(
+            group_id=GROUP, partitions=(TP,), require_stable=require_stable
+        )
+        reply = await self.coordinator.offset_fetch(request)
+        if reply.error is not ErrorCode.NONE:
+            return reply.error
+        fetched = reply.offsets[0]
+        return fetched.offset if fetched.error is ErrorCode.NONE else fetched.error
+
+    async def state(self) -> str | None:
+        reply = await self.coordinator.describe_groups(DescribeGroupsRequest())
+        assert reply.error is ErrorCode.NONE
+        return reply.groups[0].state if reply.groups else None
+
+    async def delete(self) -> ErrorCode:
+        return (await self.coordinator.delete_group(DeleteGroupRequest(group_id=GROUP))).error
+
+
+Scenario = Callable[[Shard], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    def run(scenario: Scenario) -> None:
+        async def body() -> None:
+            shard = Shard(tmp_path)
+            await shard.start()
+            try:
+                await scenario(shard)
+            finally:
+                await shard.stop()
+
+        asyncio.run(body())
+
+    return run
+
+
+@pytest.fixture
+def new_shard() -> type[Shard]:
+    """A coordinator that the test starts itself."""
+    return Shard

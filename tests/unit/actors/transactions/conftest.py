@@ -1,0 +1,254 @@
+"""A world in one process: virtual time, an in-memory transport, real replicas on a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from oncelog.actors.cluster_view import ClusterView
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, transaction_actor
+from oncelog.actors.marker_sender import MarkerSender
+from oncelog.actors.partition_leader import PartitionLeader
+from oncelog.actors.protocol.cluster_messages import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    BecomeLeaderReply,
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages import (
+    MarkerResult,
+    ReplyT,
+    Request,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.replica import Replica
+from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
+
+CLUSTER_KEY = b"k" * 32
+START_MS = 1_700_000_000_000
+ResultT = TypeVar("ResultT")
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Instead of waiting for a timer, makes it the time of that timer."""
+
+    time_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("everything waits and no timer is set")
+        self.time_s += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only when all wait for it."""
+
+    def __init__(self) -> None:
+        self.selector = _JumpingSelector()
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return self.selector.time_s
+
+
+class InlineBackground:
+    """Blocking work, done at once."""
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        return work()
+
+
+class World:
+    """The controller, a transport, and whatever actors a test puts behind it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.loop = VirtualLoop()
+        self.rng = random.Random(1)
+        self.config = ClusterConfig()
+        self.calls: list[tuple[int, str, Request[Any]]] = []
+        self.actors: dict[str, Any] = {CONTROLLER_ACTOR: self.controller}
+        self.leaders: dict[TopicPartition, int] = {}
+        self.topic_ids: dict[str, str] = {}
+        self.next_producer_id = 1_000
+        self.next_epoch = 5
+        self.running: list[Any] = []
+        for number in range(2):
+            self.add_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, number))
+
+    # --- time and calls ---
+
+    def now_ms(self) -> int:
+        return START_MS + round(self.loop.time() * 1_000)
+
+    def passed_ms(self) -> int:
+        return self.now_ms() - START_MS
+
+    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+        async def body() -> None:
+            try:
+                await scenario()
+            finally:
+                for one in reversed(self.running):
+                    await one.stop()
+
+        try:
+            self.loop.run_until_complete(body())
+        finally:
+            self.loop.close()
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        self.calls.append((self.passed_ms(), actor, request))
+        await asyncio.sleep(0.001)
+        handler = self.actors.get(actor)
+        if handler is None:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if not callable(handler):
+            handler = getattr(handler, request.method)
+        try:
+            reply: ReplyT = await asyncio.wait_for(handler(request), timeout_ms / 1_000)
+        except asyncio.TimeoutError:
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        return reply
+
+    def calls_of(self, method: str) -> list[tuple[int, str, Any]]:
+        return [call for call in self.calls if call[2].method == method]
+
+    # --- the cluster ---
+
+    async def controller(self, request: Request[Any]) -> Any:
+        if isinstance(request, AllocateProducerIdsRequest):
+            first, self.next_producer_id = self.next_producer_id, self.next_producer_id + 1_000
+            return AllocateProducerIdsReply(first_producer_id=first, count=1_000)
+        assert isinstance(request, MetadataRequest)
+        topics: dict[str, list[PartitionMetadata]] = {}
+        for tp, leader in sorted(self.leaders.items()):
+            topics.setdefault(tp.topic, []).append(
+                PartitionMetadata(
+                    partition=tp.partition, leader=leader, leader_epoch=0, replicas=(), isr=()
+                )
+            )
+        return MetadataReply(
+            topics=tuple(
+                TopicMetadata(
+                    name=name, topic_id=self.topic_ids[name], partitions=tuple(topics[name])
+                )
+                for name in request.topics or ()
+                if name in topics
+            )
+        )
+
+    def add_partition(self, tp: TopicPartition, leader: int = 1) -> None:
+        self.leaders[tp] = leader
+        self.topic_ids.setdefault(tp.topic, f"{len(self.topic_ids):032x}")
+
+    def answer_markers(
+        self, actor: str, *answers: ErrorCode, then: ErrorCode = ErrorCode.NONE
+    ) -> None:
+        """Make ``actor`` answer markers with ``answers`` in turn, and from then on ``then``."""
+        left = list(answers)
+
+        async def handler(request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+            error = left.pop(0) if left else then
+            return WriteTxnMarkersReply(
+                results=tuple(
+                    MarkerResult(producer_id=marker.producer_id, topic_partition=tp, error=error)
+                    for marker in request.markers
+                    for tp in marker.partitions
+                )
+            )
+
+        self.actors[actor] = handler
+
+    # --- what is under test ---
+
+    def cluster_view(self) -> ClusterView:
+        return ClusterView(transport=self, clock=self, call_timeout_ms=5_000)
+
+    def marker_sender(self) -> MarkerSender:
+        return MarkerSender(
+            transport=self,
+            cluster=self.cluster_view(),
+            clock=self,
+            rng=self.rng,
+            call_timeout_ms=5_000,
+        )
+
+    def replica(self, tp: TopicPartition) -> Replica:
+        async def epoch_source(_last_epoch: int) -> BecomeLeaderReply:
+            self.next_epoch += 1
+            return BecomeLeaderReply(
+                leader_epoch=self.next_epoch,
+                topic_id=self.topic_ids.get(tp.topic, "0" * 32),
+                cluster_key=CLUSTER_KEY,
+                transaction_state_partitions=1,
+                offsets_partitions=2,
+            )
+
+        return Replica(
+            config=ReplicaConfig(
+                topic=tp.topic,
+                partition=tp.partition,
+                broker_id=1,
+                data_dir=str(self.directory),
+                cluster=self.config,
+            ),
+            filesystem=RealFileSystem(),
+            clock=self,
+            background=InlineBackground(),
+            epoch_source=epoch_source,
+        )
+
+    async def coordinator(self, **fields: Any) -> TransactionCoordinator:
+        """Start a coordinator; what stopped before it is found again in its log."""
+        replica = self.replica(TopicPartition(TRANSACTION_STATE_TOPIC, 0))
+        coordinator = TransactionCoordinator(
+            replica=replica, transport=self, clock=self, rng=self.rng, **fields
+        )
+        await replica.start()
+        await coordinator.start()
+        self.running += [replica, coordinator]
+        self.actors[transaction_actor(0, 1)] = coordinator
+        return coordinator
+
+    async def crash(self, coordinator: TransactionCoordinator) -> None:
+        """End a coordinator, whatever it was doing."""
+        self.running.remove(coordinator)
+        self.running.remove(coordinator.replica)
+        await coordinator.stop()
+        await coordinator.replica.stop()
+
+    async def partition(self, tp: TopicPartition) -> PartitionLeader:
+        """Start the real leader of a partition."""
+        self.add_partition(tp)
+        replica = self.replica(tp)
+        leader = PartitionLeader(replica=replica, clock=self)
+        await replica.start()
+        self.running.append(replica)
+        self.actors[f"partition:{tp}@1"] = leader
+        return leader
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A cluster of one broker; only the controller and the offsets topic exist."""
+    return World(tmp_path)

@@ -1,0 +1,270 @@
+"""Markers reach every partition, however long that takes, unless somebody newer decides."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.marker_sender import Delivery
+from oncelog.actors.protocol.messages import (
+    MarkerResult,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
+
+FLIGHTS = [TopicPartition("flights", number) for number in range(3)]
+
+
+def marker(producer_id: int, *partitions: TopicPartition, committed: bool = True) -> TxnMarker:
+    return TxnMarker(
+        producer_id=producer_id, producer_epoch=1, committed=committed, partitions=partitions
+    )
+
+
+def always() -> bool:
+    return True
+
+
+def test_every_partition_gets_one_call_with_all_its_verdicts(world: Any) -> None:
+    async def scenario() -> None:
+        for tp in FLIGHTS[:2]:
+            world.add_partition(tp)
+            world.answer_markers(f"partition:{tp}@1")
+        markers = [marker(7, *FLIGHTS[:2]), marker(8, FLIGHTS[1], committed=False)]
+        delivery = await world.marker_sender().send(markers, coordinator_epoch=4, is_current=always)
+        assert delivery is Delivery.DONE
+        sent = {actor: request for _, actor, request in world.calls_of("write_txn_markers")}
+        assert sent == {
+            "partition:flights-0@1": WriteTxnMarkersRequest(
+                coordinator_epoch=4, markers=(marker(7, FLIGHTS[0]),)
+            ),
+            "partition:flights-1@1": WriteTxnMarkersRequest(
+                coordinator_epoch=4,
+                markers=(marker(7, FLIGHTS[1]), marker(8, FLIGHTS[1], committed=False)),
+            ),
+        }
+        assert len(world.calls_of("write_txn_markers")) == 2
+
+    world.run(scenario)
+
+
+def test_no_markers_are_done_at_once(world: Any) -> None:
+    async def scenario() -> None:
+        sender = world.marker_sender()
+        assert await sender.send([], coordinator_epoch=4, is_current=always) is Delivery.DONE
+        assert not world.calls
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    ],
+)
+def test_a_partition_that_cannot_now_is_asked_again(world: Any, error: ErrorCode) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.answer_markers("partition:flights-0@1", error, error)
+        delivery = await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DONE
+        assert len(world.calls_of("write_txn_markers")) == 3
+
+    world.run(scenario)
+
+
+def test_the_pause_between_attempts_grows_to_a_second(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.answer_markers("partition:flights-0@1", *[ErrorCode.NOT_LEADER_OR_FOLLOWER] * 12)
+        await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        times = [time_ms for time_ms, _, _ in world.calls_of("write_txn_markers")]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses[0] < 30
+        assert 500 <= pauses[-1] <= 1_010
+
+    world.run(scenario)
+
+
+def test_a_leader_that_moved_is_found_again(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.answer_markers("partition:flights-0@2")
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(0.1)
+        world.add_partition(FLIGHTS[0], leader=2)
+        assert await sending is Delivery.DONE
+        assert world.calls_of("write_txn_markers")[-1][1] == "partition:flights-0@2"
+
+    world.run(scenario)
+
+
+def test_a_partition_without_a_leader_is_waited_for(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0], leader=-1)
+        world.answer_markers("partition:flights-0@1")
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(0.5)
+        assert not world.calls_of("write_txn_markers")
+        world.add_partition(FLIGHTS[0], leader=1)
+        assert await sending is Delivery.DONE
+
+    world.run(scenario)
+
+
+def test_an_unreachable_partition_delays_nobody_else(world: Any) -> None:
+    async def scenario() -> None:
+        for tp in FLIGHTS:
+            world.add_partition(tp)
+        for tp in FLIGHTS[1:]:
+            world.answer_markers(f"partition:{tp}@1")
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, *FLIGHTS)], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(60)
+        first = {actor: time_ms for time_ms, actor, _ in reversed(world.calls)}
+        assert first["partition:flights-1@1"] < 10
+        assert first["partition:flights-2@1"] < 10
+        assert not sending.done()
+        world.answer_markers("partition:flights-0@1")
+        assert await sending is Delivery.DONE
+
+    world.run(scenario)
+
+
+def test_only_the_markers_that_are_missing_are_sent_again(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        asked: list[list[int]] = []
+
+        async def leader(request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+            asked.append([one.producer_id for one in request.markers])
+            return WriteTxnMarkersReply(
+                results=tuple(
+                    MarkerResult(
+                        producer_id=producer_id,
+                        topic_partition=FLIGHTS[0],
+                        error=ErrorCode.NOT_ENOUGH_REPLICAS
+                        if producer_id == 8 and len(asked) == 1
+                        else ErrorCode.NONE,
+                    )
+                    for producer_id in asked[-1]
+                )
+            )
+
+        world.actors["partition:flights-0@1"] = leader
+        markers = [marker(number, FLIGHTS[0]) for number in (7, 8, 9)]
+        await world.marker_sender().send(markers, coordinator_epoch=4, is_current=always)
+        assert asked == [[7, 8, 9], [8]]
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    "error", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED]
+)
+def test_a_partition_that_saw_somebody_newer_drops_it_all(world: Any, error: ErrorCode) -> None:
+    async def scenario() -> None:
+        for tp in FLIGHTS[:2]:
+            world.add_partition(tp)
+        world.answer_markers("partition:flights-0@1", error)  # The other one is unreachable.
+        delivery = await world.marker_sender().send(
+            [marker(7, *FLIGHTS[:2])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DROPPED
+        assert world.passed_ms() < 100
+
+    world.run(scenario)
+
+
+def test_a_coordinator_that_is_no_longer_current_sends_nothing(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        delivery = await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=lambda: False
+        )
+        assert delivery is Delivery.DROPPED
+        assert not world.calls_of("write_txn_markers")
+
+    world.run(scenario)
+
+
+def test_a_deleted_topic_needs_no_markers(world: Any) -> None:
+    async def scenario() -> None:
+        for tp in FLIGHTS[:2]:
+            world.add_partition(tp)
+        world.answer_markers("partition:flights-1@1")
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, *FLIGHTS[:2])], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(1)
+        assert not sending.done()
+        del world.leaders[FLIGHTS[0]]
+        assert await sending is Delivery.DONE
+
+    world.run(scenario)
+
+
+def test_a_silent_controller_does_not_make_a_topic_gone(world: Any) -> None:
+    async def scenario() -> None:
+        controller = world.actors.pop(CONTROLLER_ACTOR)
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(10)
+        assert not sending.done()
+        world.add_partition(FLIGHTS[0])
+        world.answer_markers("partition:flights-0@1")
+        world.actors[CONTROLLER_ACTOR] = controller
+        assert await sending is Delivery.DONE
+        assert len(world.calls_of("write_txn_markers")) == 1
+
+    world.run(scenario)
+
+
+def test_the_marker_of_an_offsets_partition_goes_to_its_group_coordinator(world: Any) -> None:
+    async def scenario() -> None:
+        world.answer_markers("group:1@1", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        delivery = await world.marker_sender().send(
+            [marker(7, TopicPartition(CONSUMER_OFFSETS_TOPIC, 1))],
+            coordinator_epoch=4,
+            is_current=always,
+        )
+        assert delivery is Delivery.DONE
+        assert [actor for _, actor, _ in world.calls_of("write_txn_markers")] == ["group:1@1"] * 2
+
+    world.run(scenario)

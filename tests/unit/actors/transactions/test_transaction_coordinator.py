@@ -1,0 +1,372 @@
+"""The coordinator's shell on a real log, with virtual time and an in-memory transport."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistRequest,
+    FetchRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    ProducerDescription,
+    ProduceRequest,
+    Run,
+    Winner,
+)
+from oncelog.actors.protocol.tickets import check_ticket
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import IsolationLevel, TopicPartition
+from oncelog.storage.record_codec import encode_records
+
+CLUSTER_KEY = b"k" * 32
+FLIGHTS = TopicPartition("flights", 0)
+RUN = Run(started_ns=1, id="run")
+
+
+async def init(coordinator: Any, transactional_id: str | None = "loader") -> InitProducerIdReply:
+    request = InitProducerIdRequest(transactional_id=transactional_id)
+    reply: InitProducerIdReply = await coordinator.init_producer_id(request)
+    return reply
+
+
+async def add(
+    coordinator: Any, producer_id: int, epoch: int, *partitions: TopicPartition
+) -> AddPartitionsToTxnReply:
+    reply: AddPartitionsToTxnReply = await coordinator.add_partitions_to_txn(
+        AddPartitionsToTxnRequest(
+            transactional_id="loader",
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            partitions=partitions or (FLIGHTS,),
+        )
+    )
+    return reply
+
+
+async def end(
+    coordinator: Any, producer_id: int, epoch: int, committed: bool = True
+) -> EndTxnReply:
+    reply: EndTxnReply = await coordinator.end_txn(
+        EndTxnRequest(
+            transactional_id="loader",
+            committed=committed,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
+    )
+    return reply
+
+
+def state_of(coordinator: Any) -> str:
+    (description,) = coordinator.machine.describe(["loader"])
+    return str(description.state)
+
+
+async def begin(world: Any, coordinator: Any, *partitions: TopicPartition) -> tuple[int, int]:
+    for tp in partitions or (FLIGHTS,):
+        world.add_partition(tp)
+    reply = await init(coordinator)
+    added = await add(coordinator, reply.producer_id, reply.producer_epoch, *partitions)
+    assert added.error is ErrorCode.NONE
+    return reply.producer_id, reply.producer_epoch
+
+
+# --- the whole way ----------------------------------------------------------------------------
+
+
+def test_a_transaction_from_init_to_reading_it(world: Any) -> None:
+    async def scenario() -> None:
+        leader = await world.partition(FLIGHTS)
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        enrolled = await add(coordinator, producer_id, epoch)
+        batch = encode_records(
+            [(None, b"value", world.now_ms(), ())],
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        produce = ProduceRequest(
+            topic_partition=FLIGHTS,
+            batch=bytes(batch),
+            transactional_id="loader",
+            ticket=enrolled.enrolments[0].ticket,
+        )
+        fetch = FetchRequest(
+            topic_partition=FLIGHTS,
+            fetch_offset=0,
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            max_wait_ms=0,
+        )
+        assert (await leader.produce(produce)).error is ErrorCode.NONE
+        assert (await leader.fetch(fetch)).records == b""
+        reply = await end(coordinator, producer_id, epoch)
+        assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
+        assert (reply.producer_id, reply.producer_epoch) == (producer_id, epoch + 1)
+        assert (await leader.fetch(fetch)).records
+        late = await leader.produce(produce)  # The batch is a duplicate by sequence no more.
+        assert late.error is ErrorCode.INVALID_PRODUCER_EPOCH
+
+    world.run(scenario)
+
+
+def test_tickets_prove_the_enrolment_of_each_partition(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        delays = TopicPartition("delays", 0)
+        producer_id, epoch = await begin(world, coordinator, FLIGHTS, delays)
+        reply = await add(coordinator, producer_id, epoch, delays, FLIGHTS)
+        assert [one.topic_partition for one in reply.enrolments] == [delays, FLIGHTS]
+        for one in reply.enrolments:
+            assert check_ticket(
+                one.ticket,
+                cluster_key=CLUSTER_KEY,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                topic_id=world.topic_ids[one.topic_partition.topic],
+                partition=one.topic_partition.partition,
+                now_ms=world.now_ms(),
+            )
+
+    world.run(scenario)
+
+
+def test_markers_carry_the_coordinator_epoch_and_the_next_producer_epoch(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1")
+        await end(coordinator, producer_id, epoch, committed=False)
+        ((_, _, request),) = world.calls_of("write_txn_markers")
+        assert request.coordinator_epoch == coordinator.replica.leader_epoch
+        (marker,) = request.markers
+        assert (marker.producer_epoch, marker.committed) == (epoch + 1, False)
+        assert state_of(coordinator) == "CompleteAbort"
+
+    world.run(scenario)
+
+
+# --- visibility and failover ------------------------------------------------------------------
+
+
+def test_the_end_is_answered_before_it_is_visible_when_a_leader_is_away(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        started_ms = world.passed_ms()
+        reply = await end(coordinator, producer_id, epoch)
+        assert (reply.error, reply.visible) == (ErrorCode.NONE, False)
+        assert 1_000 <= world.passed_ms() - started_ms < 1_100
+        again = await add(coordinator, producer_id, epoch + 1)
+        assert again.error is ErrorCode.CONCURRENT_TRANSACTIONS
+        world.answer_markers("partition:flights-0@1")
+        await asyncio.sleep(1.5)
+        assert state_of(coordinator) == "CompleteCommit"
+        retry = await end(coordinator, producer_id, epoch)
+        assert (retry.error, retry.visible) == (ErrorCode.NONE, True)
+
+    world.run(scenario)
+
+
+def test_a_successor_finishes_the_commit_with_its_own_epoch(world: Any) -> None:
+    async def scenario() -> None:
+        first = await world.coordinator()
+        producer_id, epoch = await begin(world, first)
+        await end(first, producer_id, epoch)
+        await world.crash(first)
+        world.answer_markers("partition:flights-0@1")
+        second = await world.coordinator()
+        await asyncio.sleep(0.1)
+        assert state_of(second) == "CompleteCommit"
+        _, _, request = world.calls_of("write_txn_markers")[-1]
+        assert request.coordinator_epoch == second.replica.leader_epoch > first.replica.leader_epoch
+        assert request.markers[0].committed
+        assert (await end(second, producer_id, epoch)).error is ErrorCode.NONE
+
+    world.run(scenario)
+
+
+def test_a_coordinator_that_a_partition_refuses_leaves_the_completion(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1", then=ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        reply = await end(coordinator, producer_id, epoch)
+        assert not reply.visible
+        await asyncio.sleep(60)
+        assert len(world.calls_of("write_txn_markers")) == 1
+        assert state_of(coordinator) == "PrepareCommit"
+
+    world.run(scenario)
+
+
+def test_an_open_transaction_is_aborted_when_its_time_is_over(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1")
+        await asyncio.sleep(59)
+        assert state_of(coordinator) == "Ongoing"
+        await asyncio.sleep(3)
+        assert state_of(coordinator) == "CompleteAbort"
+        assert (await end(coordinator, producer_id, epoch)).error is ErrorCode.INVALID_TXN_STATE
+        abort = await end(coordinator, producer_id, epoch, committed=False)
+        assert (abort.error, abort.producer_epoch) == (ErrorCode.NONE, epoch + 1)
+
+    world.run(scenario)
+
+
+def test_an_id_that_is_idle_for_a_week_is_forgotten(world: Any) -> None:
+    async def scenario() -> None:
+        world.config = ClusterConfig(transaction_abort_scan_ms=2_000_000_000)
+        coordinator = await world.coordinator()
+        await init(coordinator)
+        await asyncio.sleep(8 * 86_400)
+        assert coordinator.machine.metadata("loader") is None
+
+    world.run(scenario)
+
+
+def test_the_fence_of_a_new_owner_finishes_by_itself(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1")
+        assert (await init(coordinator)).error is ErrorCode.CONCURRENT_TRANSACTIONS
+        await asyncio.sleep(0.1)
+        reply = await init(coordinator)
+        assert (reply.producer_id, reply.producer_epoch) == (producer_id, epoch + 2)
+
+    world.run(scenario)
+
+
+# --- distributed writes -----------------------------------------------------------------------
+
+
+async def enlist(coordinator: Any, run: Run = RUN) -> tuple[int, int]:
+    reply = await coordinator.enlist(
+        EnlistRequest(transactional_id="loader", run=run, token=b"batch-1")
+    )
+    assert reply.error is ErrorCode.NONE
+    return reply.producer_id, reply.producer_epoch
+
+
+async def end_run(coordinator: Any, **winners: int) -> EndTxnReply:
+    reply: EndTxnReply = await coordinator.end_txn(
+        EndTxnRequest(
+            transactional_id="loader",
+            committed=True,
+            token=b"batch-1",
+            run=RUN,
+            winners=tuple(
+                Winner(producer_id=int(name[1:]), record_count=count)
+                for name, count in winners.items()
+            ),
+        )
+    )
+    return reply
+
+
+def holds(world: Any, actor: str, **counts: int) -> None:
+    """Make ``actor`` a leader that holds ``counts`` records of producers, at epoch 0."""
+    world.answer_markers(actor)
+    write_markers = world.actors[actor]
+
+    async def handler(request: Any) -> Any:
+        if not isinstance(request, DescribeProducersRequest):
+            return await write_markers(request)
+        return DescribeProducersReply(
+            producers=tuple(
+                ProducerDescription(
+                    producer_id=int(name[1:]),
+                    producer_epoch=0,
+                    last_sequence=0,
+                    last_timestamp_ms=0,
+                    coordinator_epoch=-1,
+                    open_record_count=count,
+                )
+                for name, count in counts.items()
+                if request.producer_ids is None or int(name[1:]) in request.producer_ids
+            )
+        )
+
+    world.actors[actor] = handler
+
+
+def test_a_distributed_write_commits_its_winners_and_aborts_the_others(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        winner, epoch = await enlist(coordinator)
+        loser, _ = await enlist(coordinator)
+        for producer_id in (winner, loser):
+            assert (await add(coordinator, producer_id, epoch)).enrolments[0].ticket
+        holds(world, "partition:flights-0@1", **{f"p{winner}": 10, f"p{loser}": 4})
+        reply = await end_run(coordinator, **{f"p{winner}": 10})
+        assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
+        ((_, _, request),) = world.calls_of("write_txn_markers")
+        assert {one.producer_id: one.committed for one in request.markers} == {
+            winner: True,
+            loser: False,
+        }
+        again = await end_run(coordinator, **{f"p{winner}": 10})
+        assert (again.error, again.visible) == (ErrorCode.NONE, True)
+        skipped = await coordinator.enlist(
+            EnlistRequest(transactional_id="loader", run=RUN, token=b"batch-1")
+        )
+        assert skipped.error is ErrorCode.ALREADY_COMMITTED
+
+    world.run(scenario)
+
+
+def test_a_count_that_the_leader_does_not_hold_changes_nothing(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        winner, epoch = await enlist(coordinator)
+        await add(coordinator, winner, epoch)
+        holds(world, "partition:flights-0@1", **{f"p{winner}": 9})
+        reply = await end_run(coordinator, **{f"p{winner}": 10})
+        assert reply.error is ErrorCode.INVALID_TXN_STATE
+        assert state_of(coordinator) == "Ongoing"
+        assert not world.calls_of("write_txn_markers")
+
+    world.run(scenario)
+
+
+def test_a_winners_leader_that_does_not_answer_makes_the_end_retriable(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        winner, epoch = await enlist(coordinator)
+        await add(coordinator, winner, epoch)
+        reply = await end_run(coordinator, **{f"p{winner}": 10})
+        assert reply.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert state_of(coordinator) == "Ongoing"
+        holds(world, "partition:flights-0@1", **{f"p{winner}": 10})
+        assert (await end_run(coordinator, **{f"p{winner}": 10})).error is ErrorCode.NONE
+
+    world.run(scenario)
+
+
+def test_a_winners_records_in_a_deleted_topic_are_missed(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        winner, epoch = await enlist(coordinator)
+        await add(coordinator, winner, epoch)
+        del world.leaders[FLIGHTS]
+        reply = await end_run(coordinator, **{f"p{winner}": 10})
+        assert reply.error is ErrorCode.INVALID_TXN_STATE
+
+    world.run(scenario)

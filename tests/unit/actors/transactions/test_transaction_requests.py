@@ -1,0 +1,300 @@
+"""What the coordinator's shell refuses, fetches and describes, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.protocol.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    Run,
+)
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
+
+CLUSTER_KEY = b"k" * 32
+FLIGHTS = TopicPartition("flights", 0)
+RUN = Run(started_ns=1, id="run")
+
+
+async def init(coordinator: Any, transactional_id: str | None = "loader") -> InitProducerIdReply:
+    request = InitProducerIdRequest(transactional_id=transactional_id)
+    reply: InitProducerIdReply = await coordinator.init_producer_id(request)
+    return reply
+
+
+async def add(
+    coordinator: Any, producer_id: int, epoch: int, *partitions: TopicPartition
+) -> AddPartitionsToTxnReply:
+    reply: AddPartitionsToTxnReply = await coordinator.add_partitions_to_txn(
+        AddPartitionsToTxnRequest(
+            transactional_id="loader",
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            partitions=partitions or (FLIGHTS,),
+        )
+    )
+    return reply
+
+
+async def end(
+    coordinator: Any, producer_id: int, epoch: int, committed: bool = True
+) -> EndTxnReply:
+    reply: EndTxnReply = await coordinator.end_txn(
+        EndTxnRequest(
+            transactional_id="loader",
+            committed=committed,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
+    )
+    return reply
+
+
+def state_of(coordinator: Any) -> str:
+    (description,) = coordinator.machine.describe(["loader"])
+    return str(description.state)
+
+
+async def begin(world: Any, coordinator: Any, *partitions: TopicPartition) -> tuple[int, int]:
+    for tp in partitions or (FLIGHTS,):
+        world.add_partition(tp)
+    reply = await init(coordinator)
+    added = await add(coordinator, reply.producer_id, reply.producer_epoch, *partitions)
+    assert added.error is ErrorCode.NONE
+    return reply.producer_id, reply.producer_epoch
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def test_requests_before_load_and_after_resigning_say_so(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        coordinator._runtime.is_loaded = False
+        assert (await init(coordinator)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert (await init(coordinator, None)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await world.crash(coordinator)
+        request = DescribeTransactionsRequest()
+        for error in (
+            (await init(coordinator)).error,
+            (await add(coordinator, 7, 0)).error,
+            (await end(coordinator, 7, 0)).error,
+            (await coordinator.describe_transactions(request)).error,
+        ):
+            assert error is ErrorCode.NOT_COORDINATOR
+
+    world.run(scenario)
+
+
+def test_a_replica_that_does_not_lead_starts_no_coordinator(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        await world.crash(coordinator)
+        await coordinator.start()
+        assert (await init(coordinator)).error is ErrorCode.NOT_COORDINATOR
+
+    world.run(scenario)
+
+
+def test_an_id_of_another_shard_is_refused(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        leadership = coordinator.replica.leadership
+        object.__setattr__(leadership, "transaction_state_partitions", 50)
+        assert shard_of("loader", 50) != 0
+        reply = await init(coordinator)
+        assert reply.error is ErrorCode.NOT_COORDINATOR
+        assert "loader" in reply.detail
+
+    world.run(scenario)
+
+
+def test_an_empty_id_is_refused_by_every_request(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        fields = {"transactional_id": "", "producer_id": 7, "producer_epoch": 0}
+        replies = [
+            await coordinator.init_producer_id(InitProducerIdRequest(transactional_id="")),
+            await coordinator.enlist(EnlistRequest(transactional_id="", run=RUN, token=b"")),
+            await coordinator.add_partitions_to_txn(
+                AddPartitionsToTxnRequest(**fields, partitions=(FLIGHTS,))
+            ),
+            await coordinator.add_offsets_to_txn(AddOffsetsToTxnRequest(**fields, group_id="g")),
+            await coordinator.end_txn(EndTxnRequest(**fields, committed=True)),
+        ]
+        assert {reply.error for reply in replies} == {ErrorCode.INVALID_REQUEST}
+
+    world.run(scenario)
+
+
+def test_an_unknown_topic_is_refused_and_a_silent_controller_is_retriable(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer = await init(coordinator)
+        unknown = await add(coordinator, producer.producer_id, 0)
+        assert unknown.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert unknown.enrolments[0].ticket == b""
+        controller = world.actors.pop(CONTROLLER_ACTOR)
+        reply = await add(coordinator, producer.producer_id, 0)
+        assert reply.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        world.actors[CONTROLLER_ACTOR] = controller
+        world.add_partition(FLIGHTS)
+        assert (await add(coordinator, producer.producer_id, 0)).error is ErrorCode.NONE
+        world.actors.pop(CONTROLLER_ACTOR)
+        await asyncio.sleep(5)
+        assert (await add(coordinator, producer.producer_id, 0)).error is ErrorCode.NONE
+
+    world.run(scenario)
+
+
+def test_the_offsets_partition_of_a_group_is_enrolled(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer = await init(coordinator)
+
+        async def add_offsets(group_id: str) -> AddPartitionsToTxnReply:
+            reply: AddPartitionsToTxnReply = await coordinator.add_offsets_to_txn(
+                AddOffsetsToTxnRequest(
+                    transactional_id="loader",
+                    producer_id=producer.producer_id,
+                    producer_epoch=0,
+                    group_id=group_id,
+                )
+            )
+            return reply
+
+        reply = await add_offsets("billing")
+        (enrolment,) = reply.enrolments
+        expected = TopicPartition(CONSUMER_OFFSETS_TOPIC, shard_of("billing", 2))
+        assert enrolment.topic_partition == expected
+        assert enrolment.ticket
+        for group_id in ("", "x" * 1_025):
+            assert (await add_offsets(group_id)).error is ErrorCode.INVALID_GROUP_ID
+
+    world.run(scenario)
+
+
+# --- producer ids -----------------------------------------------------------------------------
+
+
+def test_idempotent_producers_get_ids_of_their_own(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        replies = [await init(coordinator, None) for _ in range(3)]
+        assert [one.producer_id for one in replies] == [1_000, 1_001, 1_002]
+        assert {one.producer_epoch for one in replies} == {0}
+        assert coordinator.machine.describe(None) == ()
+
+    world.run(scenario)
+
+
+def test_the_next_block_is_fetched_beside_the_requests(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        for _ in range(1_500):
+            await init(coordinator, None)
+        assert len(world.calls_of("allocate_producer_ids")) == 2
+        await init(coordinator)
+        assert coordinator.machine.metadata("loader").producer_id == 2_500
+
+    world.run(scenario)
+
+
+def test_without_the_controller_new_producers_ask_again(world: Any) -> None:
+    async def scenario() -> None:
+        controller = world.actors.pop(CONTROLLER_ACTOR)
+        coordinator = await world.coordinator()
+        for transactional_id in (None, "loader"):
+            reply = await init(coordinator, transactional_id)
+            assert reply.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        world.actors[CONTROLLER_ACTOR] = controller
+        assert (await init(coordinator)).error is ErrorCode.NONE
+
+    world.run(scenario)
+
+
+# --- descriptions and failures ----------------------------------------------------------------
+
+
+def test_an_unknown_id_is_not_found_beside_the_known(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        await init(coordinator)
+        request = DescribeTransactionsRequest(transactional_ids=("loader", "nobody"))
+        reply = await coordinator.describe_transactions(request)
+        assert reply.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        assert "nobody" in reply.detail
+        assert [one.transactional_id for one in reply.transactions] == ["loader"]
+        everything = await coordinator.describe_transactions(DescribeTransactionsRequest())
+        assert everything.error is ErrorCode.NONE
+        assert len(everything.transactions) == 1
+
+    world.run(scenario)
+
+
+def test_a_bug_in_a_background_task_is_handed_out(world: Any) -> None:
+    async def scenario() -> None:
+        failures: list[BaseException] = []
+        coordinator = await world.coordinator(on_failure=failures.append)
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1")
+
+        def broken(*_: Any) -> Any:
+            raise InvariantViolation("I-15")
+
+        coordinator.machine.decide_complete = broken
+        reply = await end(coordinator, producer_id, epoch)
+        assert not reply.visible
+        assert [type(failure) for failure in failures] == [InvariantViolation]
+
+    world.run(scenario)
+
+
+def test_stopping_ends_every_task(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        await end(coordinator, producer_id, epoch)  # Its leader is away: the completion goes on.
+        await coordinator.stop()
+        sent = len(world.calls_of("write_txn_markers"))
+        await asyncio.sleep(60)
+        assert len(world.calls_of("write_txn_markers")) == sent
+        assert not coordinator._tasks
+
+    world.run(scenario)
+
+
+def test_many_ids_run_side_by_side(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        world.answer_markers("partition:flights-0@1")
+
+        async def one(name: str) -> EndTxnReply:
+            reply = await init(coordinator, name)
+            fields = {
+                "transactional_id": name,
+                "producer_id": reply.producer_id,
+                "producer_epoch": 0,
+            }
+            await coordinator.add_partitions_to_txn(
+                AddPartitionsToTxnRequest(**fields, partitions=(FLIGHTS,))
+            )
+            ended: EndTxnReply = await coordinator.end_txn(EndTxnRequest(**fields, committed=True))
+            return ended
+
+        replies = await asyncio.gather(*(one(f"id-{number}") for number in range(20)))
+        assert all(reply.visible for reply in replies)
+        assert len({reply.producer_id for reply in replies}) == 20
+
+    world.run(scenario)

@@ -1,0 +1,196 @@
+"""Members of a distributed write, and how its run ends."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    EnlistRequest,
+    ProduceRequest,
+    Run,
+    Winner,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.event_loop import LoopThread
+from oncelog.api.member import (
+    AsyncTransactionMember,
+    Membership,
+    TransactionMember,
+    end_run,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    IllegalStateError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+)
+
+MEMBERSHIP = Membership(transactional_id="query", run=Run(started_ns=1, id="a"), token=b"batch-1")
+
+
+def member(cluster: Any) -> AsyncTransactionMember:
+    return AsyncTransactionMember(
+        cluster.router(), ProducerSettings(), MEMBERSHIP, random=Random(1)
+    )
+
+
+async def end(cluster: Any, **arguments: Any) -> Any:
+    settings = ProducerSettings(max_block_ms=1_000)
+    return await end_run(cluster.router(), settings, MEMBERSHIP, random=Random(1), **arguments)
+
+
+def test_a_member_writes_as_its_own_producer_and_reports_what_was_acknowledged(
+    cluster: Any, run: Any
+) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        first, second = member(cluster), member(cluster)
+        assert await first.enlist()
+        assert await second.enlist()
+        await first.send("t", b"1")
+        await second.send("t", b"2")
+        await second.send("t", b"3")
+        await first.flush()
+        await second.flush()
+        assert first.winner.record_count == 1
+        assert second.winner == Winner(producer_id=first.winner.producer_id + 1, record_count=2)
+        await first.close()
+        await second.close()
+
+    run(story())
+    assert sorted(leader.values()) == [b"1", b"2", b"3"]
+    assert (
+        len({request.producer_id for request in cluster.requests(AddPartitionsToTxnRequest)}) == 2
+    )
+    assert not cluster.requests(EndTxnRequest)
+
+
+def test_a_committed_token_tells_the_member_to_write_nothing(cluster: Any, run: Any) -> None:
+    cluster.fault(EnlistRequest, ErrorCode.ALREADY_COMMITTED)
+
+    async def story() -> None:
+        assert await member(cluster).enlist() is False
+
+    run(story())
+
+
+def test_a_member_of_an_older_run_is_fenced(cluster: Any, run: Any) -> None:
+    cluster.fault(EnlistRequest, ErrorCode.PRODUCER_FENCED)
+
+    async def story() -> None:
+        with pytest.raises(ProducerFencedError):
+            await member(cluster).enlist()
+
+    run(story())
+
+
+def test_a_record_before_enlist_is_refused(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        early = member(cluster)
+        with pytest.raises(IllegalStateError):
+            await early.send("t", b"v")
+        with pytest.raises(IllegalStateError, match=r"enlist\(\) first"):
+            _ = early.winner
+
+    run(story())
+
+
+def test_a_failed_record_fails_the_flush_of_its_member(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
+
+    async def story() -> None:
+        failing = member(cluster)
+        await failing.enlist()
+        await failing.send("t", b"v")
+        with pytest.raises(TransactionAbortableError):
+            await failing.flush()
+
+    run(story())
+
+
+def test_the_run_ends_with_its_winners_and_its_token(cluster: Any, run: Any) -> None:
+    winner = Winner(producer_id=7, record_count=3)
+
+    async def story() -> None:
+        ended = await end(cluster, committed=True, winners=[winner])
+        assert ended.visible
+
+    run(story())
+    (request,) = cluster.requests(EndTxnRequest)
+    assert request.winners == (winner,)
+    assert (request.run, request.token, request.committed) == (MEMBERSHIP.run, b"batch-1", True)
+
+
+def test_a_lost_answer_to_the_end_of_a_run_is_asked_for_again(cluster: Any, run: Any) -> None:
+    cluster.fault(EndTxnRequest, "lose reply", ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def story() -> None:
+        await end(cluster, committed=True)
+
+    run(story())
+    assert len(cluster.requests(EndTxnRequest)) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "exception"),
+    [
+        (ErrorCode.INVALID_TXN_STATE, InvalidTxnStateError),
+        (ErrorCode.PRODUCER_FENCED, ProducerFencedError),
+    ],
+)
+def test_a_run_that_cannot_end_says_why(
+    cluster: Any, run: Any, error: ErrorCode, exception: type[Exception]
+) -> None:
+    cluster.fault(EndTxnRequest, error)
+
+    async def story() -> None:
+        with pytest.raises(exception):
+            await end(cluster, committed=True)
+
+    run(story())
+
+
+def test_a_run_whose_end_is_not_known_in_time_asks_for_the_same_call(
+    cluster: Any, run: Any
+) -> None:
+    cluster.fault(EndTxnRequest, *(["lose call"] * 20))
+
+    async def story() -> None:
+        with pytest.raises(RequestTimedOutError, match="same arguments"):
+            await end(cluster, committed=True)
+
+    run(story())
+
+
+def test_a_token_committed_before_is_told_at_the_end(cluster: Any, run: Any) -> None:
+    cluster.fault(EndTxnRequest, ErrorCode.ALREADY_COMMITTED)
+
+    async def story() -> None:
+        assert (await end(cluster, committed=True)).was_committed_before
+
+    run(story())
+
+
+def test_a_member_in_a_thread(cluster: Any) -> None:
+    (leader,) = cluster.create("t")
+    loop_thread = LoopThread()
+    with TransactionMember(
+        cluster.router(), loop_thread, ProducerSettings(), MEMBERSHIP, random=Random(1)
+    ) as sync_member:
+        assert sync_member.enlist()
+        sync_member.send("t", b"v")
+        sync_member.flush()
+        assert sync_member.record_count == 1
+    loop_thread.close()
+    assert leader.values() == [b"v"]

@@ -1,0 +1,372 @@
+"""What a producer without transactions promises, in memory and in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oncelog.actors.protocol.cluster_messages import MetadataRequest
+from oncelog.actors.protocol.messages import (
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    InvalidTopicError,
+    MessageTooLargeError,
+    OncelogError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.record_batch import parse_header
+
+
+async def send_batches(producer: Any, count: int, *, partition: int = 0) -> list[Any]:
+    """Send ``count`` records, each larger than half a batch, so that each is a batch."""
+    return [
+        await producer.send("t", b"%d" % number + b"." * 60, partition=partition)
+        for number in range(count)
+    ]
+
+
+def numbers(values: list[bytes | None]) -> list[int]:
+    return [int((value or b"").rstrip(b".")) for value in values]
+
+
+def sequences(cluster: Any) -> list[int]:
+    return [
+        parse_header(request.batch).base_sequence for request in cluster.requests(ProduceRequest)
+    ]
+
+
+def test_a_record_is_acknowledged_with_its_place(cluster: Any, run: Any) -> None:
+    cluster.create("t", 3)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            future = await producer.send("t", b"v", b"k", timestamp_ms=7, partition=2)
+            metadata = await future
+        assert (metadata.topic, metadata.partition, metadata.offset) == ("t", 2, 0)
+        assert metadata.timestamp_ms == 7
+
+    run(story())
+    assert cluster.leaders[TopicPartition("t", 2)].values() == [b"v"]
+
+
+def test_the_producer_id_is_fetched_once_and_only_with_the_first_record(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t", 2)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            assert not cluster.requests(InitProducerIdRequest)
+            for number in range(4):
+                await (await producer.send("t", b"v", partition=number % 2))
+
+    run(story())
+    requests = cluster.requests(InitProducerIdRequest)
+    assert [request.transactional_id for request in requests] == [None]
+
+
+def test_records_within_the_linger_time_share_a_batch(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer(linger_ms=50) as producer:
+            futures = [await producer.send("t", b"%d" % number) for number in range(10)]
+            metadata = await asyncio.gather(*futures)
+            assert [place.offset for place in metadata] == list(range(10))
+
+    run(story())
+    assert len(cluster.requests(ProduceRequest)) == 1
+
+
+def test_at_most_five_batches_are_on_their_way(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, *([1.0] * 8))
+
+    async def story() -> None:
+        async with cluster.producer(batch_size=64) as producer:
+            await send_batches(producer, 8)
+            await asyncio.sleep(0.5)
+            assert len(cluster.requests(ProduceRequest)) == 5
+            await producer.flush()
+
+    run(story())
+    assert numbers(cluster.leaders[TopicPartition("t", 0)].values()) == list(range(8))
+
+
+@pytest.mark.parametrize("fault", ["lose call", "lose reply", ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_a_failed_call_is_repeated_with_the_same_bytes_and_lands_once_in_order(
+    cluster: Any, run: Any, fault: Any
+) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, fault, None, fault, None, "lose reply", fault, fault)
+
+    async def story() -> None:
+        async with cluster.producer(batch_size=64) as producer:
+            futures = await send_batches(producer, 12)
+            metadata = await asyncio.gather(*futures)
+            assert [place.offset for place in metadata] == list(range(12))
+
+    run(story())
+    assert numbers(cluster.leaders[TopicPartition("t", 0)].values()) == list(range(12))
+    batches: dict[int, set[bytes]] = {}
+    for request in cluster.requests(ProduceRequest):
+        batches.setdefault(parse_header(request.batch).base_sequence, set()).add(request.batch)
+    assert {len(variants) for variants in batches.values()} == {1}
+
+
+def test_new_batches_wait_while_one_is_being_retried(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, "lose call")
+
+    async def story() -> None:
+        async with cluster.producer(batch_size=64, linger_ms=0) as producer:
+            first = await send_batches(producer, 1)
+            await asyncio.sleep(0.01)
+            more = await send_batches(producer, 3)
+            await asyncio.sleep(0.03)
+            assert sequences(cluster) == [0]
+            await asyncio.gather(*first, *more)
+
+    run(story())
+    assert sequences(cluster) == [0, 0, 1, 2, 3]
+
+
+def test_a_stale_leader_is_looked_up_again(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            await (await producer.send("t", b"v"))
+
+    run(story())
+    asked = [request for request in cluster.requests(MetadataRequest) if "t" in request.topics]
+    assert len(asked) == 2
+
+
+def test_a_batch_not_acknowledged_in_time_fails_and_later_ones_go_on_under_a_new_epoch(
+    cluster: Any, run: Any
+) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        options = {"delivery_timeout_ms": 1_000, "request_timeout_ms": 500}
+        async with cluster.producer(**options) as producer:
+            await (await producer.send("t", b"0"))
+            cluster.fault(ProduceRequest, *(["lose call"] * 20))
+            lost = await producer.send("t", b"1")
+            with pytest.raises(RequestTimedOutError, match="delivery_timeout_ms=1000"):
+                await lost
+            cluster.faults.clear()
+            assert (await (await producer.send("t", b"2"))).offset == 1
+
+    run(story())
+    assert leader.values() == [b"0", b"2"]
+    assert [(header.producer_epoch, header.base_sequence) for header in leader.headers] == [
+        (0, 0),
+        (1, 0),
+    ]
+
+
+def test_a_refused_batch_fails_alone_and_those_behind_it_land_under_a_new_epoch(
+    cluster: Any, run: Any
+) -> None:
+    (leader,) = cluster.create("t")
+    cluster.fault(ProduceRequest, None, ErrorCode.INVALID_RECORD)
+
+    async def story() -> list[Any]:
+        async with cluster.producer(batch_size=64) as producer:
+            futures = await send_batches(producer, 5)
+            return await asyncio.gather(*futures, return_exceptions=True)
+
+    results = run(story())
+    landed = [n for n, result in enumerate(results) if not isinstance(result, OncelogError)]
+    assert len(landed) == 4
+    assert numbers(leader.values()) == landed
+    assert {header.producer_epoch for header in leader.headers} == {0, 1}
+
+
+def test_a_batch_behind_one_of_unknown_outcome_is_never_sent_under_another_epoch(
+    cluster: Any, run: Any
+) -> None:
+    # 0.00 the first batch is lost for good, the second arrives early and is parked
+    # 1.00 the first expires; nobody knows whether it will still arrive
+    # then the second is refused by the leader: sent again it could land twice, so it fails
+    (leader,) = cluster.create("t")
+
+    async def answer(actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, ProduceRequest):
+            header = parse_header(request.batch)
+            if (header.producer_epoch, header.base_sequence) == (0, 0):
+                cluster.calls.append((actor, request))
+                return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        return await type(cluster).call(cluster, actor, request, timeout_ms=timeout_ms)
+
+    cluster_call, cluster.call = cluster.call, answer
+
+    async def story() -> None:
+        options = {"delivery_timeout_ms": 1_000, "request_timeout_ms": 500, "batch_size": 64}
+        async with cluster.producer(**options) as producer:
+            first = await producer.send("t", b"0" + b"." * 60)
+            await asyncio.sleep(0.5)
+            second = await producer.send("t", b"1" + b"." * 60)
+            assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], Exception)
+            await asyncio.gather(second, return_exceptions=True)
+            assert (await (await producer.send("t", b"2"))).offset == len(leader.records) - 1
+
+    run(story())
+    cluster.call = cluster_call
+    assert numbers(leader.values())[-1] == 2
+    assert len(leader.values()) == len(set(leader.values()))
+
+
+def test_a_batch_too_large_for_its_topic_is_sent_in_parts(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+    leader.message_max_bytes = 500
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            futures = [await producer.send("t", b"%d" % n + b"." * 90) for n in range(16)]
+            metadata = await asyncio.gather(*futures)
+            assert [place.offset for place in metadata] == list(range(16))
+
+    run(story())
+    assert numbers(leader.values()) == list(range(16))
+    assert {header.producer_epoch for header in leader.headers} == {0}
+
+
+def test_a_record_too_large_for_its_topic_fails(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+    leader.message_max_bytes = 200
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            with pytest.raises(MessageTooLargeError):
+                await (await producer.send("t", b"." * 300))
+            await (await producer.send("t", b"small"))
+
+    run(story())
+    assert leader.values() == [b"small"]
+
+
+def test_a_record_above_max_request_size_is_refused_at_once(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer(max_request_size=100) as producer:
+            with pytest.raises(MessageTooLargeError, match="max_request_size=100"):
+                await producer.send("t", b"." * 100)
+
+    run(story())
+
+
+def test_a_missing_topic_is_named_within_seconds_with_how_to_create_it(
+    cluster: Any, run: Any
+) -> None:
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(UnknownTopicOrPartitionError, match=r"create_topic\('nowhere'"):
+                await producer.send("nowhere", b"v")
+            assert asyncio.get_running_loop().time() - started < 5
+
+    run(story())
+
+
+def test_a_topic_that_appears_while_send_waits_is_found(cluster: Any, run: Any) -> None:
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            asyncio.get_running_loop().call_later(1, cluster.create, "t")
+            await (await producer.send("t", b"v"))
+
+    run(story())
+    assert cluster.leaders[TopicPartition("t", 0)].values() == [b"v"]
+
+
+def test_a_deleted_topic_fails_its_records_within_seconds(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            await (await producer.send("t", b"v"))
+            cluster.leaders.clear()
+            cluster.counts.clear()
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
+                await (await producer.send("t", b"w"))
+            assert asyncio.get_running_loop().time() - started < 8
+
+    run(story())
+
+
+def test_an_internal_topic_is_refused(cluster: Any, run: Any) -> None:
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            with pytest.raises(InvalidTopicError, match="__consumer_offsets"):
+                await producer.send("__consumer_offsets", b"v")
+
+    run(story())
+
+
+def test_a_partition_that_does_not_exist_is_refused(cluster: Any, run: Any) -> None:
+    cluster.create("t", 2)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            with pytest.raises(UnknownTopicOrPartitionError, match="partitions 0 to 1, not 2"):
+                await producer.send("t", b"v", partition=2)
+
+    run(story())
+
+
+def test_a_full_buffer_makes_send_wait_and_then_fail(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, 2.0)
+
+    async def story() -> None:
+        options = {"buffer_memory": 100, "max_block_ms": 500, "linger_ms": 0}
+        async with cluster.producer(**options) as producer:
+            first = await producer.send("t", b"." * 100)
+            with pytest.raises(RequestTimedOutError, match="buffer_memory=100"):
+                await producer.send("t", b"v")
+            await first
+            await (await producer.send("t", b"v"))
+
+    run(story())
+
+
+def test_close_delivers_what_was_sent_and_then_refuses_more(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = cluster.producer(linger_ms=1_000)
+        future = await producer.send("t", b"v")
+        await producer.close()
+        assert future.done() or (await future).offset == 0
+        with pytest.raises(ClientClosedError):
+            await producer.send("t", b"w")
+
+    run(story())
+    assert leader.values() == [b"v"]
+
+
+def test_close_fails_what_is_not_delivered_in_time(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, 100.0)
+
+    async def story() -> None:
+        producer = cluster.producer()
+        future = await producer.send("t", b"v")
+        await producer.close(timeout_ms=1_000)
+        with pytest.raises(ClientClosedError):
+            await future
+
+    run(story())

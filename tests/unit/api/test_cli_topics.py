@@ -1,0 +1,140 @@
+"""Topics as the command line shows and changes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oncelog.actors.protocol.cluster_messages import (
+    MetadataReply,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.api import cli, cli_topics
+from oncelog.storage.exceptions import TopicAlreadyExistsError
+
+
+class Cluster:
+    """A cluster with two topics of its user's and one of its own; also its own admin."""
+
+    def __init__(self):
+        self.calls = []
+        self.failure = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def admin(self):
+        return self
+
+    def describe(self):
+        return MetadataReply(
+            topics=(
+                topic("flights", 2, settings=(("flush", "os"),)),
+                topic("__consumer_offsets", 1),
+                topic("delays", 1, leader=-1),
+            )
+        )
+
+    def create_topic(self, name, **options):
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append(("create", name, options))
+
+    def delete_topic(self, name):
+        self.calls.append(("delete", name))
+
+
+def topic(name, count, *, leader=1, settings=()):
+    return TopicMetadata(
+        name=name,
+        topic_id=name[0] * 32,
+        settings=settings,
+        partitions=tuple(
+            PartitionMetadata(
+                partition=number, leader=leader, leader_epoch=4, replicas=(1,), isr=(1,)
+            )
+            for number in range(count)
+        ),
+    )
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
+    return cluster
+
+
+def test_topics_are_listed_by_name_without_internal_ones(cluster, capsys):
+    assert cli.main(["topics", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        ["TOPIC", "PARTITIONS", "ID"],
+        ["delays", "1", "d" * 32],
+        ["flights", "2", "f" * 32],
+    ]
+
+
+def test_internal_topics_are_listed_when_asked_for(cluster, capsys):
+    assert cli.main(["topics", "list", "--internal", "--json"]) == 0
+    names = [shown["name"] for shown in json.loads(capsys.readouterr().out)]
+    assert names == ["__consumer_offsets", "delays", "flights"]
+
+
+def test_a_topic_is_created_with_its_partitions_and_settings(cluster, capsys):
+    arguments = ["--partitions", "6", "--config", "flush=os", "--config", "segment_bytes=4096"]
+    assert cli.main(["topics", "create", "new", *arguments]) == 0
+    assert cluster.calls == [
+        ("create", "new", {"partitions": 6, "flush": "os", "segment_bytes": 4_096})
+    ]
+    assert capsys.readouterr().out == "created new, partitions 0 to 5\n"
+
+
+def test_a_topic_that_exists_is_an_error_with_advice(cluster, capsys):
+    cluster.failure = TopicAlreadyExistsError("topic 'flights' exists")
+    assert cli.main(["topics", "create", "flights"]) == 1
+    assert capsys.readouterr().err == (
+        "oncelog: topic 'flights' exists — choose another name, "
+        "or `oncelog topics delete` it first\n"
+    )
+
+
+def test_a_setting_without_a_value_is_refused_before_anything_is_done(cluster, capsys):
+    assert cli.main(["topics", "create", "new", "--config", "flush"]) == 1
+    assert "--config 'flush' is not a setting — give NAME=VALUE" in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+def test_a_topic_is_described_with_settings_and_leaders(cluster, capsys):
+    assert cli.main(["topics", "describe", "flights"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "settings  flush=os"
+    assert [line.split() for line in lines[5:]] == [
+        ["0", "1", "4", "1", "1"],
+        ["1", "1", "4", "1", "1"],
+    ]
+
+
+def test_a_partition_that_nobody_leads_has_no_leader(cluster, capsys):
+    assert cli.main(["topics", "describe", "delays", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["partitions"][0]["leader"] is None
+
+
+def test_a_topic_is_deleted(cluster, capsys):
+    assert cli.main(["topics", "delete", "delays"]) == 0
+    assert cluster.calls == [("delete", "delays")]
+    assert capsys.readouterr().out == "deleted delays\n"
+
+
+@pytest.mark.parametrize("action", ["describe", "delete"])
+def test_an_unknown_topic_is_an_error_with_advice(cluster, capsys, action):
+    assert cli.main(["topics", action, "none"]) == 1
+    assert capsys.readouterr().err == (
+        "oncelog: there is no topic 'none' — create it with `oncelog topics create none`\n"
+    )
+    assert cluster.calls == []

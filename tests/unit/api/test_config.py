@@ -1,0 +1,70 @@
+"""Settings are refused with their name, their value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import IsolationLevel
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acks": 2}, r"acks=2 .* 'all'"),
+        ({"acks": True}, r"acks=True"),
+        ({"linger_ms": -1}, r"linger_ms=-1 .* from 0"),
+        ({"linger_ms": "5"}, r"linger_ms='5'"),
+        ({"batch_size": 0}, r"batch_size=0 .* from 1"),
+        ({"max_in_flight_requests_per_connection": 6}, r"connection=6 .* from 1 to 5"),
+        ({"compression_type": "brotli"}, r"compression_type='brotli' .* 'zstd'"),
+        ({"transactional_id": ""}, r"transactional_id='' .* 1 to 1024 bytes"),
+        ({"transactional_id": "x" * 1025}, r"1 to 1024 bytes"),
+        ({"transactional_id": "x", "acks": 1}, r"acks=1 .* transactional"),
+        ({"delivery_timeout_ms": 30_000}, r"delivery_timeout_ms=30000 .* 30005"),
+    ],
+)
+def test_an_impossible_producer_setting_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettingError, match=message):
+        ProducerSettings.from_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"isolation_level": "serializable"}, r"isolation_level='serializable' .* 'read_commit"),
+        ({"auto_offset_reset": "begin"}, r"auto_offset_reset='begin' .* 'earliest'"),
+        ({"enable_auto_commit": 1}, r"enable_auto_commit=1 .* True or False"),
+        (
+            {"heartbeat_interval_ms": 45_000},
+            r"heartbeat_interval_ms=45000 .* session_timeout_ms=45000",
+        ),
+        ({"group_instance_id": "a"}, r"group_instance_id='a' .* group_id"),
+        ({"max_poll_records": 0}, r"max_poll_records=0"),
+        ({"group_id": ""}, r"group_id=''"),
+    ],
+)
+def test_an_impossible_consumer_setting_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettingError, match=message):
+        ConsumerSettings.from_options(options)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known() -> None:
+    with pytest.raises(InvalidSettingError, match=r"linger='5'.*did you mean linger_ms"):
+        ProducerSettings.from_options({"linger": "5"})
+    with pytest.raises(InvalidSettingError, match=r"did you mean group_id"):
+        ConsumerSettings.from_options({"group.id": "g"})
+    with pytest.raises(InvalidSettingError, match=r"known are .*transactional_id"):
+        ProducerSettings.from_options({"zzz": 1})
+
+
+def test_acks_all_is_minus_one() -> None:
+    assert ProducerSettings(acks="all").acks_count == -1
+
+
+def test_the_isolation_level_may_be_text() -> None:
+    settings = ConsumerSettings.from_options({"isolation_level": "read_uncommitted"})
+    assert settings.isolation_level is IsolationLevel.READ_UNCOMMITTED

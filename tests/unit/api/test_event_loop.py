@@ -1,0 +1,77 @@
+"""An event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from oncelog.api.event_loop import LoopThread
+from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    thread = LoopThread("test-loop")
+    yield thread
+    thread.close()
+
+
+async def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+async def fail() -> None:
+    raise KeyError("inside")
+
+
+def test_a_coroutine_runs_in_the_loops_thread_and_its_result_comes_back(
+    loop_thread: LoopThread,
+) -> None:
+    assert loop_thread.run(name_of_thread()) == "test-loop"
+    assert loop_thread.submit(name_of_thread()).result(5) == "test-loop"
+
+
+def test_an_error_is_raised_to_the_caller(loop_thread: LoopThread) -> None:
+    with pytest.raises(KeyError, match="inside"):
+        loop_thread.run(fail())
+
+
+def test_a_callback_runs_on_the_loop(loop_thread: LoopThread) -> None:
+    called = threading.Event()
+    loop_thread.call_soon(called.set)
+    assert called.wait(5)
+
+
+def test_waiting_on_the_loop_for_itself_is_refused_and_not_a_deadlock(
+    loop_thread: LoopThread,
+) -> None:
+    async def waits() -> None:
+        loop_thread.run(name_of_thread())
+
+    with pytest.raises(IllegalStateError, match="asynchronous client"):
+        loop_thread.run(waits())
+
+
+def test_close_cancels_what_runs_and_refuses_more() -> None:
+    thread = LoopThread()
+    started = threading.Event()
+
+    async def waits() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    future = thread.submit(waits())
+    assert started.wait(5)
+    thread.close()
+    thread.close()
+    assert future.cancelled()
+    with pytest.raises(ClientClosedError):
+        thread.run(name_of_thread())
+
+
+def test_a_loop_that_was_never_used_closes_without_starting_its_thread() -> None:
+    LoopThread("never-started").close()
+    assert "never-started" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from oncelog.actors.protocol.messages import Run, Winner
+from oncelog.api.member import RunEnd
+from oncelog.spark_bridge import sink
+from oncelog.spark_bridge.options import parse_write_options, version_token
+from oncelog.spark_bridge.sink import BatchWriter, TaskReport
+from oncelog.storage.exceptions import (
+    InvalidSettingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    UnknownTopicOrPartitionError,
+)
+
+SCHEMA = StructType().add("value", "string")
+
+
+class FakeMember:
+    """Collects what is sent; its winner counts the rows."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.tables = []
+        self.is_flushed = False
+        self.is_closed = False
+
+    def enlist(self):
+        return self.connection.may_enlist
+
+    def send_arrow(self, topic, rows):
+        if self.connection.send_error:
+            raise self.connection.send_error
+        self.tables.append((topic, rows))
+
+    def flush(self):
+        self.is_flushed = True
+
+    @property
+    def winner(self):
+        assert self.is_flushed
+        count = sum(rows.num_rows for _, rows in self.tables)
+        return Winner(producer_id=len(self.connection.members), record_count=count)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.is_closed = True
+
+
+class FakeConnection:
+    """A cluster with the topic ``t``."""
+
+    def __init__(self):
+        self.members = []
+        self.ends = []
+        self.may_enlist = True
+        self.send_error = None
+        self.end_error = None
+        self.token = None
+
+    def partition_counts(self):
+        return {"t": 1}
+
+    def new_run(self):
+        return Run(started_ns=1, id="r")
+
+    def last_token(self, transactional_id):
+        return self.token
+
+    def member(self, membership, compression_type):
+        self.members.append(FakeMember(self))
+        return self.members[-1]
+
+    def end_run(self, membership, *, committed, winners=()):
+        if self.end_error:
+            raise self.end_error
+        self.ends.append((membership, committed, list(winners)))
+        return RunEnd(visible=True)
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    connection = FakeConnection()
+    monkeypatch.setattr(sink, "connect", lambda address: connection)
+    return connection
+
+
+def new_writer(*, is_overwrite=False, schema=SCHEMA, **options):
+    parsed = parse_write_options({"topic": "t", **options})
+    return BatchWriter.prepare(parsed, schema, is_overwrite=is_overwrite)
+
+
+def rows(*values):
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+
+
+# --- before any task --------------------------------------------------------------------------
+
+
+def test_overwrite_is_refused_before_anything_is_asked(monkeypatch):
+    monkeypatch.setattr(sink, "connect", None)
+    with pytest.raises(InvalidSettingError, match=r"mode overwrite: .* use mode\('append'\)"):
+        new_writer(is_overwrite=True)
+
+
+def test_a_frame_without_value_is_refused_before_anything_is_asked(monkeypatch):
+    monkeypatch.setattr(sink, "connect", None)
+    with pytest.raises(InvalidSettingError, match="no column 'value'"):
+        new_writer(schema=StructType().add("a", "integer"))
+
+
+def test_an_unknown_topic_is_refused(connection):
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"no topic 'u' \(there are t\)"):
+        new_writer(topic="u")
+
+
+def test_a_version_that_was_overtaken_is_refused(connection):
+    connection.token = version_token("a", 4)
+    with pytest.raises(InvalidSettingError, match="txnVersion=3"):
+        new_writer(txnappid="a", txnversion="3")
+
+
+# --- tasks ------------------------------------------------------------------------------------
+
+
+def test_a_task_writes_its_rows_as_a_member_and_reports_them(connection):
+    report = new_writer().write(iter([rows("1", "2"), rows(), rows("3")]))
+    (member,) = connection.members
+    assert [(topic, table["value"].to_pylist()) for topic, table in member.tables] == [
+        ("t", ["1", "2", "3"])
+    ]
+    assert report == TaskReport(winner=Winner(producer_id=1, record_count=3))
+    assert member.is_closed
+
+
+def test_many_rows_are_sent_in_parts(connection, monkeypatch):
+    monkeypatch.setattr(sink, "SEND_BYTES", 1)
+    new_writer().write(iter([rows("1"), rows("2")]))
+    assert [len(table) for _, table in connection.members[0].tables] == [1, 1]
+
+
+def test_a_task_without_rows_takes_no_part(connection):
+    report = new_writer().write(iter([rows()]))
+    assert report == TaskReport(winner=None)
+    assert connection.members == []
+
+
+def test_a_task_whose_version_is_committed_leaves_its_rows_unread(connection):
+    connection.may_enlist = False
+    batches = iter([rows("1"), rows("2")])
+    sink_bytes_one = new_writer(txnappid="a", txnversion="1")
+    report = sink_bytes_one.write(batches)
+    assert report == TaskReport(winner=None)
+    assert connection.members[0].tables == []
+
+
+def test_a_task_that_fails_leaves_its_member_and_says_why_in_one_line(connection):
+    connection.send_error = ProducerFencedError("a newer\nrun has begun")
+    with pytest.raises(ValueError, match=r"^oncelog: a newer run has begun$"):
+        new_writer().write(iter([rows("1")]))
+    assert connection.members[0].is_closed
+
+
+def test_a_writer_and_its_report_travel_between_processes(connection):
+    writer = pickle.loads(pickle.dumps(new_writer()))
+    report = writer.write(iter([rows("1")]))
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def test_a_commit_ends_the_run_with_those_that_reported_rows(connection):
+    writer = new_writer(**{"transactional.id": "load"})
+    winner = Winner(producer_id=5, record_count=2)
+    writer.commit([TaskReport(winner=winner), TaskReport(winner=None), None])
+    ((membership, committed, winners),) = connection.ends
+    assert (membership.transactional_id, membership.run.id) == ("load", "r")
+    assert (committed, winners) == (True, [winner])
+
+
+def test_a_commit_that_fails_says_why_in_one_line(connection):
+    writer = new_writer()
+    connection.end_error = InvalidTxnStateError("the run is over")
+    with pytest.raises(ValueError, match=r"^oncelog: the run is over$"):
+        writer.commit([])
+
+
+def test_an_abort_ends_the_run_without_winners(connection):
+    new_writer().abort([TaskReport(winner=Winner(producer_id=5, record_count=2))])
+    ((_, committed, winners),) = connection.ends
+    assert (committed, winners) == (False, [])
+
+
+@pytest.mark.parametrize("error", [InvalidTxnStateError("over"), RuntimeError("no network")])
+def test_an_abort_that_fails_is_logged_and_never_raised(connection, caplog, error):
+    writer = new_writer()
+    connection.end_error = error
+    writer.abort([])
+    assert str(error) in caplog.text

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from oncelog import spark_bridge
+from oncelog.spark_bridge.spark_session import java_problem, session, session_configs
+from oncelog.storage.exceptions import InvalidSettingError
+
+JAVA_8 = 'java version "1.8.0_362"\nJava(TM) SE Runtime Environment\n'
+JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\n'
+JAVA_25 = 'openjdk version "25" 2025-09-16\n'
+
+
+def test_importing_the_bridge_imports_neither_spark_nor_ray():
+    code = (
+        "import sys; from oncelog import spark_bridge; "
+        "sys.exit(bool({'pyspark', 'ray', 'raydp'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_bridge_has_its_functions_each_time_they_are_asked_for():
+    assert spark_bridge.session is session
+    assert spark_bridge.session is session
+    with pytest.raises(AttributeError, match="no attribute 'sessions'"):
+        _ = spark_bridge.sessions
+
+
+@pytest.mark.parametrize("text", [JAVA_17, JAVA_25])
+def test_a_java_that_is_new_enough_is_fine(text):
+    assert java_problem(text) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "there is no Java in JAVA_HOME or on the path"),
+        (JAVA_8, "the Java that was found is version 8"),
+        ("", "does not tell its version"),
+    ],
+)
+def test_a_java_that_does_not_do_is_named_with_what_to_do(text, problem):
+    assert problem in java_problem(text)
+    assert "Spark needs Java 17 or newer: install it" in java_problem(text)
+    assert "\n" not in java_problem(text)
+
+
+def test_settings_of_the_user_go_before_ours_and_java_options_are_joined():
+    configs = session_configs(
+        {"spark.log.level": "INFO", "spark.executor.extraJavaOptions": "-Dx=1"}
+    )
+    assert configs["spark.log.level"] == "INFO"
+    assert configs["spark.executor.extraJavaOptions"].endswith("=ALL-UNNAMED -Dx=1")
+    assert "--add-opens=java.base/java.nio=" in configs["spark.driver.extraJavaOptions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"executors": 0}, "executors=0"),
+        ({"cores": True}, "cores=True"),
+        ({"memory": "much"}, "memory='much' is not allowed: text such as '500m'"),
+    ],
+)
+def test_an_impossible_size_is_refused(arguments, text):
+    with pytest.raises(InvalidSettingError, match=text):
+        session(None, **arguments)
