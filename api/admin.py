@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 from oncelog.actors.config import TopicConfig
 from oncelog.actors.protocol.cluster_messages import (
     CreateTopicRequest,
-    DeleteTopicReply,
     DeleteTopicRequest,
     MetadataReply,
     MetadataRequest,
@@ -123,22 +122,9 @@ class AsyncAdmin:
     async def delete_topic(self, name: str) -> None:
         """See ``Admin.delete_topic``."""
         request = DeleteTopicRequest(name=name)
-        attempts = 0
-
-        async def attempt() -> DeleteTopicReply:
-            nonlocal attempts
-            attempts += 1
-            reply = await self._router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS)
-            if attempts > 1 and reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                # An attempt before this one had no answer and has deleted it.
-                return DeleteTopicReply()
-            return reply
-
-        reply = await call_with_retries(
-            attempt,
-            random=self._random,
-            timeout_ms=self._timeout_ms,
-            is_retriable=is_retriable,
+        reply = await self._delete(
+            lambda: self._router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
+            gone=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )
         _check(reply, f"there is no topic {name!r}")
 
@@ -185,7 +171,14 @@ class AsyncAdmin:
 
     async def delete_group(self, group_id: str) -> None:
         """See ``Admin.delete_group``."""
-        _check(await self._ask_group(group_id, DeleteGroupRequest(group_id=group_id)), group_id)
+        request = DeleteGroupRequest(group_id=group_id)
+        reply = await self._delete(
+            lambda: self._router.call_group_coordinator(
+                group_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            ),
+            gone=ErrorCode.GROUP_ID_NOT_FOUND,
+        )
+        _check(reply)
 
     async def list_group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
         """See ``Admin.list_group_offsets``."""
@@ -248,6 +241,20 @@ class AsyncAdmin:
         return await call_with_retries(
             attempt, random=self._random, timeout_ms=self._timeout_ms, is_retriable=is_retriable
         )
+
+    async def _delete(
+        self, attempt: Callable[[], Coroutine[Any, Any, ReplyT]], *, gone: ErrorCode
+    ) -> Reply:
+        """Repeat a deletion; ``gone`` after an attempt without an answer means that it was done."""
+        attempts = 0
+
+        async def counted() -> Reply:
+            nonlocal attempts
+            attempts += 1
+            reply = await attempt()
+            return Reply() if attempts > 1 and reply.error is gone else reply
+
+        return await self._retry(counted)
 
     async def _ask_controller(self, request: Request[ReplyT]) -> ReplyT:
         return await self._retry(

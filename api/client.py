@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 import ray
 
+from oncelog.actors.config import check_range
 from oncelog.actors.controller import actor_of
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
 from oncelog.actors.launch import end_actors
@@ -28,6 +29,10 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import AsyncConsumer, Consumer
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait
+from oncelog.api.process import ProcessJob
+from oncelog.api.process_actor import launch_job
+from oncelog.api.process_loop import worker_settings
+from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.producer import AsyncProducer, Producer
 from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
@@ -35,6 +40,8 @@ from oncelog.storage.exceptions import ConnectionFailedError, exception_for
 from oncelog.storage.model import TopicPartition
 
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
+WORKERS_MAX: Final = 1_000
+"""The most workers of one job."""
 
 
 def init(
@@ -206,6 +213,57 @@ class Cluster:
             committed=committed,
             winners=winners,
             random=self._random,
+        )
+
+    def process(
+        self,
+        *,
+        source: str,
+        sink: str,
+        function: Callable[[Any], Any],
+        group_id: str,
+        workers: int = 2,
+        batch_format: str = "arrow",
+        commit_interval_ms: int = 100,
+        max_poll_records: int = 5_000,
+        max_function_failures: int = 3,
+        producer_settings: Mapping[str, Any] | None = None,
+        consumer_settings: Mapping[str, Any] | None = None,
+    ) -> ProcessJob:
+        """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
+
+        See ``oncelog.api.process`` for what the function gets and returns. The workers outlive
+        this program: ``job.stop()`` ends them. A later job of the same ``group_id`` goes on where
+        this one ended. Raises ``UnknownTopicOrPartitionError`` if a topic is missing,
+        ``InvalidSettingError`` for an impossible setting, ``IllegalStateError`` if a job of this
+        ``group_id`` runs.
+        """
+        check_range("workers", workers, 1, WORKERS_MAX)
+        for topic in (source, sink):
+            self._loop_thread.run(self._router.partition_count(topic))
+        configs = [
+            ProcessConfig(
+                source=source,
+                sink=sink,
+                group_id=group_id,
+                worker_index=worker_index,
+                function=function,
+                batch_format=batch_format,
+                commit_interval_ms=commit_interval_ms,
+                records_max=max_poll_records,
+                max_function_failures=max_function_failures,
+                producer_settings=producer_settings or {},
+                consumer_settings=consumer_settings or {},
+            )
+            for worker_index in range(workers)
+        ]
+        worker_settings(configs[0])
+        return launch_job(
+            configs,
+            router=self._router,
+            transport=self._transport,
+            loop_thread=self._loop_thread,
+            chance=self._random,
         )
 
     # --- actor handles --------------------------------------------------------------------

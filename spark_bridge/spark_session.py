@@ -47,6 +47,8 @@ _DEFAULTS: Final = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # A Python worker holds a batch in memory: of large rows, fewer.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "8388608",
 }
 
 _INHERITED: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")

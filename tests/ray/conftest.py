@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,14 +37,21 @@ def topic(cluster: Any) -> str:
 
 @pytest.fixture
 def kill() -> Callable[[Any], int]:
-    """kill -9 the process of an actor, by its process id."""
+    """kill -9 the process of an actor by its process id, once it serves."""
 
     def kill_process_of(handle: Any) -> int:
         import ray
 
-        process_id = int(ray.get(handle.health.remote(), timeout=10).process_id)
-        os.kill(process_id, signal.SIGKILL)
-        return process_id
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                health = ray.get(handle.health.remote(), timeout=10)
+            except ray.exceptions.RayActorError:
+                continue  # Still coming back from an earlier kill.
+            if health.is_serving:
+                os.kill(health.process_id, signal.SIGKILL)
+                return int(health.process_id)
+        raise AssertionError(f"{handle} did not serve within a minute")
 
     return kill_process_of
 

@@ -25,7 +25,8 @@ with oncelog.connect(sys.argv[1]) as cluster:
     frame = spark.range(1000).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
     frame.write.format("oncelog").option("topic", "raydp").mode("append").save()
     read = spark.read.format("oncelog").option("subscribe", "raydp").load()
-    found = read.selectExpr("COUNT(*)", "COUNT(DISTINCT value)", "COUNT(DISTINCT partition)").first()
+    counts = ("COUNT(*)", "COUNT(DISTINCT value)", "COUNT(DISTINCT partition)")
+    found = read.selectExpr(*counts).first()
     try:
         spark_bridge.session(cluster)
     except oncelog.OncelogError as error:
@@ -52,7 +53,9 @@ def spark(cluster):
     session = (
         SparkSession.builder.master("local[2,4]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", "2000000")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
@@ -88,8 +91,9 @@ def refusal(action):
     return [line for line in str(caught.value).splitlines() if "ValueError: oncelog: " in line][-1]
 
 
-def large_rows(spark, *, fails_on_attempts):
-    """24 rows of 1 MB, of which one task sends some and fails, on each of these attempts."""
+def failing_rows(spark, cluster, topic, *, fails_on_attempts):
+    """40 rows of 500 kB in two tasks; on these attempts one fails after it has written some."""
+    address = cluster.address
 
     def rows(batches):
         import pyarrow as pa
@@ -97,13 +101,17 @@ def large_rows(spark, *, fails_on_attempts):
 
         for batch in batches:
             for identifier in batch["id"].to_pylist():
-                value = str(identifier).ljust(1_000_000)
-                yield pa.RecordBatch.from_pydict({"value": [value]})
+                value = str(identifier).ljust(500_000)
+                yield pa.RecordBatch.from_pydict({"value": [value], "partition": [0]})
         context = TaskContext.get()
         if context.partitionId() == 0 and context.attemptNumber() in fails_on_attempts:
-            raise RuntimeError("the task fails")
+            with oncelog.connect(address) as cluster:
+                consumer = cluster.consumer(isolation_level="read_uncommitted")
+                consumer.assign(oncelog.TopicPartition(topic, 0))
+                consumer.seek_to_beginning()
+                raise RuntimeError(f"failed after {len(consumer.poll(60_000, 1))} written")
 
-    return spark.range(0, 24, 1, 2).mapInArrow(rows, "value STRING")
+    return spark.range(0, 40, 1, 2).mapInArrow(rows, "value STRING, partition INT")
 
 
 def identifiers(frame):
@@ -129,16 +137,16 @@ def test_records_come_back_as_they_were_written(spark, topic):
     assert second.timestampType == 0
 
 
-def test_a_failed_attempt_leaves_nothing_that_a_reader_sees(spark, topic):
-    write(large_rows(spark, fails_on_attempts={0, 1}), topic)
-    assert identifiers(read(spark, topic)) == list(range(24))
+def test_a_failed_attempt_leaves_nothing_that_a_reader_sees(spark, cluster, topic):
+    write(failing_rows(spark, cluster, topic, fails_on_attempts={0, 1}), topic)
+    assert identifiers(read(spark, topic)) == list(range(40))
     everything = read(spark, topic, **{"isolation.level": "read_uncommitted"})
-    assert everything.count() > 24
+    assert everything.count() > 40
 
 
-def test_a_failed_write_leaves_nothing_that_a_reader_sees(spark, topic):
-    with pytest.raises(Exception, match="the task fails"):
-        write(large_rows(spark, fails_on_attempts={0, 1, 2, 3}), topic)
+def test_a_failed_write_leaves_nothing_that_a_reader_sees(spark, cluster, topic):
+    with pytest.raises(Exception, match="failed after 1 written"):
+        write(failing_rows(spark, cluster, topic, fails_on_attempts=range(4)), topic)
     assert read(spark, topic).count() == 0
     # What it left open was aborted, so that readers are not held back.
     write(spark.sql("SELECT 'next' AS value"), topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -41,6 +41,7 @@ from oncelog.actors.protocol.messages import (
     ListOffsetsRequest,
     Request,
 )
+from oncelog.api.event_loop import LoopThread
 from oncelog.api.routing import Router
 from oncelog.storage.control_record import encode_marker
 from oncelog.storage.errors import ErrorCode
@@ -338,6 +339,14 @@ def fake_cluster() -> FakeCluster:
 def new_log() -> Callable[[], FakeLog]:
     """Makes an empty partition in memory."""
     return FakeLog
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    """An event loop in a thread of its own, in real time."""
+    loop_thread = LoopThread()
+    yield loop_thread
+    loop_thread.close()
 
 
 @pytest.fixture

@@ -1,0 +1,516 @@
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from oncelog.api.process_loop import Clients, ProcessLoop, worker_settings
+from oncelog.api.process_messages import ProcessConfig, WorkerState
+from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
+from oncelog.storage.exceptions import (
+    FencedInstanceIdError,
+    IllegalStateError,
+    InvalidProducerEpochError,
+    InvalidSettingError,
+    MessageTooLargeError,
+    ProducerFencedError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+
+TP = TopicPartition("in", 0)
+
+
+class World:
+    """The log and the group behind the fake clients, and errors to raise: method → exceptions.
+
+    ``lost`` are raised after the call had its effect. The stop event is set when a poll finds
+    nothing and nothing is open.
+    """
+
+    def __init__(self, values, *, per_poll=2):
+        self.values = list(values)
+        self.per_poll = per_poll
+        self.sink = []
+        self.committed = {}
+        self.errors = {}
+        self.lost = {}
+        self.calls = []
+        self.group = ConsumerGroupMetadata(group_id="g", generation_id=1, member_id="m")
+        self.stop = threading.Event()
+        self.idle_polls_left = 1
+        self.time_ms = 0
+        self.connects = 0
+        self.before_poll = lambda: None
+
+    def now_ms(self):
+        return self.time_ms
+
+    def connect(self, producer_settings, consumer_settings):
+        self.connects += 1
+        self.note("connect")
+        return Clients(FakeProducer(self), FakeConsumer(self))
+
+    def note(self, method):
+        self.calls.append(method)
+        if self.errors.get(method):
+            raise self.errors[method].pop(0)
+
+    def note_end(self, method):
+        if self.lost.get(method):
+            raise self.lost[method].pop(0)
+
+    def run(self, function=lambda batch: batch.select(["key", "value"]), **settings):
+        settings.setdefault("commit_interval_ms", 0)
+        config = ProcessConfig(
+            source="in",
+            sink="out",
+            group_id="g",
+            worker_index=1,
+            function=function,
+            **settings,
+        )
+        loop = ProcessLoop(config, self.connect, clock=self, stop=self.stop)
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "the loop does not end"
+        return loop.progress
+
+
+class FakeConsumer:
+    def __init__(self, world):
+        self.world = world
+        self.offset = None
+
+    def subscribe(self, topics):
+        self.world.note("subscribe")
+
+    def group_metadata(self):
+        return self.world.group
+
+    def assignment(self):
+        return {TP}
+
+    def positions(self):
+        return {} if self.offset is None else {TP: self.offset}
+
+    def committed(self, partition):
+        self.world.note("committed")
+        return self.world.committed.get(partition)
+
+    def seek(self, partition, offset):
+        self.offset = offset
+
+    def close(self):
+        self.world.note("close consumer")
+
+    def poll(self, timeout_ms, max_records):
+        world = self.world
+        world.before_poll()
+        world.note("poll")
+        if self.offset is None:
+            self.offset = world.committed.get(TP, 0)
+        taken = world.values[self.offset : self.offset + min(world.per_poll, max_records)]
+        records = [
+            ConsumerRecord("in", 0, self.offset + place, 1_000, b"k", value)
+            for place, value in enumerate(taken)
+        ]
+        self.offset += len(taken)
+        world.time_ms += int(timeout_ms) if not taken else 1
+        if not taken:
+            world.idle_polls_left -= 1
+            if world.idle_polls_left <= 0:
+                world.stop.set()
+        return records
+
+    def poll_arrow(self, timeout_ms, max_records):
+        records = self.poll(timeout_ms, max_records)
+        table = pa.table(
+            {
+                "topic": pa.array([r.topic for r in records], pa.string()),
+                "partition": pa.array([r.partition for r in records], pa.int32()),
+                "offset": pa.array([r.offset for r in records], pa.int64()),
+                "key": pa.array([r.key for r in records], pa.binary()),
+                "value": pa.array([r.value for r in records], pa.binary()),
+            }
+        )
+        return table
+
+
+class FakeProducer:
+    def __init__(self, world):
+        self.world = world
+        self.pending = None
+        self.offsets = {}
+
+    def init_transactions(self):
+        self.world.note("init_transactions")
+
+    def begin_transaction(self):
+        self.world.note("begin")
+        assert self.pending is None
+        self.pending, self.offsets = [], {}
+
+    def send(self, topic, *, value, key, timestamp_ms):
+        self.world.note("send")
+        self.pending.append((key, value))
+
+    def send_arrow(self, topic, table):
+        self.world.note("send")
+        assert topic == "out"
+        self.pending += zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)
+
+    def send_offsets_to_transaction(self, offsets, group):
+        self.world.note("send_offsets")
+        assert group == self.world.group
+        self.offsets = dict(offsets)
+
+    def commit_transaction(self):
+        self.world.note("commit")
+        if self.pending is not None:
+            self.world.sink += self.pending
+            self.world.committed |= self.offsets
+        self.pending = None
+        self.world.note_end("commit")
+
+    def abort_transaction(self):
+        self.world.note("abort")
+        self.pending = None
+
+    def close(self, timeout_ms=None):
+        self.world.note("close producer")
+
+
+def sunk(world):
+    return [value for _, value in world.sink]
+
+
+VALUES = [str(number).encode() for number in range(5)]
+
+
+# --- the good path ----------------------------------------------------------------------------
+
+
+def test_every_record_is_processed_once_and_its_offset_committed_with_the_output():
+    world = World(VALUES)
+
+    progress = world.run()
+
+    assert sunk(world) == VALUES
+    assert world.committed == {TP: 5}
+    assert (progress.records_in, progress.records_out) == (5, 5)
+    assert progress.commits == 3
+    assert progress.state is WorkerState.STOPPED
+    assert progress.processed == {TP: 5}
+
+
+def test_polls_within_the_commit_interval_share_a_transaction():
+    world = World(VALUES)
+
+    progress = world.run(commit_interval_ms=50)
+
+    assert progress.commits == 1
+    assert sunk(world) == VALUES
+
+
+def test_stopping_commits_what_is_open():
+    world = World(VALUES)
+    world.before_poll = lambda: world.stop.set() if world.calls.count("poll") == 1 else None
+
+    progress = world.run(commit_interval_ms=60_000)
+
+    assert world.committed == {TP: 4}
+    assert progress.state is WorkerState.STOPPED
+    assert world.calls[-2:] == ["close producer", "close consumer"]
+
+
+def test_a_batch_without_output_still_commits_its_offsets():
+    world = World(VALUES)
+
+    progress = world.run(lambda batch: None)
+
+    assert (world.sink, world.committed) == ([], {TP: 5})
+    assert (progress.records_in, progress.records_out) == (5, 0)
+
+
+def test_record_functions_return_values_pairs_lists_or_nothing():
+    world = World(VALUES[:4])
+    outputs = {
+        b"0": b"value",
+        b"1": (b"key", b"other"),
+        b"2": [b"a", (None, b"b")],
+        b"3": None,
+    }
+
+    world.run(lambda record: outputs[record.value], batch_format="record")
+
+    assert world.sink == [(b"k", b"value"), (b"key", b"other"), (b"k", b"a"), (None, b"b")]
+    assert world.committed == {TP: 4}
+
+
+# --- errors of a transaction ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["send", "send_offsets", "commit"])
+def test_an_abortable_error_aborts_and_the_work_is_done_again(method):
+    world = World(VALUES)
+    world.errors[method] = [TransactionAbortableError(), TransactionAbortableError()]
+
+    progress = world.run()
+
+    assert sunk(world) == VALUES
+    assert progress.aborts == 2
+    assert progress.state is WorkerState.STOPPED
+
+
+def test_a_commit_whose_answer_was_lost_is_asked_again_and_not_done_again():
+    world = World(VALUES)
+    world.lost["commit"] = [RequestTimedOutError(), RequestTimedOutError()]
+
+    progress = world.run()
+
+    assert sunk(world) == VALUES
+    assert progress.aborts == 0
+
+
+def test_an_aborted_first_transaction_begins_again_where_it_began():
+    # Nothing is committed yet: the reset policy could skip what was read.
+    world = World(VALUES)
+    world.errors["commit"] = [TransactionAbortableError()]
+
+    world.run()
+
+    assert sunk(world) == VALUES
+    assert "committed" in world.calls
+
+
+def test_a_producer_beyond_repair_is_replaced():
+    world = World(VALUES)
+    world.errors["send_offsets"] = [InvalidProducerEpochError()]
+    world.errors["abort"] = [InvalidProducerEpochError()]
+
+    progress = world.run()
+
+    assert sunk(world) == VALUES
+    assert world.connects == 2
+    assert progress.state is WorkerState.STOPPED
+
+
+@pytest.mark.parametrize("method", ["connect", "init_transactions", "subscribe"])
+def test_a_start_that_meets_a_passing_error_is_repeated_with_new_clients(method):
+    world = World(VALUES)
+    world.errors[method] = [RequestTimedOutError(), RequestTimedOutError()]
+
+    world.run()
+
+    assert sunk(world) == VALUES
+    assert world.connects == 3
+
+
+def test_a_poll_that_fails_is_repeated():
+    world = World(VALUES)
+    world.errors["poll"] = [IllegalStateError("odd"), RequestTimedOutError()]
+
+    world.run()
+
+    assert sunk(world) == VALUES
+
+
+# --- replaced ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["init_transactions", "send_offsets", "commit"])
+def test_a_fenced_producer_ends_the_worker(method):
+    world = World(VALUES)
+    world.errors[method] = [ProducerFencedError()]
+
+    progress = world.run()
+
+    assert progress.state is WorkerState.FENCED
+    assert "g-1" in progress.reason
+    assert world.sink == []
+    assert world.connects == 1
+
+
+def test_a_fenced_group_member_ends_the_worker():
+    world = World(VALUES)
+    world.errors["poll"] = [FencedInstanceIdError()]
+
+    assert world.run().state is WorkerState.FENCED
+
+
+def test_a_fenced_member_that_hides_behind_an_abortable_error_ends_the_worker():
+    world = World(VALUES)
+    spoilt = TransactionAbortableError()
+    spoilt.__cause__ = FencedInstanceIdError()
+    world.errors["send_offsets"] = [spoilt]
+
+    assert world.run().state is WorkerState.FENCED
+
+
+# --- rebalances -------------------------------------------------------------------------------
+
+
+def test_a_rebalance_aborts_what_the_earlier_generation_began():
+    # 1 two records are polled and sent  2 the group rebalances, the consumer begins again at the
+    # committed offset  3 the same records come again.
+    world = World(VALUES)
+    consumers = []
+    connect = world.connect
+
+    def remember(*settings):
+        clients = connect(*settings)
+        consumers.append(clients.consumer)
+        return clients
+
+    world.connect = remember
+
+    def rebalance():
+        if world.calls.count("poll") == 1:
+            world.group = replace(world.group, generation_id=2)
+            consumers[0].offset = None
+
+    world.before_poll = rebalance
+
+    progress = world.run(commit_interval_ms=50)
+
+    assert sunk(world) == VALUES
+    assert progress.aborts == 1
+
+
+def test_nothing_is_processed_without_a_generation():
+    world = World(VALUES, per_poll=5)
+    world.group = replace(world.group, generation_id=-1)
+
+    progress = world.run()
+
+    assert world.sink == []
+    assert "begin" not in world.calls
+    assert progress.records_in == 0
+
+
+# --- the function -----------------------------------------------------------------------------
+
+
+def test_a_function_that_fails_now_and_then_is_tried_again():
+    world = World(VALUES)
+    attempts = []
+
+    def flaky(batch):
+        attempts.append(1)
+        if len(attempts) in (1, 2, 4):
+            raise ZeroDivisionError("now and then")
+        return batch.select(["key", "value"])
+
+    progress = world.run(flaky)
+
+    assert sunk(world) == VALUES
+    assert progress.function_failures == 3
+    assert progress.state is WorkerState.STOPPED
+
+
+def test_a_function_that_keeps_failing_ends_the_worker_with_its_error():
+    world = World(VALUES)
+
+    def broken(batch):
+        raise KeyError("no such column")
+
+    progress = world.run(broken, max_function_failures=2)
+
+    assert progress.state is WorkerState.FAILED
+    assert "no such column" in progress.reason
+    assert progress.function_failures == 2
+    assert world.sink == []
+    assert world.calls.count("abort") == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "batch_format"),
+    [(lambda batch: 7, "arrow"), (lambda record: "text", "record"), (lambda r: (1, 2), "record")],
+)
+def test_a_function_that_returns_the_wrong_type_ends_the_worker_and_says_what_it_may(
+    function, batch_format
+):
+    world = World(VALUES)
+
+    progress = world.run(function, batch_format=batch_format)
+
+    assert progress.state is WorkerState.FAILED
+    assert "must return" in progress.reason
+
+
+@pytest.mark.parametrize(
+    "error", [MessageTooLargeError("too large"), TypeError("too large"), ValueError("too large")]
+)
+def test_output_that_cannot_be_sent_ends_the_worker(error):
+    world = World(VALUES)
+    world.errors["send"] = [error] * 3
+
+    progress = world.run()
+
+    assert progress.state is WorkerState.FAILED
+    assert "too large" in progress.reason
+
+
+def test_a_missing_source_ends_the_worker_with_its_name():
+    world = World(VALUES)
+    world.errors["poll"] = [UnknownTopicOrPartitionError("there is no topic 'in'")] * 3
+
+    progress = world.run()
+
+    assert progress.state is WorkerState.FAILED
+    assert "no topic 'in'" in progress.reason
+
+
+# --- settings ---------------------------------------------------------------------------------
+
+
+def test_a_workers_clients_have_ids_that_a_restart_repeats():
+    config = ProcessConfig(
+        source="in",
+        sink="out",
+        group_id="g",
+        worker_index=3,
+        function=len,
+        producer_settings={"transactional_id": "other", "linger_ms": 0},
+        consumer_settings={"session_timeout_ms": 9_000},
+    )
+
+    producer, consumer = worker_settings(config)
+
+    assert (producer.transactional_id, producer.linger_ms) == ("g-3", 0)
+    assert (consumer.group_id, consumer.group_instance_id) == ("g", "g-3")
+    assert consumer.session_timeout_ms == 9_000
+    assert not consumer.enable_auto_commit
+    assert consumer.auto_offset_reset == "earliest"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_format", "pandas"),
+        ("commit_interval_ms", -1),
+        ("records_max", 0),
+        ("max_function_failures", True),
+        ("function", None),
+        ("group_id", ""),
+    ],
+)
+def test_an_impossible_setting_is_refused_by_name(name, value):
+    settings = {
+        "source": "in",
+        "sink": "out",
+        "group_id": "g",
+        "worker_index": 0,
+        "function": len,
+        name: value,
+    }
+
+    with pytest.raises(InvalidSettingError, match=name):
+        ProcessConfig(**settings)
