@@ -43,7 +43,13 @@ class RayTransport:
             if handle is None:
                 handle = await asyncio.to_thread(ray.get_actor, actor, self._namespace)
                 self._handles[actor] = handle
-            reference = getattr(handle, request.method).remote(request)
+            method = getattr(handle, request.method, None)
+            if method is None:
+                # Another program's actor has the name.
+                return request.failed(
+                    ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {request.method!r}"
+                )
+            reference = method.remote(request)
             reply: ReplyT = await asyncio.wait_for(reference, timeout_ms / 1000)
         except asyncio.TimeoutError:
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)

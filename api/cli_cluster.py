@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncelog.api import connection, head
-from oncelog.api.cli_connect import Found, data_dir_of, find, quiet_libraries, running_on
+from oncelog.api.cli_connect import data_dir_of, find, quiet_libraries, running_on
 from oncelog.api.cli_output import PROGRAM, CliError, UsageError, say, split_advice
 
 LOG_FILE: Final = "oncelog.log"
@@ -161,7 +161,18 @@ def stop(args: argparse.Namespace) -> int:
     found = find(args)
     if found.discovery is not None and is_head(found.discovery.process_id):
         return _stop_head(found.discovery, data_dir_of(args), args.timeout_ms)
-    return _stop_log(found)
+    quiet_libraries()
+    from oncelog.api import client
+
+    cluster = client.connect(found.address)
+    path = Path(cluster.data_dir)
+    holder = connection.read_discovery(path)
+    if holder is not None and holder.address == cluster.address and is_head(holder.process_id):
+        cluster.close()
+        return _stop_head(holder, path, args.timeout_ms)
+    cluster.shutdown()
+    say(f"stopped; the Ray cluster at {cluster.address} goes on")
+    return 0
 
 
 def is_head(process_id: int) -> bool:
@@ -203,17 +214,6 @@ def _stop_head(discovery: connection.Discovery, path: Path, timeout_ms: int) -> 
         f"process {process_id} did not stop within {timeout_ms:,} ms and was killed",
         "nothing acknowledged is lost; the next start recovers the log",
     )
-
-
-def _stop_log(found: Found) -> int:
-    """Stop the log of a Ray cluster that another program holds; Ray itself goes on."""
-    quiet_libraries()
-    from oncelog.api import client
-
-    cluster = client.connect(found.address)
-    cluster.shutdown()
-    say(f"stopped; the Ray cluster at {found.address} goes on")
-    return 0
 
 
 def wait_until_gone(process_id: int, timeout_ms: int) -> bool:

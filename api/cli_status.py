@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
 from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api import connection
@@ -135,6 +135,12 @@ def status(args: argparse.Namespace) -> int:
             codec=CODEC_BACKEND,
         )
     )
+    if seen.metadata.error is ErrorCode.UNKNOWN_SERVER_ERROR:
+        raise CliError(
+            f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
+            f"({seen.metadata.detail})",
+            "stop it, or use another Ray cluster",
+        )
     say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
     if seen.is_serving:
         return 0

@@ -7,6 +7,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
+from oncelog.actors.config import TopicConfig, build_settings
 from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.api.cli_connect import connect
 from oncelog.api.cli_output import CliError, say, table
@@ -23,7 +24,9 @@ def list_topics(args: argparse.Namespace) -> int:
     with connect(args) as cluster:
         topics = [
             topic
-            for topic in sorted(cluster.describe().topics, key=lambda topic: topic.name)
+            for topic in sorted(
+                cluster.admin().describe_cluster().topics, key=lambda topic: topic.name
+            )
             if args.internal or topic.name not in INTERNAL_TOPICS
         ]
     if args.json:
@@ -39,6 +42,7 @@ def list_topics(args: argparse.Namespace) -> int:
 def create_topic(args: argparse.Namespace) -> int:
     """Create a topic; it can be written to when this returns."""
     settings = parse_settings(args.config)
+    build_settings(TopicConfig, settings)
     with connect(args) as cluster:
         cluster.admin().create_topic(args.topic, partitions=args.partitions, **settings)
     say(f"created {args.topic}, partitions 0 to {args.partitions - 1}")
@@ -89,7 +93,7 @@ def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
         raise CliError(
             f"{name!r} is an internal topic", "`oncelog topics list` shows those that are yours"
         )
-    topics = {topic.name: topic for topic in cluster.describe().topics}
+    topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
     if name in topics:
         return topics[name]
     close = difflib.get_close_matches(name, topics.keys() - INTERNAL_TOPICS, n=1)

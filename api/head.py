@@ -13,15 +13,22 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.api import connection
 from oncelog.api.cli_output import CliError, describe_error
 from oncelog.storage.exceptions import OncelogError
 
+if TYPE_CHECKING:
+    from oncelog.api.client import Cluster
+
 MODULE: Final = "oncelog.api.head"
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SHUTDOWN_ATTEMPTS: Final = 5
+SHUTDOWN_RETRY_S: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -68,8 +75,26 @@ def serve(args: argparse.Namespace) -> None:
     _logger.info("serving %s at %s", cluster.data_dir, cluster.address)
     number = wait_for_signal(signals)
     _logger.info("%s: stopping", signal.Signals(number).name)
-    cluster.shutdown()
+    shut_down(cluster)
     _logger.info("stopped cleanly")
+
+
+def shut_down(cluster: Cluster) -> None:
+    """Stop the log, also when its controller restarts just now or the log is stopped already."""
+    for attempts_left in reversed(range(SHUTDOWN_ATTEMPTS)):
+        if not connection.has_controller():
+            _logger.info("the log was stopped before")
+            connection.forget_discovery(Path(cluster.data_dir))
+            return
+        try:
+            cluster.shutdown()
+        except OncelogError as error:
+            if not error.retriable or not attempts_left:
+                raise
+            _logger.warning("not stopped yet: %s", error)
+            threading.Event().wait(SHUTDOWN_RETRY_S)
+        else:
+            return
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -51,7 +51,11 @@ def plan_faults(seed: int, *, workers: int, partitions: int) -> list[Fault]:
     roles = ["worker", "partition leader", "transaction coordinator"] * KILLS_PER_ROLE
     chance.shuffle(roles)
     moments = sorted(chance.uniform(FIRST_MOMENT, LAST_MOMENT) for _ in roles)
-    choices = {"worker": workers, "partition leader": partitions, "transaction coordinator": workers}
+    choices = {
+        "worker": workers,
+        "partition leader": partitions,
+        "transaction coordinator": workers,
+    }
     return [
         Fault(moment, role, chance.randrange(choices[role]))
         for moment, role in zip(moments, roles, strict=True)

@@ -102,7 +102,9 @@ def failing_rows(spark, cluster, topic, *, fails_on_attempts):
         for batch in batches:
             for identifier in batch["id"].to_pylist():
                 value = str(identifier).ljust(500_000)
-                yield pa.RecordBatch.from_pydict({"value": [value], "partition": [0]})
+                yield pa.RecordBatch.from_pydict(
+                    {"value": [value], "partition": pa.array([0], pa.int32())}
+                )
         context = TaskContext.get()
         if context.partitionId() == 0 and context.attemptNumber() in fails_on_attempts:
             with oncelog.connect(address) as cluster:

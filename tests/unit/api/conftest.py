@@ -151,13 +151,15 @@ class FakeLog:
 class FakeCluster:
     """``Transport``: topics in memory, a group of one member, and hooks for everything else.
 
-    ``hooks[type of request]`` is asked first; ``None`` from it means: answer as usual.
+    ``actors[name]`` is asked first, then ``hooks[type of request]``; ``None`` from either means:
+    answer as usual.
     """
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, FakeLog] = {}
         self.counts: dict[str, int] = {}
         self.calls: list[tuple[str, Any]] = []
+        self.actors: dict[str, Callable[[Any], Any]] = {}
         self.hooks: dict[type, Callable[[Any], Any]] = {}
         self.committed: dict[TopicPartition, int] = {}
         self.generation_id = 0
@@ -201,7 +203,12 @@ class FakeCluster:
     async def call(self, actor: str, request: Request[Any], *, timeout_ms: int) -> Any:
         self.calls.append((actor, request))
         await asyncio.sleep(0)
-        for handler in (self.hooks.get(type(request)), self.answers.get(type(request))):
+        handlers = (
+            self.actors.get(actor),
+            self.hooks.get(type(request)),
+            self.answers.get(type(request)),
+        )
+        for handler in handlers:
             reply = handler(request) if handler is not None else None
             if inspect.isawaitable(reply):
                 reply = await reply

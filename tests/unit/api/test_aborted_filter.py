@@ -216,8 +216,6 @@ def test_a_truncated_last_batch_is_left_for_the_next_fetch(new_log):
     log.append(b"0")
     log.append(b"1")
 
-    visible = visible_batches(
-        b"".join(log.batches)[:-1], fetch_offset=0, aborted_transactions=()
-    )
+    visible = visible_batches(b"".join(log.batches)[:-1], fetch_offset=0, aborted_transactions=())
 
     assert visible.next_offset == 1

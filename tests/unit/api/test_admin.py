@@ -152,6 +152,8 @@ def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(fake_cluster, r
 
     run(admin.delete_topic("t"))
 
+    assert len(fake_cluster.requests(DeleteTopicRequest)) == 2
+
 
 def test_groups_of_all_shards_are_listed_and_one_described(fake_cluster, run, admin):
     names = iter("ba")

@@ -199,21 +199,55 @@ def test_a_stop_that_is_not_clean_says_why(head, monkeypatch, capsys):
     assert not (head / "cluster.json").exists()
 
 
-def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, monkeypatch, capsys):
+class Cluster:
+    """What ``client.connect`` gives: remembers what is asked of it."""
+
+    def __init__(self, address, data_dir):
+        self.address, self.data_dir = address, str(data_dir)
+        self.story = []
+
+    def close(self):
+        self.story.append("close")
+
+    def shutdown(self):
+        self.story.append("shutdown")
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """Makes a cluster what every address leads to."""
+
+    def use(cluster):
+        client = types.SimpleNamespace(connect=lambda address: cluster)
+        monkeypatch.setitem(sys.modules, "oncelog.api.client", client)
+        monkeypatch.setattr(sys.modules["oncelog.api"], "client", client, raising=False)
+        monkeypatch.setattr(cli_cluster, "quiet_libraries", lambda: None)
+        return cluster
+
+    return use
+
+
+def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, connected, capsys):
     """The process id is this test's own: a signal would end it."""
-    asked = []
-    cluster = types.SimpleNamespace(shutdown=lambda: asked.append("shutdown"))
-    client = types.SimpleNamespace(connect=lambda address: (asked.append(address), cluster)[1])
-    monkeypatch.setitem(sys.modules, "oncelog.api.client", client)
-    monkeypatch.setattr(sys.modules["oncelog.api"], "client", client, raising=False)
-    monkeypatch.setattr(cli_cluster, "quiet_libraries", lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster = connected(Cluster(address, tmp_path))
         word = connection.Discovery(address=address, dashboard_url="", process_id=os.getpid())
         connection.write_discovery(tmp_path, word)
         assert run("stop", tmp_path) == 0
-    assert asked == [address, "shutdown"]
+    assert cluster.story == ["shutdown"]
     assert capsys.readouterr().out == f"stopped; the Ray cluster at {address} goes on\n"
+
+
+def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):
+    assert run("start", head) == 0
+    word = connection.read_discovery(head)
+    cluster = connected(Cluster(word.address, head))
+    capsys.readouterr()
+    assert cli.main(["stop", "--address", word.address]) == 0
+    assert cluster.story == ["close"]
+    assert capsys.readouterr().out == "stopped\n"
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
 
 
 # --- processes --------------------------------------------------------------------------------

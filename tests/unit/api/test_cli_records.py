@@ -120,7 +120,10 @@ class Cluster:
     def __exit__(self, *_):
         pass
 
-    def describe(self):
+    def admin(self):
+        return self
+
+    def describe_cluster(self):
         partitions = tuple(
             PartitionMetadata(partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
             for number in range(2)

@@ -31,7 +31,7 @@ class Cluster:
     def admin(self):
         return self
 
-    def describe(self):
+    def describe_cluster(self):
         return MetadataReply(
             topics=(
                 topic("flights", 2, settings=(("flush", "os"),)),
@@ -107,6 +107,13 @@ def test_a_topic_that_exists_is_an_error_with_advice(cluster, capsys):
 def test_a_setting_without_a_value_is_refused_before_anything_is_done(cluster, capsys):
     assert cli.main(["topics", "create", "new", "--config", "flush"]) == 1
     assert "--config 'flush' is not a setting — give NAME=VALUE" in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize("pair", ["fluh=os", "partitions=3", "segment_bytes=1"])
+def test_a_setting_that_topics_do_not_have_is_refused(cluster, capsys, pair):
+    assert cli.main(["topics", "create", "new", "--config", pair]) == 1
+    assert capsys.readouterr().err.startswith(f"oncelog: {pair.split('=')[0]}=")
     assert cluster.calls == []
 
 

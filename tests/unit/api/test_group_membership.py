@@ -210,9 +210,7 @@ def test_a_fenced_instance_is_final(fake_cluster, run):
     fake_cluster.create("t")
 
     async def scenario():
-        membership = await joined(
-            fake_cluster, heartbeat_interval_ms=1_000, group_instance_id="i"
-        )
+        membership = await joined(fake_cluster, heartbeat_interval_ms=1_000, group_instance_id="i")
         fake_cluster.fail(HeartbeatRequest, ErrorCode.FENCED_INSTANCE_ID)
         await asyncio.sleep(5)
         return membership

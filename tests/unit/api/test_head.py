@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from oncelog.api import head
+from oncelog.api import connection, head
 from oncelog.api.cli_output import CliError
+from oncelog.storage.exceptions import InvalidSettingError, NetworkError, NotControllerError
 
 FAKE_CLIENT = """
 import os, pathlib, sys, types
@@ -31,6 +32,7 @@ def init(data_dir, *, num_cpus, dashboard_port, **settings):
     print("up", num_cpus, dashboard_port, settings, flush=True)
     return Cluster()
 
+connection.has_controller = lambda: True
 sys.modules["oncelog.api.client"] = types.SimpleNamespace(init=init)
 import oncelog.api
 oncelog.api.client = sys.modules["oncelog.api.client"]
@@ -101,3 +103,55 @@ def test_settings_are_names_with_numbers_or_text():
 def test_a_setting_that_is_none_is_refused(pair):
     with pytest.raises(CliError, match="is not a setting"):
         head.parse_settings([pair])
+
+
+class Failing:
+    """A cluster whose shutdown raises ``failures`` first."""
+
+    data_dir = ""
+
+    def __init__(self, data_dir, *failures):
+        self.data_dir = str(data_dir)
+        self.failures = list(failures)
+        self.calls = 0
+
+    def shutdown(self):
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@pytest.fixture
+def no_wait(monkeypatch):
+    monkeypatch.setattr(head, "SHUTDOWN_RETRY_S", 0.0)
+    monkeypatch.setattr(connection, "has_controller", lambda: True)
+
+
+def test_a_controller_that_restarts_is_asked_again_to_stop(no_wait, tmp_path):
+    cluster = Failing(tmp_path, NetworkError(), NotControllerError())
+    head.shut_down(cluster)
+    assert cluster.calls == 3
+
+
+def test_a_log_that_cannot_be_stopped_is_given_up(no_wait, tmp_path):
+    cluster = Failing(tmp_path, *[NetworkError()] * head.SHUTDOWN_ATTEMPTS)
+    with pytest.raises(NetworkError):
+        head.shut_down(cluster)
+    assert cluster.calls == head.SHUTDOWN_ATTEMPTS
+
+
+def test_an_error_that_stays_is_not_tried_again(no_wait, tmp_path):
+    cluster = Failing(tmp_path, InvalidSettingError("x"))
+    with pytest.raises(InvalidSettingError):
+        head.shut_down(cluster)
+    assert cluster.calls == 1
+
+
+def test_a_log_that_was_stopped_before_leaves_nothing_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(connection, "has_controller", lambda: False)
+    word = connection.Discovery(address="h:1", dashboard_url="", process_id=1)
+    connection.write_discovery(tmp_path, word)
+    cluster = Failing(tmp_path)
+    head.shut_down(cluster)
+    assert cluster.calls == 0
+    assert not (tmp_path / "cluster.json").exists()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
     InvalidProducerEpochError,
-    InvalidSettingError,
     MessageTooLargeError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -131,7 +129,7 @@ class FakeConsumer:
 
     def poll_arrow(self, timeout_ms, max_records):
         records = self.poll(timeout_ms, max_records)
-        table = pa.table(
+        return pa.table(
             {
                 "topic": pa.array([r.topic for r in records], pa.string()),
                 "partition": pa.array([r.partition for r in records], pa.int32()),
@@ -140,7 +138,6 @@ class FakeConsumer:
                 "value": pa.array([r.value for r in records], pa.binary()),
             }
         )
-        return table
 
 
 class FakeProducer:
@@ -489,28 +486,3 @@ def test_a_workers_clients_have_ids_that_a_restart_repeats():
     assert consumer.session_timeout_ms == 9_000
     assert not consumer.enable_auto_commit
     assert consumer.auto_offset_reset == "earliest"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("batch_format", "pandas"),
-        ("commit_interval_ms", -1),
-        ("records_max", 0),
-        ("max_function_failures", True),
-        ("function", None),
-        ("group_id", ""),
-    ],
-)
-def test_an_impossible_setting_is_refused_by_name(name, value):
-    settings = {
-        "source": "in",
-        "sink": "out",
-        "group_id": "g",
-        "worker_index": 0,
-        "function": len,
-        name: value,
-    }
-
-    with pytest.raises(InvalidSettingError, match=name):
-        ProcessConfig(**settings)

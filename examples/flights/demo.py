@@ -1,0 +1,220 @@
+"""The main job: a year of real flights goes through oncelog exactly once, while things are killed.
+
+Spark writes the flights in one transaction; two workers add the weather and a delay class, each
+batch and its input offsets in one transaction; meanwhile workers, partition leaders and transaction
+coordinators are killed; Spark reads the delays back, and every figure must equal what the CSV file
+gives without the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+
+import oncelog
+from oncelog import spark_bridge
+from oncelog.examples.flights.data import read_flights, read_weather, unpack_flights
+from oncelog.examples.flights.delays import delays_with
+from oncelog.examples.flights.faults import FaultInjector, plan_faults
+from oncelog.examples.flights.figures import expected_figures
+from oncelog.examples.flights.report import Display, draw_chart, show_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS: Final = 6
+WORKERS: Final = 2
+RECORDS_PER_POLL: Final = 1_000
+SEED_LIMIT: Final = 1_000_000
+STATUS_POLL_S: Final = 0.25
+JOB_TIMEOUT_S: Final = 240
+CHART: Final = "flights-2013.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it. ``flights_in`` is what the CSV file has, ``out`` what the log gives back."""
+
+    flights_in: int
+    in_log: int
+    out: int
+    lost: int
+    duplicated: int
+    aborted_records: int
+    faults: int
+    are_figures_equal: bool
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether every flight is there once and every figure is right."""
+        return (
+            self.flights_in == self.in_log == self.out
+            and self.lost == self.duplicated == 0
+            and self.are_figures_equal
+        )
+
+    @property
+    def line(self) -> str:
+        """The one line that says it all."""
+        verdict = "EXACTLY ONCE" if self.is_exactly_once else "NOT EXACTLY ONCE"
+        return (
+            f"{verdict}: {self.flights_in:,} in, {self.out:,} out, {self.lost:,} lost, "
+            f"{self.duplicated:,} duplicated, {self.faults} faults"
+        )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if every flight came through exactly once."""
+    console = Console(highlight=False)
+    seed = secrets.randbelow(SEED_LIMIT) if args.seed is None else args.seed
+    is_temporary = args.data_dir is None
+    directory = Path(args.data_dir or tempfile.mkdtemp(prefix="oncelog-demo-")).absolute()
+    started = time.monotonic()
+    console.print(f"oncelog demo, seed {seed} (the same seed repeats the choice of faults)")
+    try:
+        with tempfile.TemporaryDirectory(prefix="flights-") as scratch:
+            cluster = oncelog.init(directory)
+            try:
+                outcome = run(console, cluster, Path(scratch), seed)
+                seconds = round(time.monotonic() - started, 1)
+                console.print(f"dashboard: {cluster.dashboard_url}   took {seconds} s")
+                if args.json:
+                    write_json(Path(args.json), outcome, seed=seed, seconds=seconds)
+                console.print(outcome.line)
+                if args.keep:
+                    keep(console, directory)
+            finally:
+                cluster.shutdown()
+    finally:
+        if is_temporary:
+            shutil.rmtree(directory, ignore_errors=True)
+    return 0 if outcome.is_exactly_once else 1
+
+
+def run(console: Console, cluster: oncelog.Cluster, scratch: Path, seed: int) -> Outcome:
+    """The whole job on a running cluster."""
+    from oncelog.examples.flights import spark_steps
+
+    admin = cluster.admin()
+    for topic in ("flights", "delays"):
+        admin.create_topic(topic, partitions=PARTITIONS)
+    path = unpack_flights(scratch)
+    console.print(f"the log is up in {cluster.data_dir}; Spark is starting")
+    spark = spark_bridge.session(cluster, executors=1, cores=1, memory="1g", app_name="flights")
+    try:
+        console.print("Spark writes the flights, in one transaction")
+        spark_steps.load_flights(spark, path, "flights")
+        flights, weather = read_flights(path), read_weather()
+        kills = process(console, cluster, weather, total=flights.num_rows, seed=seed)
+        console.print("Spark reads the delays back")
+        return judge(console, spark, flights, weather, faults=kills)
+    finally:
+        spark_bridge.stop(spark)
+
+
+def process(
+    console: Console, cluster: oncelog.Cluster, weather: Any, *, total: int, seed: int
+) -> int:
+    """Run the job under faults until it has caught up; how many processes were killed."""
+    job = cluster.process(
+        source="flights",
+        sink="delays",
+        function=delays_with(weather),
+        group_id="delays",
+        workers=WORKERS,
+        max_poll_records=RECORDS_PER_POLL,
+        commit_interval_ms=0,
+    )
+    done = 0
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    with Display(console, total) as display:
+        injector = FaultInjector(
+            cluster,
+            job,
+            plan_faults(seed, workers=WORKERS, partitions=PARTITIONS),
+            progress=lambda: done / total,
+            on_kill=display.killed,
+            seed=seed,
+        )
+        injector.start()
+        try:
+            while time.monotonic() < deadline:
+                status = job.status()
+                done = max(done, min(total, total - status.lag))
+                display.update(done=done, lag=status.lag)
+                if status.lag == 0 or status.is_ended:
+                    break
+                time.sleep(STATUS_POLL_S)
+            injector.stop()
+            job.wait(timeout_ms=60_000)
+            display.update(done=total, lag=0)
+        finally:
+            injector.stop()
+            job.stop()
+    return len(injector.kills)
+
+
+def judge(
+    console: Console, spark: SparkSession, flights: Any, weather: Any, *, faults: int
+) -> Outcome:
+    """Compare what Spark reads from the log with what the CSV file gives without it."""
+    from oncelog.examples.flights import spark_steps
+
+    delays = spark_steps.read_delays(spark, "delays").cache()
+    out, distinct = spark_steps.count_ids(delays)
+    by_carrier = spark_steps.figures_by(delays, "carrier")
+    by_origin = spark_steps.figures_by(delays, "origin")
+    in_log = spark_steps.read_topic(spark, "flights").count()
+    uncommitted = spark_steps.read_topic(spark, "delays", "read_uncommitted").count()
+    expected_carriers, expected_origins = expected_figures(flights, weather)
+    show_table(console, by_origin, expected_origins)
+    show_table(console, by_carrier, expected_carriers)
+    chart = Path(CHART).absolute()
+    draw_chart(chart, by_carrier)
+    console.print(
+        f"the log holds {uncommitted - out:,} delays of aborted transactions that no read_committed "
+        f"consumer sees\nchart: {chart}"
+    )
+    return Outcome(
+        flights_in=flights.num_rows,
+        in_log=in_log,
+        out=out,
+        lost=flights.num_rows - distinct,
+        duplicated=out - distinct,
+        aborted_records=uncommitted - out,
+        faults=faults,
+        are_figures_equal=by_carrier == expected_carriers and by_origin == expected_origins,
+    )
+
+
+def write_json(path: Path, outcome: Outcome, *, seed: int, seconds: float) -> None:
+    """Write the figures for a program to read."""
+    figures = asdict(outcome)
+    figures["in"] = figures.pop("flights_in")
+    figures |= {"exactly_once": outcome.is_exactly_once, "seed": seed, "seconds": seconds}
+    path.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def keep(console: Console, directory: Path) -> None:
+    """Leave the cluster running until Ctrl-C or a signal to end."""
+    console.print(
+        f"the cluster keeps running: look at it with `oncelog status --data-dir {directory}`; "
+        "Ctrl-C ends it"
+    )
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    try:
+        is_over.wait()
+    except KeyboardInterrupt:
+        console.print("stopping")

@@ -1,0 +1,184 @@
+"""The command line against a real cluster, as a user types it; one cluster for the whole file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+
+from oncelog.api import cli_cluster, connection
+
+pytestmark = pytest.mark.ray
+
+FOREIGN_CONTROLLER = """
+import sys
+import oncelog
+cluster = oncelog.connect(sys.argv[1])
+cluster.shutdown()
+import ray
+class Other:
+    def hello(self):
+        return "hello"
+options = {"name": "controller", "namespace": "oncelog", "lifetime": "detached"}
+other = ray.remote(num_cpus=0)(Other).options(**options).remote()
+print(ray.get(other.hello.remote()), flush=True)
+sys.stdin.read()
+ray.kill(other)
+"""
+
+
+@dataclass
+class Done:
+    """How one command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass
+class CommandLine:
+    """``oncelog`` in a shell where nothing is set, with its data directory."""
+
+    data_dir: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *arguments: str, data_dir: str | None = None, lines: str = "") -> Done:
+        """Run one command on the data directory."""
+        place = ["--data-dir", data_dir or self.data_dir]
+        done = subprocess.run(
+            [sys.executable, "-m", "oncelog.api.cli", *arguments, *place],
+            input=lines,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=self.environment,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def word(self) -> connection.Discovery:
+        """Where the cluster runs."""
+        word = connection.read_discovery(cli_cluster.Path(self.data_dir))
+        assert word is not None
+        return word
+
+
+@pytest.fixture(scope="module")
+def oncelog(tmp_path_factory):
+    """A cluster that ``oncelog start`` has started, and the commands to use it."""
+    root = tmp_path_factory.mktemp("cli")
+    unset = {"RAY_ADDRESS", "ONCELOG_DEBUG"}
+    environment = {name: text for name, text in os.environ.items() if name not in unset}
+    shell = CommandLine(str(root / "data"), environment)
+    started = shell.run("start", "--num-cpus", "2")
+    assert (started.status, started.err) == (0, "")
+    process_id = shell.word().process_id
+    yield shell
+    if cli_cluster.is_head(process_id):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signal.SIGTERM)
+        if not cli_cluster.wait_until_gone(process_id, 30_000):
+            os.kill(process_id, signal.SIGKILL)
+
+
+def test_a_started_cluster_serves_with_every_actor(oncelog):
+    done = oncelog.run("status", "--json")
+    assert (done.status, done.err) == (0, "")
+    seen = json.loads(done.out)
+    assert seen["serving"] is True
+    assert seen["data_dirs"] == [oncelog.data_dir]
+    assert seen["address"] == oncelog.word().address
+    assert {actor["name"] for actor in seen["actors"]} == {
+        "controller",
+        "group:0@1",
+        "group:1@1",
+        "transaction:0@1",
+        "transaction:1@1",
+    }
+    assert len({actor["process_id"] for actor in seen["actors"]}) == 5
+
+
+def test_a_second_start_finds_the_first(oncelog):
+    done = oncelog.run("start")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith(f"runs already, process {oncelog.word().process_id}\n")
+
+
+def test_lines_go_in_as_one_transaction_and_come_out_once_per_group(oncelog):
+    created = oncelog.run("topics", "create", "lines", "--partitions", "2")
+    assert (created.status, created.err) == (0, "")
+    arguments = ("--transactional-id", "loader", "--key-separator", ":")
+    produced = oncelog.run("produce", "lines", *arguments, lines="a:1\nb:2\nc:3\n")
+    assert (produced.status, produced.err) == (0, "")
+    assert produced.out.startswith("3 records to lines, in one transaction\n")
+    group = ("consume", "lines", "--group", "readers", "--from-beginning")
+    first = oncelog.run(*group, "--json", "--max-records", "3", "--timeout-ms", "30000")
+    assert (first.status, first.err) == (0, "")
+    records = [json.loads(line) for line in first.out.splitlines()]
+    assert sorted((record["key"], record["value"]) for record in records) == [
+        ("a", "1"),
+        ("b", "2"),
+        ("c", "3"),
+    ]
+    again = oncelog.run(*group, "--timeout-ms", "500")
+    assert again == Done(0, "", "")
+
+
+def test_an_unknown_topic_is_one_line(oncelog):
+    done = oncelog.run("produce", "nowhere", lines="x\n")
+    assert done == Done(
+        1,
+        "",
+        "oncelog: there is no topic 'nowhere' — create it with `oncelog topics create nowhere`\n",
+    )
+
+
+def test_a_start_with_another_directory_on_the_same_ray_is_one_line(oncelog, tmp_path):
+    address = oncelog.word().address
+    done = oncelog.run("start", "--address", address, data_dir=str(tmp_path))
+    assert (done.status, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert oncelog.data_dir in done.err
+    assert " — use the same directory" in done.err
+
+
+def test_an_actor_name_that_another_program_has_is_one_line(oncelog):
+    """The log of the cluster is stopped for it, then started again on the Ray that goes on."""
+    word = oncelog.word()
+    foreign = subprocess.Popen(
+        [sys.executable, "-c", FOREIGN_CONTROLLER, word.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=oncelog.environment,
+    )
+    assert foreign.stdout.readline() == "hello\n"
+    refused = [oncelog.run(command, "--address", word.address) for command in ("start", "status")]
+    foreign.communicate()
+    for done in refused:
+        assert (done.status, done.out) == (1, "")
+        assert done.err == (
+            "oncelog: the actor 'controller' in Ray namespace 'oncelog' is not oncelog's (it has "
+            "no method 'metadata') — stop it, or use another Ray cluster\n"
+        )
+    done = oncelog.run("start", "--address", word.address)
+    assert (done.status, done.err) == (0, "")
+    connection.write_discovery(cli_cluster.Path(oncelog.data_dir), word)
+
+
+def test_stop_leaves_the_data_and_nothing_that_runs(oncelog):
+    word = oncelog.word()
+    done = oncelog.run("stop")
+    assert done == Done(0, "stopped\n", "")
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
+    assert (cli_cluster.Path(oncelog.data_dir) / "lines-0").is_dir()
+    gone = oncelog.run("status")
+    assert (gone.status, gone.out) == (1, "")
+    assert gone.err.startswith("oncelog: no cluster runs on the data directory")
