@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.controller import actor_of
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport, actor_of
 from oncelog.actors.protocol.cluster_messages import MetadataRequest, TopicMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition

@@ -18,9 +18,7 @@ from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import (
     Clock,
     Transport,
-    group_actor,
-    partition_actor,
-    transaction_actor,
+    actor_of,
 )
 from oncelog.actors.protocol.cluster import ClusterMachine
 from oncelog.actors.protocol.cluster_log import BrokerRegistered, ClusterFounded
@@ -42,11 +40,7 @@ from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import (
-    CONSUMER_OFFSETS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
-    TopicPartition,
-)
+from oncelog.storage.model import TopicPartition
 
 _logger = logging.getLogger(__name__)
 
@@ -66,15 +60,6 @@ class Launcher(Protocol):
     async def end(self, actors: list[str]) -> None:
         """Kill actors for good, by name; unknown ones are fine."""
         ...
-
-
-def actor_of(tp: TopicPartition, broker_id: int) -> str:
-    """Ray name of the actor that holds a replica, coordinators included."""
-    if tp.topic == TRANSACTION_STATE_TOPIC:
-        return transaction_actor(tp.partition, broker_id)
-    if tp.topic == CONSUMER_OFFSETS_TOPIC:
-        return group_actor(tp.partition, broker_id)
-    return partition_actor(tp.topic, tp.partition, broker_id)
 
 
 class Controller:

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -51,6 +51,7 @@ class CoordinatorRuntime:
         self._clock = clock
         self._apply = apply
         self._abandon = abandon
+        self._transitions: set[asyncio.Task[Any]] = set()
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @property
@@ -77,8 +78,23 @@ class CoordinatorRuntime:
         On return with no error the records are durable, unless ``is_durable_before_reply`` is
         false: then they are in the log, ahead of whatever this coordinator logs later. When the
         append fails the reply carries why and the machine's pending mark is taken back; the
-        record may still be found by the next coordinator.
+        record may still be found by the next coordinator. A caller that is cancelled leaves the
+        transition to run to its end: what is in the log has to be applied.
         """
+        transition = asyncio.get_running_loop().create_task(
+            self._execute(key, decide, is_durable_before_reply=is_durable_before_reply)
+        )
+        self._transitions.add(transition)
+        transition.add_done_callback(self._transitions.discard)
+        return await asyncio.shield(transition)
+
+    async def _execute(
+        self,
+        key: str,
+        decide: Callable[[int], Decision[ReplyT]],
+        *,
+        is_durable_before_reply: bool,
+    ) -> ReplyT:
         async with self._turn(key):
             now_ms = self._clock.now_ms()
             decision = decide(now_ms)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from oncelog.actors.protocol.messages import ReplyT, Request
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 ResultT = TypeVar("ResultT")
 
@@ -55,6 +56,15 @@ def transaction_actor(shard: int, broker_id: int) -> str:
 def group_actor(shard: int, broker_id: int) -> str:
     """Ray name of a group coordinator."""
     return f"group:{shard}@{broker_id}"
+
+
+def actor_of(tp: TopicPartition, broker_id: int) -> str:
+    """Ray name of the actor that holds a replica, coordinators included."""
+    if tp.topic == TRANSACTION_STATE_TOPIC:
+        return transaction_actor(tp.partition, broker_id)
+    if tp.topic == CONSUMER_OFFSETS_TOPIC:
+        return group_actor(tp.partition, broker_id)
+    return partition_actor(tp.topic, tp.partition, broker_id)
 
 
 CONTROLLER_ACTOR = "controller"

@@ -11,8 +11,7 @@ from typing import Any, Final
 import ray
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.controller import actor_of
-from oncelog.actors.interfaces import NAMESPACE
+from oncelog.actors.interfaces import NAMESPACE, actor_of
 from oncelog.actors.processes import (
     GroupCoordinatorProcess,
     PartitionProcess,

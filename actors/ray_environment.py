@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,15 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
 """``_system_config`` of a cluster that oncelog starts; measured, see the architecture page."""
 
 
+QUIET_PATTERN: Final = "worker processes have been started|A worker died or was killed"
+"""Ray prints these to standard output of every driver; a command line's output is not for them."""
+
+
+def keep_output_clean() -> None:
+    """Keep Ray's own warnings out of this program's output. Call it before Ray is imported."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", QUIET_PATTERN)
+
+
 def prepare_to_join() -> None:
     """Let this process join a cluster that demands a token, if there is a token to show.
 
@@ -37,9 +47,7 @@ def prepare_to_join() -> None:
         return
     os.environ["RAY_AUTH_MODE"] = "token"
     if "ray" in sys.modules:
-        from ray._raylet import Config
-
-        Config.initialize("")
+        importlib.import_module("ray._raylet").Config.initialize("")
 
 
 def prepare_to_start() -> None:

@@ -297,7 +297,8 @@ class TransactionCoordinator:
         metadata = self.machine.metadata(request.transactional_id)
         if metadata is None:
             return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        now_ms = self._clock.now_ms()
+        # From the logged start, not from now: no coordinator can freshen an old ticket.
+        issued_ms = metadata.start_ms
         enrolments = tuple(
             dataclasses.replace(
                 enrolment,
@@ -307,7 +308,7 @@ class TransactionCoordinator:
                     producer_epoch=request.producer_epoch,
                     topic_id=topics[enrolment.topic_partition.topic].topic_id,
                     partition=enrolment.topic_partition.partition,
-                    issued_ms=now_ms,
+                    issued_ms=issued_ms,
                     transaction_timeout_ms=metadata.transaction_timeout_ms,
                 ),
             )

@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeAlias
 
 from oncelog import __version__
+from oncelog.actors.ray_environment import keep_output_clean
 from oncelog.api import cli_cluster, cli_records, cli_status, cli_topics
 from oncelog.api.cli_connect import add_cluster_arguments
 from oncelog.api.cli_output import (
     PROGRAM,
     STATUS_ERROR,
     STATUS_INTERRUPTED,
+    CliError,
     UsageError,
     report,
 )
@@ -31,6 +33,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status: 0, 1 for errors, 2 for wrong arguments."""
+    keep_output_clean()
     try:
         args = build_parser().parse_args(argv)
         status: int = args.run(args)
@@ -241,7 +244,14 @@ def _add_demo(commands: _Commands) -> None:
 
 def _run_demo(args: argparse.Namespace) -> int:
     """Run the demo. By name, because examples stand above this package."""
-    status: int = importlib.import_module(DEMO_MODULE).main(args)
+    try:
+        demo = importlib.import_module(DEMO_MODULE)
+    except ModuleNotFoundError as error:
+        raise CliError(
+            f"the demo needs the package {error.name!r}",
+            "run it with `./run demo`, or install oncelog[spark,demo]",
+        ) from error
+    status: int = demo.main(args)
     return status
 
 

@@ -88,7 +88,7 @@ async def collect(
     transport: Transport, *, address: str, dashboard_url: str, codec: str
 ) -> ClusterStatus:
     """Ask the controller what there is, then every actor at once how it does."""
-    from oncelog.actors.controller import actor_of
+    from oncelog.actors.interfaces import actor_of
 
     metadata = await transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=CALL_TIMEOUT_MS)
     places = [(CONTROLLER_ACTOR, TopicPartition(CLUSTER_METADATA_TOPIC, 0))]

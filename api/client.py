@@ -13,8 +13,7 @@ from typing import Any, Final
 import ray
 
 from oncelog.actors.config import check_range
-from oncelog.actors.controller import actor_of
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch import end_actors
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,

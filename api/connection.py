@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, build_settings
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport, actor_of
 from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages import DescribeReplicaRequest
 from oncelog.actors.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
 
 LOCAL_BROKER_ID: Final = 1
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
+CALL_TIMEOUT_MS: Final = 5_000
 DISCOVERY_FILE: Final = "cluster.json"
 DEFAULT_DATA_DIR: Final = "oncelog-data"
 
@@ -216,8 +218,8 @@ async def wait_until_ready(transport: Transport) -> MetadataReply:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + READY_TIMEOUT_MS / 1000
     while True:
-        reply = await transport.call(CONTROLLER_ACTOR, request, timeout_ms=5_000)
-        if reply.error is ErrorCode.NONE and _is_led(reply):
+        reply = await transport.call(CONTROLLER_ACTOR, request, timeout_ms=CALL_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE and await _are_led(transport, reply):
             return reply
         if reply.error is ErrorCode.UNKNOWN_SERVER_ERROR:
             raise ConnectionFailedError(
@@ -231,7 +233,17 @@ async def wait_until_ready(transport: Transport) -> MetadataReply:
         await asyncio.sleep(READY_POLL_MS / 1000)
 
 
-def _is_led(reply: MetadataReply) -> bool:
-    return bool(reply.topics) and all(
-        partition.leader_epoch >= 0 for topic in reply.topics for partition in topic.partitions
+async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
+    """Whether every coordinator shard is led now: epochs alone outlive the processes."""
+    actors = [
+        actor_of(TopicPartition(topic.name, partition.partition), partition.leader)
+        for topic in reply.topics
+        for partition in topic.partitions
+    ]
+    replicas = await asyncio.gather(
+        *(
+            transport.call(actor, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for actor in actors
+        )
     )
+    return bool(replicas) and all(replica.is_leader for replica in replicas)

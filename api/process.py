@@ -22,7 +22,6 @@ what else it does is its own affair. It must not keep state between calls that m
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,11 +86,13 @@ class ProcessWorker:
         connect: Connect,
         *,
         clock: Clock,
+        process_id: int,
         on_fenced: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._stop = threading.Event()
         self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop)
+        self._process_id = process_id
         self._on_fenced = on_fenced
         self._started_ms = clock.now_ms()
         self._thread = threading.Thread(target=self._run, name=config.identity, daemon=True)
@@ -107,7 +108,7 @@ class ProcessWorker:
         progress = self._loop.progress
         return WorkerStatus(
             worker_index=self._config.worker_index,
-            process_id=os.getpid(),
+            process_id=self._process_id,
             started_ms=self._started_ms,
             state=progress.state,
             reason=progress.reason,
@@ -128,7 +129,7 @@ class ProcessWorker:
         """Whether the worker is a member of its group and works."""
         progress = self._loop.progress
         return WorkerHealth(
-            process_id=os.getpid(),
+            process_id=self._process_id,
             is_serving=progress.state is WorkerState.RUNNING,
             detail=progress.reason or progress.state.value,
         )

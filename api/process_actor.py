@@ -33,7 +33,11 @@ class ProcessWorkerProcess(ProcessWorker):
 
     def __init__(self, config: ProcessConfig) -> None:
         super().__init__(
-            config, _connect, clock=SystemClock(), on_fenced=functools.partial(os._exit, 0)
+            config,
+            _connect,
+            clock=SystemClock(),
+            process_id=os.getpid(),
+            on_fenced=functools.partial(os._exit, 1),
         )
         self._name = worker_actor(config.group_id, config.worker_index)
 

@@ -16,8 +16,8 @@ from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Clock,
     Transport,
+    actor_of,
     group_actor,
-    partition_actor,
     transaction_actor,
 )
 from oncelog.actors.protocol.cluster_messages import (
@@ -160,7 +160,7 @@ class Router:
                         ErrorCode.BROKER_NOT_AVAILABLE,
                         f"partition {topic_partition} has no live leader now; retry",
                     )
-                return self._actor_name(topic_partition, partition.leader), partition.leader_epoch
+                return actor_of(topic_partition, partition.leader), partition.leader_epoch
         self.invalidate(topic_partition)
         raise exception_for(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -283,13 +283,6 @@ class Router:
                     return partition.leader
         self._stale.add(topic)
         raise CoordinatorNotAvailableError(f"shard {shard} of {topic} has no leader now; retry")
-
-    def _actor_name(self, topic_partition: TopicPartition, broker_id: int) -> str:
-        if topic_partition.topic == TRANSACTION_STATE_TOPIC:
-            return transaction_actor(topic_partition.partition, broker_id)
-        if topic_partition.topic == CONSUMER_OFFSETS_TOPIC:
-            return group_actor(topic_partition.partition, broker_id)
-        return partition_actor(topic_partition.topic, topic_partition.partition, broker_id)
 
 
 def _unknown_topic(topic: str) -> OncelogError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.spark_bridge.connection import ADDRESS_VARIABLE
 from oncelog.storage.exceptions import (
@@ -43,8 +45,9 @@ _JAVA_OPTION_KEYS: Final = (
     "spark.executor.extraJavaOptions",
     "spark.ray.raydp_app_master.extraJavaOptions",
 )
+_LOG_LEVEL_KEY: Final = "spark.log.level"
 _DEFAULTS: Final = {
-    "spark.log.level": "ERROR",
+    _LOG_LEVEL_KEY: "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # A Python worker holds a batch in memory: of large rows, fewer.
@@ -67,9 +70,10 @@ def session(
     """Start Spark on the Ray cluster of ``cluster``, with the data source ``oncelog``.
 
     Takes ``executors`` times ``cores`` CPUs of Ray, and ``memory`` per executor, until ``stop``.
-    ``configs`` are further Spark settings. Raises ``ConnectionFailedError`` when Java or a package
-    is missing or Spark does not start, ``InvalidSettingError`` for more than Ray has, and
-    ``IllegalStateError`` when this process has a session.
+    ``configs`` are further Spark settings. What the Java process of the driver prints goes to
+    ``spark-driver-<process id>.log`` in Ray's log directory. Raises ``ConnectionFailedError`` when
+    Java or a package is missing or Spark does not start, ``InvalidSettingError`` for more than Ray
+    has, and ``IllegalStateError`` when this process has a session.
     """
     _check_count("executors", executors)
     _check_count("cores", cores)
@@ -90,17 +94,24 @@ def session(
     # Spark's own default is the first python3 on the path of whoever starts the worker.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    all_configs = session_configs(configs or {})
+    log_path = _log_path()
     try:
-        spark: SparkSession = raydp.init_spark(
-            app_name,
-            num_executors=executors,
-            executor_cores=cores,
-            executor_memory=memory,
-            configs=session_configs(configs or {}),
-        )
+        with _java_output_to(log_path):
+            spark: SparkSession = raydp.init_spark(
+                app_name,
+                num_executors=executors,
+                executor_cores=cores,
+                executor_memory=memory,
+                configs=all_configs,
+            )
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConnectionFailedError(f"Spark could not be started: {lines[0]}") from error
+        raise ConnectionFailedError(
+            f"Spark could not be started: {lines[0]} (see {log_path})"
+        ) from error
+    # Joining Ray has set the level of the Java process to Ray's own.
+    spark.sparkContext.setLogLevel(all_configs[_LOG_LEVEL_KEY])
     register(spark, cluster)
     return spark
 
@@ -162,6 +173,37 @@ def java_problem(version_text: str | None) -> str:
         return f"the Java that was found does not tell its version; {advice}"
     version = int(found.group(1))
     return "" if version >= JAVA_MIN else f"the Java that was found is version {version}; {advice}"
+
+
+# --- output -----------------------------------------------------------------------------------
+
+
+def _log_path() -> Path:
+    import ray
+
+    directory = ray._private.worker._global_node.get_logs_dir_path()
+    return Path(directory) / f"spark-driver-{os.getpid()}.log"
+
+
+@contextmanager
+def _java_output_to(path: Path) -> Iterator[None]:
+    """Give a Java process that PySpark starts meanwhile ``path`` to print to.
+
+    It would otherwise write into the terminal of whoever started it for as long as it lives. The
+    way to say so, an argument of ``launch_gateway``, is not within reach of RayDP's callers.
+    """
+    context: Any = importlib.import_module("pyspark.core.context")
+    launch_gateway = context.launch_gateway
+
+    def launch(conf: object = None) -> object:
+        with path.open("ab") as log:
+            return launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})
+
+    context.launch_gateway = launch
+    try:
+        yield
+    finally:
+        context.launch_gateway = launch_gateway
 
 
 # --- checks -----------------------------------------------------------------------------------

@@ -134,7 +134,6 @@ def process(
         group_id="delays",
         workers=WORKERS,
         max_poll_records=RECORDS_PER_POLL,
-        commit_interval_ms=0,
     )
     done = 0
     deadline = time.monotonic() + JOB_TIMEOUT_S
@@ -183,8 +182,8 @@ def judge(
     chart = Path(CHART).absolute()
     draw_chart(chart, by_carrier)
     console.print(
-        f"the log holds {uncommitted - out:,} delays of aborted transactions that no read_committed "
-        f"consumer sees\nchart: {chart}"
+        f"the log holds {uncommitted - out:,} delays of aborted transactions, which no "
+        f"read_committed consumer sees\nchart: {chart}"
     )
     return Outcome(
         flights_in=flights.num_rows,

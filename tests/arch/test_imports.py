@@ -30,7 +30,7 @@ EXAMPLES = "examples/*"
 SPARK = "spark_bridge/*"
 PROCESSES = ("actors/launch.py", "actors/*process*.py", "actors/ray_environment.py")
 """Where actors are put together from the real clock, disk, randomness and environment."""
-CLIENT = ("api/client.py", "api/connection.py", "api/head.py")
+CLIENT = ("api/process_actor.py", "api/client.py", "api/connection.py", "api/head.py")
 """Where clients are, likewise."""
 
 DOORS = {

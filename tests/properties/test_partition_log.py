@@ -133,6 +133,7 @@ def test_any_history_leaves_the_log_that_a_list_would_be(
         for name, *arguments in steps:
             getattr(model, str(name))(*arguments)
         model.check(max_bytes)
+        assert model.log.failure is None
         model.log.close(None)
 
 

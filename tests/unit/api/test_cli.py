@@ -104,6 +104,15 @@ def test_the_demo_is_given_its_arguments(monkeypatch):
     assert given == [(7, True, "f.json", None)]
 
 
+def test_a_package_that_only_the_demo_needs_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "DEMO_MODULE", "package_of_the_demo")
+    assert cli.main(["demo"]) == 1
+    assert capsys.readouterr().err == (
+        "oncelog: the demo needs the package 'package_of_the_demo' — run it with `./run demo`, "
+        "or install oncelog[spark,demo]\n"
+    )
+
+
 def test_missing_java_ends_the_demo_with_one_line(monkeypatch, capsys):
     def run(args):
         raise cli.cli_cluster.CliError("Spark needs Java 17 or newer", "install it")

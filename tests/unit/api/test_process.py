@@ -245,11 +245,11 @@ class Refusing:
 
 def test_a_worker_starts_by_itself_answers_at_once_and_stops(fake_cluster):
     connect = Refusing()
-    worker = ProcessWorker(config(3), connect, clock=fake_cluster.clock)
+    worker = ProcessWorker(config(3), connect, clock=fake_cluster.clock, process_id=42)
     assert connect.called.wait(10)
 
     health = worker.health()
-    assert (health.process_id, health.is_serving) == (os.getpid(), False)
+    assert (health.process_id, health.is_serving) == (42, False)
     worker.stop(StopWorkerRequest())
     assert worker.join(10)
     status = worker.status(WorkerStatusRequest())
@@ -263,6 +263,7 @@ def test_a_fenced_worker_tells_its_host(fake_cluster):
         config(),
         Refusing(ProducerFencedError()),
         clock=fake_cluster.clock,
+        process_id=42,
         on_fenced=fenced.set,
     )
 
@@ -271,7 +272,9 @@ def test_a_fenced_worker_tells_its_host(fake_cluster):
 
 
 def test_a_bug_in_the_loop_is_a_failed_worker_and_not_a_silent_one(fake_cluster):
-    worker = ProcessWorker(config(), Refusing(ZeroDivisionError("bug")), clock=fake_cluster.clock)
+    worker = ProcessWorker(
+        config(), Refusing(ZeroDivisionError("bug")), clock=fake_cluster.clock, process_id=42
+    )
 
     assert worker.join(10)
     assert worker.status().state is WorkerState.FAILED

@@ -13,7 +13,7 @@ NUMBER = re.compile(r"I-\d\d")
 
 
 def test_rule_that_holds_passes() -> None:
-    invariant(True, "I-01", "unused")
+    assert invariant(True, "I-01", "unused") is None  # type: ignore[func-returns-value]
 
 
 def test_broken_rule_names_its_number_the_values_and_the_statement() -> None:

@@ -109,6 +109,7 @@ def test_second_close_does_not_close_a_stranger(real, tmp_path):
     first.close()
     second.append((b"a",))
     second.close()
+    assert (tmp_path / "second").read_bytes() == b"a"
 
 
 def test_missing_file_is_not_made_unasked(real, tmp_path):

@@ -1,0 +1,153 @@
+"""Decide, append, wait, apply, reply: in this order, one transition of a key at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from oncelog.actors.coordinator_runtime import CoordinatorRuntime
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages import Reply
+from oncelog.storage.errors import ErrorCode
+
+Body = Callable[["Ledger"], Awaitable[None]]
+
+
+class Ledger:
+    """A machine that counts: each transition of a key adds one to it."""
+
+    def __init__(self, harness: Any) -> None:
+        self.harness = harness
+        self.applied: list[bytes] = []
+        self.abandoned: list[str] = []
+        self.runtime = CoordinatorRuntime(
+            replica=harness.replica,
+            clock=harness.clock,
+            apply=self.apply,
+            abandon=self.abandoned.append,
+        )
+
+    def apply(self, record: LogRecord) -> None:
+        assert record.value is not None
+        self.applied.append(record.value)
+
+    async def add(self, key: str = "a", **fields: Any) -> Reply:
+        def decide(_now_ms: int) -> Decision[Reply]:
+            value = b"%s%d" % (key.encode(), len(self.applied))
+            return Decision(reply=Reply(), records=(LogRecord(b"k", value),))
+
+        return await self.runtime.execute(key, decide, **fields)
+
+
+def play(harness: Any, body: Body) -> None:
+    async def run() -> None:
+        await harness.start()
+        try:
+            await body(Ledger(harness))
+        finally:
+            await harness.replica.stop()
+
+    asyncio.run(run())
+
+
+def hold_the_disk(harness: Any) -> asyncio.Event:
+    gate = asyncio.Event()
+    run = harness.background.run
+
+    async def held(work: Any) -> Any:
+        await gate.wait()
+        return await run(work)
+
+    harness.background.run = held
+    return gate
+
+
+def test_nothing_is_applied_or_answered_before_it_is_durable(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        adding = asyncio.create_task(ledger.add())
+        done, _ = await asyncio.wait({adding}, timeout=0.05)
+        assert not done
+        assert ledger.applied == []
+        gate.set()
+        assert (await adding).error is ErrorCode.NONE
+        assert ledger.applied == [b"a0"]
+
+    play(harness, body)
+
+
+def test_a_record_that_may_be_repeated_is_applied_at_once(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        reply = await ledger.add(is_durable_before_reply=False)
+        assert (reply.error, ledger.applied) == (ErrorCode.NONE, [b"a0"])
+        gate.set()
+
+    play(harness, body)
+
+
+def test_transitions_of_one_key_see_each_other(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        await asyncio.gather(*(ledger.add() for _ in range(5)))
+        assert ledger.applied == [b"a%d" % n for n in range(5)]
+
+    play(harness, body)
+
+
+def test_keys_do_not_wait_for_each_other(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        adding = [asyncio.create_task(ledger.add(key)) for key in ("a", "b")]
+        await asyncio.wait(adding, timeout=0.05)
+        assert harness.replica.machine.log_end_offset == 2
+        gate.set()
+        await asyncio.gather(*adding)
+
+    play(harness, body)
+
+
+def test_a_cancelled_caller_leaves_the_transition_to_end(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        adding = asyncio.create_task(ledger.add())
+        await asyncio.wait({adding}, timeout=0.05)
+        adding.cancel()
+        gate.set()
+        await ledger.add("b")
+        assert b"a0" in ledger.applied
+
+    play(harness, body)
+
+
+def test_a_failed_append_takes_the_pending_mark_back_and_applies_nothing(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        async def broken(_work: Any) -> Any:
+            raise OSError(errno.EIO, "gone")
+
+        harness.background.run = broken
+        reply = await ledger.add()
+        assert reply.error is ErrorCode.NOT_COORDINATOR
+        assert (ledger.applied, ledger.abandoned) == ([], ["a"])
+
+    play(harness, body)
+
+
+def test_a_decision_without_records_is_answered_at_once(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        refusal = Decision(reply=Reply(error=ErrorCode.PRODUCER_FENCED))
+        reply = await ledger.runtime.execute("a", lambda _now_ms: refusal)
+        assert reply.error is ErrorCode.PRODUCER_FENCED
+        assert harness.replica.machine.log_end_offset == 0
+
+    play(harness, body)
+
+
+def test_requests_are_sent_away_until_the_machine_is_loaded(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        assert ledger.runtime.unavailable() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        ledger.runtime.is_loaded = True
+        assert ledger.runtime.unavailable() is ErrorCode.NONE
+
+    play(harness, body)

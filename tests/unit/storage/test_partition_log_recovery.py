@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from partition_logs import flip, log_file, offsets_of, read_all
+
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.recovery import TailDefect
+
+# Recovery
+
+
+def test_torn_last_batch_is_cut(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    append(log)
+    path = log_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    log = open_log()
+    assert not log.was_clean
+    assert log.log_end_offset == 1
+    assert log.cut is not None
+    assert (log.cut.defect, log.cut.position, log.cut.offset, log.cut.cut_bytes) == (
+        TailDefect.SHORT_BATCH,
+        100,
+        1,
+        99,
+    )
+    assert path.stat().st_size == 100
+
+
+def test_second_recovery_of_a_torn_log_finds_nothing_to_do(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    append(log)
+    path = log_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    open_log()
+    before = path.read_bytes()
+    log = open_log()
+    assert log.cut is None
+    assert path.read_bytes() == before
+
+
+def test_whole_unsynced_batches_survive(open_log, append, sync):
+    log = open_log()
+    append(log)
+    sync(log)
+    append(log)
+    append(log)
+    log = open_log()
+    assert log.log_end_offset == 3
+    assert log.recovery_point == 1
+    assert log.cut is None
+
+
+def test_recovery_point_follows_the_first_sync_after_recovery(open_log, append, sync):
+    log = open_log()
+    append(log)
+    log = open_log()
+    assert log.recovery_point == 0
+    sync(log)
+    assert log.recovery_point == 1
+    assert open_log().recovery_point == 1
+
+
+@pytest.mark.parametrize("position", [0, 16, 22, 99, 150])
+def test_bit_flip_below_the_recovery_point_is_refused(open_log, append, sync, tmp_path, position):
+    log = open_log()
+    append(log)
+    append(log)
+    sync(log)
+    append(log)
+    path = log_file(tmp_path)
+    flip(path, position)
+    before = path.read_bytes()
+    start = position - position % 100
+    with pytest.raises(CorruptDataError, match=rf"{path} at byte {start}, offset {start // 100}:"):
+        open_log()
+    assert path.read_bytes() == before
+
+
+def test_refused_log_leaves_no_file_open(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    log.close(None)
+    flip(log_file(tmp_path), 90)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(CorruptDataError):
+        open_log()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_bit_flip_in_the_unsynced_part_is_cut(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    append(log)
+    append(log)
+    flip(log_file(tmp_path), 190)
+    log = open_log()
+    assert log.log_end_offset == 1
+    assert log.cut is not None
+    assert log.cut.cut_bytes == 200
+
+
+def test_synced_records_missing_from_the_end_are_refused(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    append(log)
+    sync(log)
+    path = log_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CorruptDataError, match="rule R-2"):
+        open_log()
+
+
+def test_all_segments_missing_though_synced_is_refused(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    log_file(tmp_path).unlink()
+    with pytest.raises(CorruptDataError, match="no segment is left"):
+        open_log()
+
+
+def test_without_checkpoint_damage_before_intact_batches_is_refused(open_log, append, tmp_path):
+    log = open_log()
+    for _ in range(3):
+        append(log)
+    (tmp_path / "flights-0" / "recovery-checkpoint").unlink()
+    flip(log_file(tmp_path), 150)
+    with pytest.raises(CorruptDataError, match="rule R-5"):
+        open_log()
+
+
+def test_without_checkpoint_a_torn_last_batch_is_cut(open_log, append, tmp_path):
+    log = open_log()
+    for _ in range(3):
+        append(log)
+    (tmp_path / "flights-0" / "recovery-checkpoint").unlink()
+    flip(log_file(tmp_path), 250)
+    assert open_log().log_end_offset == 2
+
+
+def test_damage_in_an_unsynced_segment_removes_the_later_ones(open_log, append, tmp_path):
+    log = open_log(segment_bytes=250)
+    for _ in range(6):
+        append(log)
+    flip(log_file(tmp_path, 2), 150)
+    log = open_log(segment_bytes=250)
+    assert log.log_end_offset == 3
+    assert log.segment_count == 2
+    assert not log_file(tmp_path, 4).exists()
+    append(log)
+    assert offsets_of(read_all(log)) == [0, 1, 2, 3]
+
+
+def test_lost_end_of_an_unsynced_segment_removes_the_later_ones(open_log, append, tmp_path):
+    log = open_log(segment_bytes=250)
+    for _ in range(6):
+        append(log)
+    path = log_file(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:100])
+    log = open_log(segment_bytes=250)
+    assert log.log_end_offset == 3
+    assert log.cut is not None
+    assert log.cut.defect is TailDefect.MISSING_RECORDS
+    assert log.cut.cut_bytes == 200
+
+
+def test_segments_below_the_recovery_point_are_not_read(open_log, append, sync, tmp_path):
+    log = open_log(segment_bytes=250)
+    for _ in range(5):
+        append(log)
+    sync(log)
+    flip(log_file(tmp_path, 0), 90)
+    log = open_log(segment_bytes=250)
+    assert log.log_end_offset == 5
+    with pytest.raises(CorruptDataError, match="at byte 0: the batch does not match its CRC"):
+        list(log.replay(0))
+
+
+def test_indexes_are_rebuilt_by_recovery(open_log, append, sync):
+    log = open_log(index_interval_bytes=300)
+    for number in range(50):
+        append(log, timestamp_ms=number)
+    log = open_log(index_interval_bytes=300)
+    assert offsets_of(log.read(31, max_bytes=100, upper_offset=50)) == [31]
+    assert log.offset_for_timestamp(17, 50) == (17, 17)
+
+
+def test_zero_filled_tail_is_cut(open_log, append, tmp_path):
+    log = open_log()
+    append(log)
+    with log_file(tmp_path).open("ab") as file:
+        file.write(bytes(4_096))
+    log = open_log()
+    assert log.log_end_offset == 1
+    assert log.cut is not None
+    assert log.cut.defect is TailDefect.ZEROS
+
+
+def test_leftover_of_an_unfinished_file_is_removed(open_log, tmp_path):
+    open_log().close([])
+    leftover = tmp_path / "flights-0" / "leader-epoch-checkpoint.tmp"
+    leftover.write_bytes(b"0")
+    open_log()
+    assert not leftover.exists()
