@@ -179,10 +179,10 @@ def java_problem(version_text: str | None) -> str:
 
 
 def _log_path() -> Path:
-    import ray
+    from ray._private import worker
 
-    directory = ray._private.worker._global_node.get_logs_dir_path()
-    return Path(directory) / f"spark-driver-{os.getpid()}.log"
+    node: Any = worker._global_node
+    return Path(node.get_logs_dir_path()) / f"spark-driver-{os.getpid()}.log"
 
 
 @contextmanager

@@ -39,6 +39,8 @@ RECORDS_PER_POLL: Final = 1_000
 SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25
 JOB_TIMEOUT_S: Final = 240
+PLAIN_WIDTH: Final = 110
+"""Columns of output where there is no terminal to tell."""
 CHART: Final = "flights-2013.png"
 
 
@@ -77,6 +79,8 @@ class Outcome:
 def main(args: argparse.Namespace) -> int:
     """Run the demo; 0 if every flight came through exactly once."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
     seed = secrets.randbelow(SEED_LIMIT) if args.seed is None else args.seed
     is_temporary = args.data_dir is None
     directory = Path(args.data_dir or tempfile.mkdtemp(prefix="oncelog-demo-")).absolute()

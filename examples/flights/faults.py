@@ -18,12 +18,12 @@ import ray
 
 from oncelog.api.client import Cluster
 
-KILLS_PER_ROLE: Final = 2
+KILLS_PER_ROLE: Final = 3
 FIRST_MOMENT: Final = 0.04
 LAST_MOMENT: Final = 0.92
 HEALTH_TIMEOUT_S: Final = 5.0
 POLL_S: Final = 0.02
-JITTER_MAX_S: Final = 0.1
+JITTER_MAX_S: Final = 0.3
 """A kill falls at a random instant after its moment, so at any step of a transaction."""
 
 
@@ -46,7 +46,7 @@ class Kill:
 
 
 def plan_faults(seed: int, *, workers: int, partitions: int) -> list[Fault]:
-    """Choose the faults: each role at least twice, in random order, at random moments."""
+    """Choose the faults: each role three times, in random order, at random moments."""
     chance = random.Random(seed)
     roles = ["worker", "partition leader", "transaction coordinator"] * KILLS_PER_ROLE
     chance.shuffle(roles)
@@ -115,12 +115,12 @@ class FaultInjector:
 
     def _victim(self, fault: Fault) -> tuple[str, Any]:
         if fault.role == "worker":
-            return f"worker {fault.victim}", self._job.worker(fault.victim)
+            return str(fault.victim), self._job.worker(fault.victim)
         if fault.role == "partition leader":
             return f"delays-{fault.victim}", self._cluster.partition("delays", fault.victim)
         transactional_id = f"{self._job.group_id}-{fault.victim}"
         return (
-            f"coordinator of {transactional_id}",
+            f"of {transactional_id}",
             self._cluster.transaction_coordinator(transactional_id),
         )
 
