@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +120,17 @@ def _no_real_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(subprocess.Popen, "__init__", _guarded_popen(subprocess.Popen.__init__))
         if "ray" in sys.modules:
             monkeypatch.setattr(sys.modules["ray"], "init", _refused_init)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One real cluster for all tests that are marked ray; topics are made per test."""
+    import oncelog
+
+    data_dir = tmp_path_factory.mktemp("cluster")
+    connection = oncelog.init(data_dir, num_cpus=2)
+    yield connection
+    import ray
+
+    connection.shutdown()
+    ray.shutdown()

@@ -1,4 +1,4 @@
-"""One real cluster for all tests of this folder: topics are made per test."""
+"""Topics of a test's own on the real cluster, and ways to kill its processes and to read it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    import oncelog
-
-    data_dir = tmp_path_factory.mktemp("cluster")
-    connection = oncelog.init(data_dir, num_cpus=2)
-    yield connection
-    import ray
-
-    connection.shutdown()
-    ray.shutdown()
 
 
 @pytest.fixture
