@@ -94,6 +94,8 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
     prepare_to_start()
     import ray
 
+    # Ray says here that it has made a token; every process of ours finds it by itself.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
     try:
         ray.init(
