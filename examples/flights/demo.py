@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PARTITIONS: Final = 6
 WORKERS: Final = 2
 RECORDS_PER_POLL: Final = 1_000
+COMMIT_INTERVAL_MS: Final = 250
+"""Long enough that a kill most often meets an open transaction."""
 SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25
 JOB_TIMEOUT_S: Final = 240
@@ -138,6 +140,7 @@ def process(
         group_id="delays",
         workers=WORKERS,
         max_poll_records=RECORDS_PER_POLL,
+        commit_interval_ms=COMMIT_INTERVAL_MS,
     )
     done = 0
     deadline = time.monotonic() + JOB_TIMEOUT_S
