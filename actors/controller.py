@@ -61,6 +61,10 @@ class Launcher(Protocol):
         """Kill actors for good, by name; unknown ones are fine."""
         ...
 
+    async def running(self) -> list[str]:
+        """Names of all actors of the log that there are."""
+        ...
+
 
 class Controller:
     """Serves cluster metadata; every change is durable before it is answered."""
@@ -86,6 +90,8 @@ class Controller:
         self._config = config
         self._process_id = process_id
         self._token_bytes = token_bytes
+        # A topic's actors bear its name, so a topic of the same name waits until they are gone.
+        self._names: dict[str, asyncio.Lock] = {}
 
     async def start(self) -> None:
         """Load the metadata log, found the cluster if it is new, and start every replica."""
@@ -97,7 +103,9 @@ class Controller:
                 self.machine.apply(LogRecord(record.key, record.value))
         await self._found()
         self._runtime.is_loaded = True
-        await self._launcher.start(self.machine.placements())
+        placements = self.machine.placements()
+        await self._end_undeclared({actor_of(tp, broker_id) for tp, broker_id in placements})
+        await self._launcher.start(placements)
 
     async def _found(self) -> None:
         founded = ClusterFounded(
@@ -113,6 +121,13 @@ class Controller:
         topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
         await self._runtime.execute(
             _ALL, lambda _now_ms: self.machine.decide_founding(founded, broker, topic_ids)
+        )
+
+    async def _end_undeclared(self, declared: set[str]) -> None:
+        """End the replicas of topics whose deletion a dead controller did not finish."""
+        running = await self._launcher.running()
+        await self._launcher.end(
+            [name for name in running if name.startswith("partition:") and name not in declared]
         )
 
     # --- requests -------------------------------------------------------------------------
@@ -145,18 +160,23 @@ class Controller:
             type(self.replica.topic).from_text(dict(request.settings))
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
-        reply = await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_create_topic(request)
-        )
-        if reply.error is ErrorCode.NONE:
-            await self._launcher.start(self.machine.placements(request.name))
-        return reply
+        async with self._names.setdefault(request.name, asyncio.Lock()):
+            reply = await self._runtime.execute(
+                _ALL, lambda _now_ms: self.machine.decide_create_topic(request)
+            )
+            if reply.error is ErrorCode.NONE:
+                await self._launcher.start(self.machine.placements(request.name))
+            return reply
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         """Delete a topic, then end its replicas and remove their files."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
+        async with self._names.setdefault(request.name, asyncio.Lock()):
+            return await self._delete_topic(request)
+
+    async def _delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         known = self.machine.metadata([request.name])
         replicas = self.machine.placements(request.name) if known else []
         reply = await self._runtime.execute(

@@ -101,7 +101,11 @@ class CoordinatorRuntime:
             if not decision.records:
                 return decision.reply
             epoch = self.coordinator_epoch
-            outcome = self.replica.append(decision.records, now_ms=now_ms)
+            try:
+                outcome = self.replica.append(decision.records, now_ms=now_ms)
+            except BaseException:
+                self._abandon(key)
+                raise
             error = outcome.error
             if error is ErrorCode.NONE and is_durable_before_reply:
                 error = await self.replica.committed(outcome.next_offset)

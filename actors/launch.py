@@ -81,6 +81,15 @@ class RayLauncher:
         """Kill actors for good, by name."""
         await asyncio.to_thread(end_actors, actors)
 
+    async def running(self) -> list[str]:
+        """Names of all actors in our namespace."""
+        return await asyncio.to_thread(_running_actors)
+
+
+def _running_actors() -> list[str]:
+    actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+
 
 def end_actors(actors: list[str]) -> None:
     """Kill actors for good, by name; a name nobody has is fine."""

@@ -141,8 +141,8 @@ class PartitionLeader:
         waiting.add(waiter)
         await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
         waiting.discard(waiter)
-        if not waiting:
-            self._early.pop(header.producer_id, None)
+        if not waiting and self._early.get(header.producer_id) is waiting:
+            del self._early[header.producer_id]
         return True
 
     # --- fetch ----------------------------------------------------------------------------

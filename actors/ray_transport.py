@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,10 +49,7 @@ class RayTransport:
                 return request.failed(
                     ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {request.method!r}"
                 )
-            reference = method.remote(request)
-            reply: ReplyT = await asyncio.wait_for(reference, timeout_ms / 1000)
-        except asyncio.TimeoutError:
-            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+            reply: ReplyT | None = await _within(timeout_ms, method.remote(request))
         except ActorUnavailableError:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         except (ActorDiedError, RayActorError, ValueError):
@@ -64,7 +61,21 @@ class RayTransport:
             return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except RayError as error:
             return request.failed(ErrorCode.NETWORK_EXCEPTION, str(error))
-        return reply
+        return request.failed(ErrorCode.REQUEST_TIMED_OUT) if reply is None else reply
+
+
+async def _within(timeout_ms: int, reference: Awaitable[ResultT]) -> ResultT | None:
+    """The value of ``reference``, or ``None`` when it does not come in time.
+
+    Not ``asyncio.wait_for``: that swallows a cancellation which meets the answer (before Python
+    3.12), and a task that was told to end would go on with it.
+    """
+    waiting = asyncio.ensure_future(reference)
+    try:
+        done, _ = await asyncio.wait({waiting}, timeout=timeout_ms / 1000)
+        return waiting.result() if done else None
+    finally:
+        waiting.cancel()
 
 
 class SystemClock:

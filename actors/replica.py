@@ -39,6 +39,10 @@ from oncelog.storage.record_codec import Record, decode_records, encode_records
 
 _logger = logging.getLogger(__name__)
 
+LOCK_FILE: Final = ".lock"
+METADATA_FILE: Final = "partition.metadata"
+"""Whose files these are: the topic id, in the form that Kafka keeps it."""
+
 LOCK_RETRY_MS: Final = 50
 """How often a starting replica looks whether a process of an earlier incarnation let go."""
 
@@ -154,6 +158,8 @@ class Replica:
         self.leadership = await self._leadership()
         self.topic = TopicConfig.from_text(dict(self.leadership.settings))
         try:
+            await self._background.run(self._claim_directory)
+            self.machine.advance_high_watermark(self.machine.log_end_offset)
             self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
         except OSError as error:
             self._go_offline(f"cannot write the leader epoch in {self.config.directory}: {error}")
@@ -168,7 +174,7 @@ class Replica:
         self._filesystem.make_directory(self.config.directory)
         while self._lock is None:
             try:
-                self._lock = self._filesystem.lock(self.config.directory / ".lock")
+                self._lock = self._filesystem.lock(self.config.directory / LOCK_FILE)
             except DirectoryLockedError:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
 
@@ -198,6 +204,21 @@ class Replica:
         log.mark_synced(point)
         self._synced_offset = point.log_end_offset
         self._log = log
+
+    def _claim_directory(self) -> None:
+        """Make sure that the files are those of this topic, not of a deleted one of its name."""
+        filesystem, directory = self._filesystem, self.config.directory
+        path = directory / METADATA_FILE
+        claim = f"version: 0\ntopic_id: {self.leadership.topic_id}\n".encode()
+        if filesystem.exists(path) and filesystem.read_whole(path) != claim:
+            _logger.warning("%s: removing the log of a deleted topic of this name", directory)
+            self.log.close(None)
+            for name in filesystem.list_directory(directory):
+                if name != LOCK_FILE:
+                    filesystem.remove(directory / name)
+            self._open()
+        if not filesystem.exists(path):
+            filesystem.write_atomically(path, claim)
 
     async def _leadership(self) -> BecomeLeaderReply:
         last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else -1

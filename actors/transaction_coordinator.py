@@ -118,6 +118,7 @@ class TransactionCoordinator:
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._completions: dict[str, asyncio.Task[bool]] = {}
+        self._left_to_successor: set[str] = set()
         self._reservation: asyncio.Task[None] | None = None
 
     # --- start and stop -------------------------------------------------------------------
@@ -359,6 +360,7 @@ class TransactionCoordinator:
                 return True
             await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
             attempt += 1
+        self._left_to_successor.add(transactional_id)
         _logger.warning("the completion of %r is left to a newer coordinator", transactional_id)
         return False
 
@@ -395,11 +397,14 @@ class TransactionCoordinator:
     # --- timers ---------------------------------------------------------------------------
 
     async def _scan_timeouts(self) -> None:
-        """Abort what is open for too long."""
+        """Abort what is open for too long, and see to whatever is decided and not completed."""
         while True:
             await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
+            for transactional_id in self.machine.unfinished():
+                if transactional_id not in self._left_to_successor:
+                    self._completion(transactional_id)
             for transactional_id in self.machine.expired_transactions(self._clock.now_ms()):
                 _logger.info("the transaction of %r timed out: aborting", transactional_id)
                 await self._reserve_producer_ids()

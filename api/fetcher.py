@@ -218,7 +218,13 @@ class Fetcher:
             while not self._may_fetch(partition):
                 room.clear()
                 await room.wait()
+            asked_from = partition.fetch_offset
             reply = await self._fetch(partition)
+            if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
+                return
+            if partition.fetch_offset != asked_from:
+                # The reply is for a place that the reader has left.
+                continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
                 self._receive(partition, reply)

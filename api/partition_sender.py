@@ -252,6 +252,9 @@ class PartitionSender:
 
     def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
         """Act on a reply; whether it was final for this entry."""
+        if entry not in self._in_flight:
+            # Given up together with others while this reply was on its way.
+            return True
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self._succeed(entry, reply)

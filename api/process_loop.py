@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -97,10 +97,15 @@ class Progress:
 
 @dataclass(slots=True)
 class _Transaction:
-    """What is open: who polled for it, since when, and what it holds."""
+    """What is open: who polled for it, since when, and what it holds.
+
+    ``offsets`` is where the processed input ends, noted at the poll that gave it: by the time of
+    the commit a rebalance may have taken the partitions, and then the group refuses the commit.
+    """
 
     group: ConsumerGroupMetadata
     started_ms: int
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
     records_in: int = 0
     records_out: int = 0
 
@@ -179,6 +184,9 @@ class ProcessLoop:
             self._recover()
         except OncelogError as error:
             self._judge(error)
+            if self._transaction is None and error.fatal:
+                # Nothing to abort, and the same client would only say it again.
+                self._close_clients()
             self._recover()
 
     def _round(self) -> None:
@@ -198,8 +206,16 @@ class ProcessLoop:
             # next poll joins and begins at the committed offsets.
             return
         self.progress.state = WorkerState.RUNNING
+        read = _first_offsets(batch)
+        positions = clients.consumer.positions()
+        if not read.keys() <= positions.keys():
+            # Taken away while they were polled: what was read is another worker's.
+            self._abort(clients)
+            self._rewind(clients)
+            return
         if len(batch):
-            self._process(clients, batch, group)
+            offsets = {topic_partition: positions[topic_partition] for topic_partition in read}
+            self._process(clients, batch, group, offsets)
         if self._transaction is None:
             self.progress.processed = clients.consumer.positions()
         elif self._commit_due_ms() <= 0:
@@ -224,7 +240,13 @@ class ProcessLoop:
         age_ms = self._clock.now_ms() - self._transaction.started_ms
         return max(0, self._config.commit_interval_ms - age_ms)
 
-    def _process(self, clients: Clients, batch: Any, group: ConsumerGroupMetadata) -> None:
+    def _process(
+        self,
+        clients: Clients,
+        batch: Any,
+        group: ConsumerGroupMetadata,
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
         """Apply the function to one batch and send what it returns, in the open transaction."""
         if self._transaction is None:
             clients.producer.begin_transaction()
@@ -238,6 +260,7 @@ class ProcessLoop:
             output.send(clients.producer, self._config.sink)
         except (TypeError, ValueError) as error:
             raise _FunctionFailure from error
+        self._transaction.offsets.update(offsets)
         self._transaction.records_in += len(batch)
         self._transaction.records_out += output.record_count
 
@@ -249,14 +272,10 @@ class ProcessLoop:
     # --- transactions -------------------------------------------------------------------------
 
     def _commit(self, clients: Clients) -> None:
-        """Commit the output together with the positions of its input."""
+        """Commit the output together with the offsets where its input ends."""
         transaction = self._transaction
         assert transaction is not None
-        offsets = {
-            topic_partition: offset
-            for topic_partition, offset in clients.consumer.positions().items()
-            if topic_partition in self._first_offsets
-        }
+        offsets = transaction.offsets
         clients.producer.send_offsets_to_transaction(offsets, transaction.group)
         while True:
             try:
