@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,24 @@ def pytest_terminal_summary(
 def seed(pytestconfig: pytest.Config) -> int:
     """The seed of this run, for tests that draw their own random numbers."""
     return int(pytestconfig.getoption("--hypothesis-seed"))
+
+
+# --- the record codec -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["kernel", "python"])
+def codec_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run the tests of a module once with the compiled kernel and once without it."""
+    from oncelog.storage import record_codec
+
+    if request.param == "kernel":
+        if record_codec.CODEC_BACKEND != "kernel":
+            pytest.skip("the kernel is not built")
+        yield request.param
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_codec, "record_kernel", None)
+        yield request.param
 
 
 # --- the real world, refused ------------------------------------------------------------------
