@@ -13,12 +13,38 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import INDEX_INTERVAL_BYTES, MESSAGE_MAX_BYTES, SEGMENT_BYTES
+from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    INDEX_INTERVAL_BYTES,
+    MESSAGE_MAX_BYTES,
+    SEGMENT_BYTES,
+)
 
 SettingsT = TypeVar("SettingsT")
 
 FLUSH_POLICIES: Final = ("sync", "os")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
+CLEANUP_POLICIES: Final = ("delete", "compact", "compact,delete")
+
+INTERNAL_SEGMENT_BYTES: Final = 4_194_304
+"""Smaller than a user's, because the active segment of a coordinator's log is never compacted."""
+
+_INT64_MAX: Final = 2**63 - 1
+_NUMBERS: Final[Mapping[type, str]] = {int: "whole number", float: "number"}
+_DURATIONS: Final = (
+    "message_timestamp_before_max_ms",
+    "message_timestamp_after_max_ms",
+    "min_compaction_lag_ms",
+    "max_compaction_lag_ms",
+    "delete_retention_ms",
+)
+_INTERVALS: Final = (
+    "log_retention_check_interval_ms",
+    "log_checkpoint_interval_ms",
+    "log_cleaner_backoff_ms",
+    "producer_id_expiration_check_interval_ms",
+)
 
 
 def check_range(name: str, value: object, minimum: int, maximum: int) -> None:
@@ -27,6 +53,12 @@ def check_range(name: str, value: object, minimum: int, maximum: int) -> None:
         raise InvalidSettingError(
             f"{name}={value!r} is not allowed: give a whole number from {minimum} to {maximum}"
         )
+
+
+def check_ratio(name: str, value: object) -> None:
+    """Refuse anything but a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidSettingError(f"{name}={value!r} is not allowed: give a number from 0 to 1")
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -39,18 +71,30 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
     """Build a settings dataclass from keywords; an unknown name is refused with the known ones."""
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name, value in values.items():
-        if name not in known:
-            raise InvalidSettingError(
-                f"{name}={value!r} is not a setting: known are {', '.join(sorted(known))}"
-            )
+        check_setting_name(kind, name, value)
     return kind(**values)
+
+
+def check_setting_name(kind: type[Any], name: str, value: object = None) -> None:
+    """Refuse what is no setting of the dataclass ``kind``; the text names those that are."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    if name not in known:
+        raise InvalidSettingError(
+            f"{name}={value!r} is not a setting: known are {', '.join(sorted(known))}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """Settings of one topic. ``flush="os"`` answers before the data is on disk, as Kafka does."""
+    """Settings of one topic. ``flush="os"`` answers before the data is on disk, as Kafka does.
+
+    Retention, for a policy with "delete", removes whole segments: -1 in ``retention_ms`` or
+    ``retention_bytes`` (per partition) keeps all. The settings from ``min_compaction_lag_ms`` on
+    are for a policy with "compact", whose records must have keys.
+    ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
+    may lie in the past and in the future.
+    """
 
     max_message_bytes: int = MESSAGE_MAX_BYTES
     segment_bytes: int = SEGMENT_BYTES
@@ -58,30 +102,65 @@ class TopicConfig:
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     flush: str = "sync"
     message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = _INT64_MAX
+    message_timestamp_after_max_ms: int = 3_600_000
+    cleanup_policy: str = "delete"
+    retention_ms: int = 604_800_000
+    retention_bytes: int = UNLIMITED
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = _INT64_MAX
+    min_cleanable_dirty_ratio: float = 0.5
+    delete_retention_ms: int = 86_400_000
 
     def __post_init__(self) -> None:
         check_range("max_message_bytes", self.max_message_bytes, 62, 2**30)
         check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
-        check_range("segment_ms", self.segment_ms, 1, 2**63 - 1)
+        check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
         check_range("index_interval_bytes", self.index_interval_bytes, 0, 2**31 - 1)
         check_choice("flush", self.flush, FLUSH_POLICIES)
         check_choice("message_timestamp_type", self.message_timestamp_type, TIMESTAMP_TYPES)
+        check_choice("cleanup_policy", self.cleanup_policy, CLEANUP_POLICIES)
+        check_range("retention_ms", self.retention_ms, UNLIMITED, _INT64_MAX)
+        check_range("retention_bytes", self.retention_bytes, UNLIMITED, _INT64_MAX)
+        for name in _DURATIONS:
+            check_range(name, getattr(self, name), 0, _INT64_MAX)
+        check_ratio("min_cleanable_dirty_ratio", self.min_cleanable_dirty_ratio)
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise InvalidSettingError(
+                f"min_compaction_lag_ms={self.min_compaction_lag_ms} is above "
+                f"max_compaction_lag_ms={self.max_compaction_lag_ms}"
+            )
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether old values of a key give way to newer ones."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether records go by age, size or request."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def retention(self) -> RetentionPolicy:
+        """What the log keeps; of a topic that is only compacted, everything."""
+        if not self.is_deleted:
+            return RetentionPolicy()
+        return RetentionPolicy(time_ms=self.retention_ms, size_bytes=self.retention_bytes)
 
     @classmethod
     def from_text(cls, settings: Mapping[str, str]) -> TopicConfig:
         """Build from names and text values, as they stand in the metadata log."""
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for name, text in settings.items():
-            if isinstance(defaults.get(name), int):
-                try:
-                    values[name] = int(text)
-                except ValueError:
-                    raise InvalidSettingError(
-                        f"{name}={text!r} is not allowed: give a whole number"
-                    ) from None
-            else:
-                values[name] = text
+            kind: type[Any] = type(defaults.get(name, text))
+            try:
+                values[name] = kind(text)
+            except ValueError:
+                raise InvalidSettingError(
+                    f"{name}={text!r} is not allowed: give a {_NUMBERS[kind]}"
+                ) from None
         return build_settings(cls, values)
 
     def to_text(self) -> tuple[tuple[str, str], ...]:
@@ -91,6 +170,16 @@ class TopicConfig:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         )
+
+
+def internal_topic_config(topic: str) -> TopicConfig:
+    """What a coordinator's log begins with: the newest state of each key is all it needs.
+
+    The metadata log is kept whole: its records build on each other.
+    """
+    if topic == CLUSTER_METADATA_TOPIC:
+        return TopicConfig(retention_ms=UNLIMITED)
+    return TopicConfig(cleanup_policy="compact", segment_bytes=INTERNAL_SEGMENT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +197,10 @@ class ClusterConfig:
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 0
     out_of_order_wait_ms: int = 1_000
+    log_retention_check_interval_ms: int = 300_000
+    log_checkpoint_interval_ms: int = 60_000
+    log_cleaner_backoff_ms: int = 15_000
+    producer_id_expiration_check_interval_ms: int = 600_000
     internal_call_timeout_ms: int = 5_000
 
     def __post_init__(self) -> None:
@@ -116,6 +209,8 @@ class ClusterConfig:
         for field in dataclasses.fields(self):
             if field.name.endswith("_ms"):
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
+        for name in _INTERVALS:
+            check_range(name, getattr(self, name), 1, 2**31 - 1)
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise InvalidSettingError(
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "

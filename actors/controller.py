@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from oncelog import __version__
-from oncelog.actors.config import ClusterConfig
+from oncelog.actors.config import ClusterConfig, TopicConfig
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import (
     Clock,
@@ -25,6 +25,8 @@ from oncelog.actors.protocol.cluster_log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster_messages import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
+    AlterTopicReply,
+    AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
     CreateTopicReply,
@@ -35,8 +37,10 @@ from oncelog.actors.protocol.cluster_messages import (
     MetadataRequest,
     ShutdownReply,
     ShutdownRequest,
+    TopicMetadata,
 )
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages import ConfigureRequest
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
@@ -157,7 +161,7 @@ class Controller:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         try:
-            type(self.replica.topic).from_text(dict(request.settings))
+            TopicConfig.from_text(dict(request.settings))
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
         async with self._names.setdefault(request.name, asyncio.Lock()):
@@ -167,6 +171,40 @@ class Controller:
             if reply.error is ErrorCode.NONE:
                 await self._launcher.start(self.machine.placements(request.name))
             return reply
+
+    async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
+        """Change settings of a topic, then tell its replicas; who misses it asks later."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        reply = await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings)
+        )
+        found = self.machine.metadata([request.name])
+        if reply.error is ErrorCode.NONE and found:
+            await self._configure(found[0])
+        return reply
+
+    async def _configure(self, topic: TopicMetadata) -> None:
+        replicas = self.machine.placements(topic.name)
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(
+                    actor_of(tp, broker_id),
+                    ConfigureRequest(
+                        topic_partition=tp,
+                        topic_id=topic.topic_id,
+                        settings=topic.settings,
+                        settings_version=topic.settings_version,
+                    ),
+                    timeout_ms=self._config.internal_call_timeout_ms,
+                )
+                for tp, broker_id in replicas
+            )
+        )
+        for (tp, _), reply in zip(replicas, replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s does not know its new settings: %s", tp, reply.error.name)
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         """Delete a topic, then end its replicas and remove their files."""
@@ -232,3 +270,7 @@ class Controller:
     def _unavailable(self) -> ErrorCode:
         error = self._runtime.unavailable()
         return ErrorCode.NOT_CONTROLLER if error is not ErrorCode.NONE else ErrorCode.NONE
+
+
+def _checked_settings(settings: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return TopicConfig.from_text(settings).to_text()

@@ -42,12 +42,16 @@ class ControllerProcess(Controller, ReplicaProcess):
         """The next epoch of the metadata log: its directory lock lets one process lead it."""
         return BecomeLeaderReply(leader_epoch=last_epoch + 1)
 
+    async def refresh_settings(self) -> None:
+        """Nothing to ask for: the metadata log has no settings."""
+
     async def start_serving(self) -> None:
         """Load the metadata log and start every replica."""
         await self.start()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""
+        await self.maintenance.stop()
         return await Controller.shutdown(self, request)
 
 

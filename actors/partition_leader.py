@@ -8,10 +8,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.log_upkeep import raise_log_start
 from oncelog.actors.protocol.messages import (
+    ConfigureReply,
+    ConfigureRequest,
+    DeleteRecordsReply,
+    DeleteRecordsRequest,
     DescribeProducersReply,
     DescribeProducersRequest,
     FetchReply,
@@ -26,6 +32,7 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from oncelog.actors.replica import AppendOutcome, Replica
+from oncelog.actors.topic_rules import check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
@@ -49,6 +56,7 @@ from oncelog.storage.record_batch import (
 )
 
 ACKS: Final = (-1, 0, 1)
+TO_HIGH_WATERMARK: Final = -1
 
 
 class PartitionLeader:
@@ -58,6 +66,7 @@ class PartitionLeader:
         self.replica = replica
         self._clock = clock
         self._early: defaultdict[int, set[asyncio.Future[None]]] = defaultdict(set)
+        self.on_log_start_raised: Callable[[], None] = lambda: None
 
     # --- produce --------------------------------------------------------------------------
 
@@ -83,6 +92,11 @@ class PartitionLeader:
             return request.failed(header)
         if header.size_bytes > replica.topic.segment_bytes:
             return request.failed(ErrorCode.RECORD_LIST_TOO_LARGE)
+        error, detail = check_topic_rules(
+            request.batch, header, replica.topic, self._clock.now_ms()
+        )
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
         outcome = await self._append(request, header)
         if outcome.error is not ErrorCode.NONE:
             return request.failed(outcome.error)
@@ -91,6 +105,7 @@ class PartitionLeader:
         return ProduceReply(
             error=error,
             base_offset=outcome.base_offset,
+            log_append_time_ms=outcome.log_append_time_ms,
             log_start_offset=replica.machine.log_start_offset,
         )
 
@@ -98,6 +113,7 @@ class PartitionLeader:
         """Decide and write in one turn; a batch that overtook its predecessors waits for them."""
         replica = self.replica
         deadline_ms = self._clock.now_ms() + replica.config.cluster.out_of_order_wait_ms
+        stamps_time = replica.topic.message_timestamp_type == "LogAppendTime"
         while True:
             now_ms = self._clock.now_ms()
             error = replica.availability()
@@ -115,16 +131,22 @@ class PartitionLeader:
                     error=ErrorCode.NONE,
                     base_offset=verdict.duplicate_base_offset,
                     next_offset=verdict.duplicate_next_offset,
+                    log_append_time_ms=(
+                        verdict.duplicate_timestamp_ms if stamps_time else NO_TIMESTAMP
+                    ),
                 )
             if not verdict.is_early or not await self._predecessor(header, deadline_ms - now_ms):
                 break
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
-        batch = bytearray(request.batch)
-        if replica.topic.message_timestamp_type == "LogAppendTime":
+        batch: bytes | bytearray = request.batch
+        if stamps_time:
+            batch = bytearray(batch)
             stamp_log_append_time(batch, now_ms)
             header = parse_header(batch)
         outcome = replica.write(batch, header, None)
+        if stamps_time:
+            outcome = dataclasses.replace(outcome, log_append_time_ms=now_ms)
         for waiter in self._early.pop(header.producer_id, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -162,6 +184,8 @@ class PartitionLeader:
                 found = self._read(request)
             except CorruptDataError as damage:
                 return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
+            except OSError as refusal:
+                return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
             if len(found.records) >= request.min_bytes or remaining_ms <= 0:
                 return self._fetched(request, found)
             await replica.progress(remaining_ms)
@@ -195,6 +219,42 @@ class PartitionLeader:
             log_start_offset=machine.log_start_offset,
         )
 
+    # --- life-cycle -----------------------------------------------------------------------
+
+    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
+        """Raise the log start, durably; the files of what is hidden go later."""
+        replica = self.replica
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        if not replica.topic.is_deleted:
+            return request.failed(
+                ErrorCode.POLICY_VIOLATION,
+                f"cleanup_policy={replica.topic.cleanup_policy!r} keeps the last value of each key",
+            )
+        high_watermark = replica.machine.high_watermark
+        offset = high_watermark if request.offset == TO_HIGH_WATERMARK else request.offset
+        if not 0 <= offset <= high_watermark:
+            return request.failed(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset={request.offset}: give -1 or 0 to {high_watermark}, the high watermark",
+            )
+        error = await raise_log_start(replica, offset)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        self.on_log_start_raised()
+        return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
+
+    async def configure(self, request: ConfigureRequest) -> ConfigureReply:
+        """Follow new settings of the topic from now on."""
+        error = self._check(request.topic_partition, -1)
+        if error is ErrorCode.NONE and request.topic_id != self.replica.leadership.topic_id:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self.replica.configure(request.settings, request.settings_version)
+        return ConfigureReply()
+
     # --- offsets, markers, producers ------------------------------------------------------
 
     async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsReply:
@@ -202,7 +262,7 @@ class PartitionLeader:
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        machine, log = self.replica.machine, self.replica.log
+        machine = self.replica.machine
         bound = machine.fetch_bound(request.isolation_level)
         if request.timestamp_ms == LATEST_TIMESTAMP:
             error = machine.check_latest()
@@ -211,18 +271,30 @@ class PartitionLeader:
             return ListOffsetsReply(offset=bound, timestamp_ms=NO_TIMESTAMP)
         if request.timestamp_ms == EARLIEST_TIMESTAMP:
             return ListOffsetsReply(offset=machine.log_start_offset, timestamp_ms=NO_TIMESTAMP)
-        if request.timestamp_ms == MAX_TIMESTAMP:
-            found = log.max_timestamp()
-        elif request.timestamp_ms >= 0:
-            found = log.offset_for_timestamp(request.timestamp_ms, bound)
-        else:
+        if request.timestamp_ms < 0 and request.timestamp_ms != MAX_TIMESTAMP:
             return request.failed(
                 ErrorCode.INVALID_REQUEST,
                 f"timestamp_ms={request.timestamp_ms}: allowed are -3, -2, -1 and times from 0 on",
             )
+        try:
+            found = self._find_time(request.timestamp_ms, bound)
+        except CorruptDataError as damage:
+            return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
+        except OSError as refusal:
+            return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
         if found is None:
-            return ListOffsetsReply()
+            # Right after a failover the record may be there and not yet be readable.
+            error = machine.check_latest()
+            return ListOffsetsReply() if error is ErrorCode.NONE else request.failed(error)
         return ListOffsetsReply(offset=found[0], timestamp_ms=found[1])
+
+    def _find_time(self, timestamp_ms: int, bound: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of what was asked for, below ``bound`` (exclusive); reads the log."""
+        log = self.replica.log
+        if timestamp_ms != MAX_TIMESTAMP:
+            return log.offset_for_timestamp(timestamp_ms, bound)
+        found = log.max_timestamp()
+        return found if found is not None and found[0] < bound else None
 
     async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
         """Write markers; each result is ``NONE`` only when its marker is committed."""

@@ -23,10 +23,13 @@ import ray
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.log_cleaning import clean_if_dirty
+from oncelog.actors.maintenance import Maintenance
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    MetadataRequest,
     ShutdownReply,
     ShutdownRequest,
 )
@@ -97,6 +100,13 @@ class ReplicaProcess:
             background=ThreadBackground(),
             epoch_source=self.ask_for_epoch,
         )
+        self.maintenance = Maintenance(
+            replica=self.replica,
+            clock=self.clock,
+            on_failure=die_of_bug,
+            refresh=self.refresh_settings,
+            compact=self.compact_log,
+        )
 
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
@@ -120,9 +130,28 @@ class ReplicaProcess:
             CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
         )
 
+    async def refresh_settings(self) -> None:
+        """Follow the settings that the controller has of the topic, in case a call was lost."""
+        request = MetadataRequest(topics=(self.config.topic,))
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        for topic in reply.topics:
+            if topic.topic_id == self.replica.leadership.topic_id:
+                self.replica.configure(topic.settings, topic.settings_version)
+
+    async def compact_log(self) -> None:
+        """Compact the log, which is of a compacted topic, if it is worth while."""
+        await clean_if_dirty(
+            self.replica,
+            now_ms=self.clock.now_ms(),
+            is_wanted=lambda: self.maintenance.is_running,
+        )
+
     async def _start(self) -> None:
         try:
             await self.start_serving()
+            self.maintenance.start()
         except InvariantViolation as error:
             die_of_bug(error)
         except Exception as error:
@@ -145,6 +174,7 @@ class ReplicaProcess:
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
+        await self.maintenance.stop()
         await self.stop_serving(remove_data=request.remove_data)
         if self.replica.failure is not None:
             return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, self.replica.failure)
@@ -162,6 +192,7 @@ class PartitionProcess(PartitionLeader, ReplicaProcess):
     def __init__(self, config: ReplicaConfig) -> None:
         ReplicaProcess.__init__(self, config)
         PartitionLeader.__init__(self, replica=self.replica, clock=self.clock)
+        self.on_log_start_raised = self.maintenance.retain_soon
         self.begin()
 
 

@@ -9,32 +9,33 @@ the replica offline; nobody guesses what reached the disk.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.config import ReplicaConfig, TopicConfig
-from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
+from oncelog.actors.interfaces import Background, Clock, ResultT
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import DescribeReplicaReply, TxnMarker
 from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
+from oncelog.actors.replica_waiters import ReplicaWaiters
 from oncelog.storage.control_record import ControlRecord, decode_control, encode_marker
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.model import (
+    INTERNAL_TOPICS,
     NO_OFFSET,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
+    NO_TIMESTAMP,
     AppendOrigin,
     TopicPartition,
 )
 from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import BatchHeader, parse_header, patch
+from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.record_codec import Record, decode_records, encode_records
 
 _logger = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ METADATA_FILE: Final = "partition.metadata"
 LOCK_RETRY_MS: Final = 50
 """How often a starting replica looks whether a process of an earlier incarnation let go."""
 
+DISK_FULL_RETRY_MS: Final = 1_000
+"""How often a starting replica looks whether a full disk has room again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOutcome:
@@ -54,6 +58,7 @@ class AppendOutcome:
     error: ErrorCode
     base_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +101,9 @@ class Replica:
         self._log: PartitionLog | None = None
         self._is_leading = False
         self._synced_offset = 0
+        self._settings_version = 0
         self._sync_task: asyncio.Task[None] | None = None
-        self._commit_waiters: list[tuple[int, int, asyncio.Future[ErrorCode]]] = []
-        self._waiter_ids = itertools.count()
-        self._progress_waiters: set[asyncio.Future[None]] = set()
+        self._waiters = ReplicaWaiters()
 
     # --- state ----------------------------------------------------------------------------
 
@@ -156,19 +160,45 @@ class Replica:
             self._go_offline(f"cannot open {self.config.directory}: {error}")
             return
         self.leadership = await self._leadership()
-        self.topic = TopicConfig.from_text(dict(self.leadership.settings))
         try:
             await self._background.run(self._claim_directory)
             self.machine.advance_high_watermark(self.machine.log_end_offset)
-            self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
-        except OSError as error:
-            self._go_offline(f"cannot write the leader epoch in {self.config.directory}: {error}")
+        except (OSError, CorruptDataError) as error:
+            self._go_offline(f"cannot take over {self.config.directory}: {error}")
             return
+        while not self._begin_epoch():
+            if self.failure is not None:
+                return
+            await asyncio.sleep(DISK_FULL_RETRY_MS / 1000)
         self.machine.become_leader(
             self.leader_epoch, self.leadership.topic_id, self.leadership.cluster_key
         )
-        self.log.settings = _log_settings(self.topic)
+        self.configure(self.leadership.settings, self.leadership.settings_version)
         self._is_leading = True
+
+    def _begin_epoch(self) -> bool:
+        """Make the start of the epoch durable; false while the disk is full, or when offline."""
+        try:
+            self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
+        except OSError as error:
+            reason = f"cannot write the leader epoch in {self.config.directory}: {error}"
+            if self.log.failure is not None:
+                self._go_offline(reason)
+            else:
+                _logger.warning("%s waits for room: %s", self.topic_partition, reason)
+            return False
+        return True
+
+    def configure(self, settings: Sequence[tuple[str, str]], version: int) -> None:
+        """Follow the settings of the topic, unless newer ones than ``version`` are known."""
+        if version < self._settings_version:
+            return
+        self._settings_version = version
+        if self.config.topic in INTERNAL_TOPICS:
+            self.topic = internal_topic_config(self.config.topic)
+        else:
+            self.topic = TopicConfig.from_text(dict(settings))
+        self.log.settings = _log_settings(self.topic)
 
     async def _take_lock(self) -> None:
         self._filesystem.make_directory(self.config.directory)
@@ -188,17 +218,18 @@ class Replica:
         )
         machine = self.machine
         snapshot_offset, entries = log.latest_snapshot()
-        machine.load(
-            log.log_start_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs
-        )
+        # A snapshot below the log start tells of producers by what stands between the two.
+        first_offset = min(log.log_start_offset, snapshot_offset)
+        machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
         replay_from = machine.replay_from
-        if not log.was_clean and replay_from > log.log_start_offset:
+        if not log.was_clean and replay_from > log.head.first_base_offset:
             # A snapshot remembers one batch per producer; the segment before it restores the
             # other four, so that a retry of any batch that was in flight is recognised.
             replay_from = log.base_offset_of(replay_from - 1)
         for header, batch in log.replay(replay_from):
             control = decode_control(batch, header) if header.is_control else None
             self._index_if_aborted(log, machine.apply(header, control))
+        machine.advance_log_start(log.log_start_offset)
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
@@ -236,7 +267,7 @@ class Replica:
         ``remove_data`` deletes the directory afterwards: its topic is gone.
         """
         self._is_leading = False
-        self._release_waiters(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if self._sync_task is not None:
             await self._sync_task
         if self._log is not None:
@@ -255,7 +286,7 @@ class Replica:
         _logger.error("%s is offline: %s", self.topic_partition, reason)
         self.failure = reason
         self._is_leading = False
-        self._release_waiters(ErrorCode.KAFKA_STORAGE_ERROR)
+        self._waiters.send_away(ErrorCode.KAFKA_STORAGE_ERROR)
 
     # --- append ---------------------------------------------------------------------------
 
@@ -316,9 +347,11 @@ class Replica:
         return self.write(batch, parse_header(batch), control)
 
     def write(
-        self, batch: bytearray, header: BatchHeader, control: ControlRecord | None
+        self, batch: Buffer, header: BatchHeader, control: ControlRecord | None
     ) -> AppendOutcome:
         """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
+
+        ``batch`` is not changed: its bytes go to the disk as they are, but for what a leader sets.
 
         A full disk refuses the batch and leaves the replica as it was; any other error of the
         disk takes it offline.
@@ -326,7 +359,6 @@ class Replica:
         log, machine = self.log, self.machine
         base_offset = machine.log_end_offset
         header = header.with_offset(base_offset, self.leader_epoch)
-        patch(batch, base_offset=base_offset, leader_epoch=self.leader_epoch)
         try:
             if log.needs_roll(
                 len(batch),
@@ -368,22 +400,17 @@ class Replica:
         error = self.availability()
         if error is not ErrorCode.NONE:
             return error
-        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._commit_waiters, (next_offset, next(self._waiter_ids), waiter))
-        return await waiter
+        return await self._waiters.committed(next_offset)
 
     async def progress(self, timeout_ms: int) -> None:
         """Wait until a reader may see more than now, the role changes or the time is over."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._progress_waiters.add(waiter)
-        await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
-        self._progress_waiters.discard(waiter)
+        await self._waiters.progress(timeout_ms)
 
     def _request_sync(self) -> None:
         if self.topic.flush == "os":
             # The sync goes on behind, so that a restart has little to scan; nobody waits for it.
             self.machine.advance_high_watermark(self.machine.log_end_offset)
-            self._release_committed()
+            self._waiters.release(self.machine.high_watermark)
         if self._sync_task is None:
             self._sync_task = asyncio.get_running_loop().create_task(self._sync())
 
@@ -398,32 +425,53 @@ class Replica:
                 self.log.mark_synced(point)
                 self._synced_offset = point.log_end_offset
                 self.machine.advance_high_watermark(point.log_end_offset)
-                self._release_committed()
+                self._waiters.release(self.machine.high_watermark)
         except OSError as error:
             self._go_offline(f"cannot sync {self.config.directory}: {error}")
         finally:
             self._sync_task = None
 
-    def _release_committed(self) -> None:
-        high_watermark = self.machine.high_watermark
-        while self._commit_waiters and self._commit_waiters[0][0] <= high_watermark:
-            _, _, waiter = heapq.heappop(self._commit_waiters)
-            if not waiter.done():
-                waiter.set_result(ErrorCode.NONE)
-        self._wake_readers()
+    async def sync_all(self) -> ErrorCode:
+        """Make all that is unsynced now durable, the checkpoint included, and wait for it."""
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            return error
+        log = self.log
+        try:
+            log.note_checkpoint()
+            point = log.sync_point()
+            await self._background.run(point.run)
+            if self._log is not log:
+                return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            log.mark_synced(point)
+        except OSError as error:
+            self._go_offline(f"cannot sync {self.config.directory}: {error}")
+        return self.availability()
 
-    def _release_waiters(self, error: ErrorCode) -> None:
-        for _, _, waiter in self._commit_waiters:
-            if not waiter.done():
-                waiter.set_result(error)
-        self._commit_waiters.clear()
-        self._wake_readers()
+    def advance_log_start(self, offset: int) -> bool:
+        """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
 
-    def _wake_readers(self) -> None:
-        waiters, self._progress_waiters = self._progress_waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        At most the recovery point. Returns whether the log start moved.
+        """
+        try:
+            if not self.log.advance_log_start(offset):
+                return False
+        except OSError as error:
+            self._go_offline(f"cannot write to {self.config.directory}: {error}")
+            return False
+        self.machine.advance_log_start(offset)
+        # The last stable offset may have risen over a transaction that lost its head.
+        self._waiters.wake_readers()
+        return True
+
+    def check_log(self) -> None:
+        """Go offline if the log went: work beside appends has met an error of the disk."""
+        if self._log is not None and self._log.failure is not None and self.failure is None:
+            self._go_offline(f"cannot use {self.config.directory}: {self._log.failure}")
+
+    async def run_beside(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run work with files beside the event loop; its result and its errors are the caller's."""
+        return await self._background.run(work)
 
     # --- reload ---------------------------------------------------------------------------
 

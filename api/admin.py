@@ -11,8 +11,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from typing import Any, Final, TypeVar
 
-from oncelog.actors.config import TopicConfig
+from oncelog.actors.config import TopicConfig, check_setting_name
 from oncelog.actors.protocol.cluster_messages import (
+    AlterTopicRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     MetadataReply,
@@ -26,6 +27,7 @@ from oncelog.actors.protocol.group_messages import (
     OffsetAndMetadata,
 )
 from oncelog.actors.protocol.messages import (
+    DeleteRecordsRequest,
     DescribeProducersRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
@@ -118,6 +120,33 @@ class AsyncAdmin:
             )
 
         await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
+
+    async def alter_topic(self, name: str, **settings: Any) -> None:
+        """See ``Admin.alter_topic``."""
+        changed = {key: str(value) for key, value in settings.items() if value is not None}
+        TopicConfig.from_text(changed)
+        for key in settings:
+            check_setting_name(TopicConfig, key)
+        changes = tuple((key, changed.get(key)) for key in settings)
+        reply = await self._ask_controller(AlterTopicRequest(name=name, changes=changes))
+        _check(reply, f"topic {name!r} cannot be altered")
+
+    async def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """See ``Admin.delete_records``."""
+        for topic_partition in offsets:
+            if topic_partition.topic in INTERNAL_TOPICS:
+                raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
+        replies = await asyncio.gather(
+            *(
+                self._ask_leader(tp, DeleteRecordsRequest(topic_partition=tp, offset=offset))
+                for tp, offset in offsets.items()
+            )
+        )
+        for topic_partition, reply in zip(offsets, replies, strict=True):
+            _check(reply, f"records of {topic_partition} cannot be deleted")
+        return {tp: reply.log_start_offset for tp, reply in zip(offsets, replies, strict=True)}
 
     async def delete_topic(self, name: str) -> None:
         """See ``Admin.delete_topic``."""
@@ -315,6 +344,23 @@ class Admin:
         ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if there is one.
         """
         return self._run(self._admin.create_topic(name, partitions, replication_factor, **settings))
+
+    def alter_topic(self, name: str, **settings: Any) -> None:
+        """Change settings of a topic, durably; ``None`` makes one the default again.
+
+        The others stay. Leaders that cannot be reached follow within minutes.
+        ``InvalidConfigError`` names a setting that is unknown or impossible.
+        """
+        self._run(self._admin.alter_topic(name, **settings))
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete what lies below each offset (exclusive), durably; -1 means all of it.
+
+        Returns where each partition begins now. ``OffsetOutOfRangeError`` beyond the high
+        watermark, ``PolicyViolationError`` for a topic that is only compacted; what was refused
+        for one partition may have been done for another. Safe to repeat.
+        """
+        return self._run(self._admin.delete_records(offsets))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its data."""

@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeAlias
 
 from oncelog import __version__
 from oncelog.actors.ray_environment import keep_output_clean
-from oncelog.api import cli_cluster, cli_records, cli_status, cli_topics
+from oncelog.api import cli_cluster, cli_dump, cli_records, cli_status, cli_topics
 from oncelog.api.cli_connect import add_cluster_arguments
 from oncelog.api.cli_output import (
     PROGRAM,
@@ -89,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cluster_commands(commands)
     _add_topic_commands(commands)
     _add_record_commands(commands)
+    _add_dump(commands)
     _add_demo(commands)
     return parser
 
@@ -151,7 +152,7 @@ def _add_cluster_commands(commands: _Commands) -> None:
 
 
 def _add_topic_commands(commands: _Commands) -> None:
-    text = "List, create, describe or delete topics."
+    text = "List, create, describe, alter or delete topics."
     topics = commands.add_parser("topics", help=text, description=text, allow_abbrev=False)
     actions = topics.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = _add(actions, "list", "List the topics.", cli_topics.list_topics)
@@ -177,12 +178,27 @@ def _add_topic_commands(commands: _Commands) -> None:
         "Show a topic, its settings and its leaders.",
         cli_topics.describe_topic,
     )
+    alter = _add(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
+    alter.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a new value of a setting; may be given more than once",
+    )
+    alter.add_argument(
+        "--reset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a setting to be the default again; may be given more than once",
+    )
     delete = _add(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
-    for action in (create, describe, delete):
+    for action in (create, describe, alter, delete):
         action.add_argument("topic", metavar="TOPIC")
     for action in (listing, describe):
         action.add_argument("--json", action="store_true", help="for programs")
-    for action in (listing, create, describe, delete):
+    for action in (listing, create, describe, alter, delete):
         add_cluster_arguments(action)
 
 
@@ -222,6 +238,23 @@ def _add_record_commands(commands: _Commands) -> None:
         "--timeout-ms", type=whole_number(0), metavar="T", help="stop after T ms without a record"
     )
     add_cluster_arguments(consume)
+
+
+def _add_dump(commands: _Commands) -> None:
+    dump = _add(
+        commands,
+        "dump",
+        "Show what the files of a log say, also while it runs; nothing is changed.",
+        cli_dump.dump,
+    )
+    dump.add_argument("path", metavar="PATH", help="a data directory, a partition's, or a file")
+    dump.add_argument("--deep", action="store_true", help="the records as well")
+    dump.add_argument(
+        "--verify",
+        action="store_true",
+        help="check instead: CRCs, indexes, snapshots; exit status 1 if something is wrong",
+    )
+    dump.add_argument("--json", action="store_true", help="a JSON object per line")
 
 
 # --- the demo ---------------------------------------------------------------------------------

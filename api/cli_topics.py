@@ -7,7 +7,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
-from oncelog.actors.config import TopicConfig, build_settings
+from oncelog.actors.config import TopicConfig, check_setting_name
 from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.api.cli_connect import connect
 from oncelog.api.cli_output import CliError, say, table
@@ -42,10 +42,28 @@ def list_topics(args: argparse.Namespace) -> int:
 def create_topic(args: argparse.Namespace) -> int:
     """Create a topic; it can be written to when this returns."""
     settings = parse_settings(args.config)
-    build_settings(TopicConfig, settings)
+    TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     with connect(args) as cluster:
         cluster.admin().create_topic(args.topic, partitions=args.partitions, **settings)
     say(f"created {args.topic}, partitions 0 to {args.partitions - 1}")
+    return 0
+
+
+def alter_topic(args: argparse.Namespace) -> int:
+    """Change settings of a topic; the others stay as they are."""
+    settings = parse_settings(args.config)
+    TopicConfig.from_text({name: str(value) for name, value in settings.items()})
+    for name in args.reset:
+        check_setting_name(TopicConfig, name)
+        if name in settings:
+            raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
+        settings[name] = None
+    if not settings:
+        raise CliError("nothing to change", "give --config NAME=VALUE or --reset NAME")
+    with connect(args) as cluster:
+        known_topic(cluster, args.topic)
+        cluster.admin().alter_topic(args.topic, **settings)
+    say(f"altered {args.topic}: {', '.join(sorted(settings))}")
     return 0
 
 

@@ -12,6 +12,7 @@ lies between them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -168,23 +169,16 @@ class AssignedPartition:
 
     def _decode(self, piece: _Piece) -> list[ConsumerRecord]:
         """The records of the piece's next batch that are not below the position."""
-        from oncelog.storage.record_codec import decode_records
+        from oncelog.storage.record_codec import decode_tuples
 
         batch = piece.visible.batches[piece.batches_taken]
         topic, partition = self.topic_partition.topic, self.topic_partition.partition
         position = self.position or 0
         return [
-            ConsumerRecord(
-                topic,
-                partition,
-                record.offset,
-                record.timestamp_ms,
-                record.key,
-                record.value,
-                record.headers,
-            )
-            for record in decode_records(piece.records, batch.header, batch.position)
-            if record.offset >= position
+            # ``ConsumerRecord(...)`` without its Python frame, which would cost as much again.
+            tuple.__new__(ConsumerRecord, (topic, partition, *record))
+            for record in decode_tuples(piece.records, batch.header, batch.position)
+            if record[0] >= position
         ]
 
     def _decode_columns(self, piece: _Piece, count_max: int | None) -> pa.RecordBatch:
@@ -201,11 +195,11 @@ class AssignedPartition:
             batches.append(batch)
             row_count += batch.header.record_count
         try:
-            columns = decode_columns([_batch_bytes(piece, batch) for batch in batches])
+            columns = decode_columns(_runs(piece, batches))
         except ValueError:
             # Together they decompress to more than one Arrow array may hold: go one by one.
             del batches[1:]
-            columns = decode_columns([_batch_bytes(piece, batches[0])])
+            columns = decode_columns(_runs(piece, batches))
         offsets = columns.column("offset")
         if len(offsets) and offsets[0].as_py() < (self.position or 0):
             columns = columns.filter(pc.greater_equal(offsets, self.position))
@@ -231,5 +225,14 @@ class AssignedPartition:
             self.position = self._pieces.popleft().visible.next_offset
 
 
-def _batch_bytes(piece: _Piece, batch: VisibleBatch) -> memoryview:
-    return memoryview(piece.records)[batch.position : batch.position + batch.header.size_bytes]
+def _runs(piece: _Piece, batches: Sequence[VisibleBatch]) -> list[memoryview]:
+    """The bytes of ``batches``: one view for each run of batches that follow each other."""
+    bounds: list[list[int]] = []
+    for batch in batches:
+        end = batch.position + batch.header.size_bytes
+        if bounds and bounds[-1][1] == batch.position:
+            bounds[-1][1] = end
+        else:
+            bounds.append([batch.position, end])
+    view = memoryview(piece.records)
+    return [view[start:end] for start, end in bounds]

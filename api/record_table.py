@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from oncelog.storage.arrow_columns import RECORD_SCHEMA as FETCHED_SCHEMA
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_columns import RECORD_SCHEMA as FETCHED_SCHEMA
 
 RECORD_SCHEMA: Final = pa.schema(
     [

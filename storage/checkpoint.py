@@ -17,7 +17,7 @@ from typing import Final
 from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.fs import FileHandle, FileSystem
+from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 RECOVERY_FILE: Final = "recovery-checkpoint"
@@ -85,10 +85,15 @@ class RecoveryCheckpointFile:
         """Write the checkpoint and return the file, which the caller may sync."""
         data = checkpoint.to_bytes()
         if self._handle is None:
-            self._filesystem.write_atomically(self._path, data)
+            try:
+                self._filesystem.write_atomically(self._path, data)
+            except OSError as error:
+                # On a full disk the log must still open: the file in place needs no room.
+                if not (is_disk_full(error) and self._filesystem.exists(self._path)):
+                    raise
             self._handle = self._filesystem.open(self._path, create=False)
-        else:
-            self._handle.write_at(0, data)
+            self._handle.truncate(len(data))
+        self._handle.write_at(0, data)
         return self._handle
 
     def close(self) -> None:

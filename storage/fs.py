@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -312,3 +312,45 @@ class RealFileSystem:
             os.close(descriptor)
             raise
         return RealLock(descriptor)
+
+
+class ReadOnlyFileSystem(RealFileSystem):
+    """The machine's file system for tools that look at directories others may be writing to.
+
+    Every method that would change something raises OSError (EROFS), and so do the files it opens.
+    """
+
+    def open(self, path: Path, *, create: bool) -> RealFileHandle:
+        """Open for reading; ``create`` is refused."""
+        if create:
+            _refuse_change(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
+
+    def make_directory(self, path: Path) -> None:
+        """Refused."""
+        _refuse_change(path)
+
+    def remove(self, path: Path) -> None:
+        """Refused."""
+        _refuse_change(path)
+
+    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
+        """Refused."""
+        _refuse_change(source)
+
+    def remove_tree(self, path: Path) -> None:
+        """Refused."""
+        _refuse_change(path)
+
+    def write_atomically(self, path: Path, data: Buffer) -> None:  # noqa: ARG002
+        """Refused."""
+        _refuse_change(path)
+
+    def lock(self, path: Path) -> RealLock:
+        """Refused: a lock needs its file, and looking needs no lock."""
+        _refuse_change(path)
+
+
+def _refuse_change(path: Path) -> NoReturn:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

@@ -22,10 +22,11 @@ from oncelog.storage.checkpoint import (
     with_leader_epoch,
     write_leader_epochs,
 )
+from oncelog.storage.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
+from oncelog.storage.leader_epoch_list import note_epoch, without_start
 from oncelog.storage.producer_snapshot import SnapshotStore
-from oncelog.storage.record_batch import BatchHeader
 from oncelog.storage.recovery import (
     Durability,
     TailAction,
@@ -35,7 +36,10 @@ from oncelog.storage.recovery import (
     holds_intact_batch,
     inspect_batch,
 )
-from oncelog.storage.segment import LOG_SUFFIX, BatchPlace, Segment
+from oncelog.storage.segment import LOG_SUFFIX, Segment
+from oncelog.storage.segment_frames import BatchPlace
+from oncelog.storage.segment_scan import SegmentScan
+from oncelog.storage.segment_swap import complete_swaps
 from oncelog.storage.sync_point import SyncLedger
 
 
@@ -82,6 +86,8 @@ class LogLoader:
     index_interval_bytes: int
     ledger: SyncLedger
     _cut: TailCut | None = None
+    _scanned_from: int | None = None
+    _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _epochs_seen: list[tuple[int, int]] = field(default_factory=list)
 
     def load(self) -> LoadedLog:
@@ -91,6 +97,7 @@ class LogLoader:
         changed then. OSError if the disk refuses.
         """
         self.filesystem.make_directory(self.directory)
+        complete_swaps(self.filesystem, self.directory)
         segments = self._find_segments()
         try:
             return self._load(segments)
@@ -103,9 +110,11 @@ class LogLoader:
     def _load(self, segments: list[Segment]) -> LoadedLog:
         checkpoint = read_recovery_checkpoint(self.filesystem, self.directory)
         flag = read_clean_shutdown(self.filesystem, self.directory)
+        self._stored_epochs = read_leader_epochs(self.filesystem, self.directory)
         is_new = not segments
         if is_new:
             segments.append(self._create_first(checkpoint))
+        self._check_head(segments[0], checkpoint)
         was_clean = is_new or (flag is not None and self._load_clean(segments, flag))
         recovery_point = checkpoint.recovery_point if checkpoint is not None else None
         if not was_clean:
@@ -119,8 +128,8 @@ class LogLoader:
         trusted = recovery_point if recovery_point is not None else log_start_offset
         snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
-        snapshots = self._load_snapshots(segments, log_start_offset)
-        leader_epochs = self._load_leader_epochs(log_end_offset)
+        snapshots = self._load_snapshots(segments, snapshot_limit)
+        leader_epochs = self._load_leader_epochs(log_start_offset, log_end_offset)
         self._begin_use()
         return LoadedLog(
             segments=segments,
@@ -170,6 +179,14 @@ class LogLoader:
         self.filesystem.sync_directory(self.directory)
         return segment
 
+    def _check_head(self, first: Segment, checkpoint: RecoveryCheckpoint | None) -> None:
+        """The log start is raised durably before what lies below it is removed."""
+        if checkpoint is not None and checkpoint.log_start_offset < first.base_offset:
+            raise CorruptDataError(
+                f"{first.path_of(LOG_SUFFIX)} at byte 0, offset {checkpoint.log_start_offset}: "
+                f"{TailDefect.MISSING_RECORDS.value}: the segments before it are gone"
+            )
+
     def _load_clean(self, segments: list[Segment], flag: CleanShutdown) -> bool:
         """Trust the files if they are what the clean close left."""
         active = segments[-1]
@@ -190,7 +207,7 @@ class LogLoader:
             (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
             len(segments) - 1,
         )
-        expected = segments[first].base_offset
+        expected = self._scanned_from = segments[first].base_offset
         for slot in range(first, len(segments)):
             segment = segments[slot]
             if segment.base_offset != expected:
@@ -202,8 +219,9 @@ class LogLoader:
                 )
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
-            position, expected, defect = self._scan(segment)
             is_last = slot == len(segments) - 1
+            gaps_end = self._gaps_end(segment, is_last=is_last)
+            position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 self._settle_tail(segments, (segment, position, expected, defect), recovery_point)
                 self._cut_after(segments, slot, position, expected)
@@ -216,28 +234,40 @@ class LogLoader:
                 self.ledger.note(handle, close_when_synced=True)
         self.ledger.note_directory()
 
-    def _scan(self, segment: Segment) -> tuple[int, int, TailDefect]:
+    def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
+        """Up to which offset (exclusive) compaction may have removed batches of the segment."""
+        first_dirty = read_first_dirty_offset(self.filesystem, self.directory)
+        if first_dirty is None:
+            return segment.base_offset
+        return first_dirty if is_last else segment.next_offset
+
+    def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
         """Read all batches; where that ended, the offset expected there, and why."""
         segment.begin_scan()
-        expected = segment.base_offset
-        end = 0
-        for position, frame in segment.frames(0):
-            found = inspect_batch(frame, expected)
+        stored_epochs = self._stored_epochs
+        scan = SegmentScan(
+            segment,
+            gaps_end=gaps_end,
+            leader_epochs=self._epochs_seen,
+            known_epochs=stored_epochs,
+        )
+        scan.run()
+        end, expected = scan.position, scan.expected_offset
+        for position, frame in segment.frames(end):
+            found = inspect_batch(
+                frame, expected, may_skip=expected < gaps_end, leader_epochs=stored_epochs
+            )
             if isinstance(found, TailDefect):
                 return position, expected, found
             end = position + len(frame)
             segment.account(
-                BatchPlace(position, end, expected, found.last_offset, found.max_timestamp_ms)
+                BatchPlace(
+                    position, end, found.base_offset, found.last_offset, found.max_timestamp_ms
+                )
             )
-            self._note_epoch(found)
+            note_epoch(self._epochs_seen, found.leader_epoch, found.base_offset)
             expected = found.next_offset
         return end, expected, TailDefect.NONE
-
-    def _note_epoch(self, header: BatchHeader) -> None:
-        if header.leader_epoch >= 0 and (
-            not self._epochs_seen or header.leader_epoch > self._epochs_seen[-1][0]
-        ):
-            self._epochs_seen.append((header.leader_epoch, header.base_offset))
 
     def _settle_tail(
         self,
@@ -296,41 +326,50 @@ class LogLoader:
     # The files beside the segments
 
     def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
-        """Read all aborted entries; the offset from which the replay must restore them."""
+        """Read all aborted entries; the offset from which the replay must restore them.
+
+        A damaged index is only a copy of what the markers in the log say. Those of the segments
+        that were read again are emptied too: where a power loss took a page from the unsynced
+        end, zeros may look like an older entry.
+        """
         limit = trusted_offset
         for segment in segments:
-            index = segment.txn_index
-            try:
-                index.load()
-                handle = index.truncate_to(trusted_offset)
-            except CorruptDataError:
-                # A damaged index is only a copy of what the markers in the log say.
-                handle = index.clear()
-                limit = min(limit, segment.base_offset)
+            index, base_offset = segment.txn_index, segment.base_offset
+            is_trusted = self._scanned_from is None or base_offset < self._scanned_from
+            if is_trusted and index.load_within(base_offset, segment.next_offset):
+                continue
+            limit = min(limit, base_offset)
+            handle = index.clear()
             if handle is not None:
                 self.ledger.note(handle)
         return limit
 
-    def _load_snapshots(self, segments: list[Segment], log_start_offset: int) -> SnapshotStore:
-        """Keep one snapshot per segment and the newest; remove what belongs to no state."""
+    def _load_snapshots(self, segments: list[Segment], synced_offset: int) -> SnapshotStore:
+        """Keep one snapshot per segment and the newest; remove what belongs to no state.
+
+        One beyond ``synced_offset`` may be torn, and must not be found so when that has risen.
+        """
         store = SnapshotStore(self.filesystem, self.directory)
         log_end_offset = segments[-1].next_offset
         for offset in store.offsets:
-            if not log_start_offset <= offset <= log_end_offset:
+            if not segments[0].base_offset <= offset <= log_end_offset:
                 store.remove(offset)
         keep = {segment.base_offset for segment in segments} | set(store.offsets[-1:])
         for offset in store.offsets:
-            if offset not in keep:
+            if offset not in keep or (offset > synced_offset and not store.is_readable(offset)):
                 store.remove(offset)
         return store
 
-    def _load_leader_epochs(self, log_end_offset: int) -> list[tuple[int, int]]:
-        """The epochs of the file and of the batches read, none beyond the log end."""
-        stored = read_leader_epochs(self.filesystem, self.directory)
+    def _load_leader_epochs(
+        self, log_start_offset: int, log_end_offset: int
+    ) -> list[tuple[int, int]]:
+        """The epochs of the file and of the batches read, as far as the log reaches."""
+        stored = self._stored_epochs
         epochs = [(epoch, start) for epoch, start in stored if start <= log_end_offset]
         for epoch, start in self._epochs_seen:
             if not epochs or epoch > epochs[-1][0]:
                 epochs = with_leader_epoch(epochs, epoch, start)
+        epochs = without_start(epochs, log_start_offset)
         if epochs != stored:
             write_leader_epochs(self.filesystem, self.directory, epochs)
         return epochs

@@ -24,6 +24,8 @@ ENTRY_BYTES: Final = 8
 INDEX_MAX_BYTES: Final = 10_485_760
 """An index of this many bytes is full: the segment must roll."""
 
+_ENTRIES_MAX: Final = INDEX_MAX_BYTES // ENTRY_BYTES
+
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 """The largest last offset, relative to the base offset, that a segment can index."""
 
@@ -66,7 +68,7 @@ class OffsetIndex:
     @property
     def is_full(self) -> bool:
         """Whether no further entry fits."""
-        return len(self) >= INDEX_MAX_BYTES // ENTRY_BYTES
+        return len(self._positions) >= _ENTRIES_MAX
 
     @property
     def last_entry(self) -> tuple[int, int] | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,55 +24,25 @@ from oncelog.storage.checkpoint import (
     with_leader_epoch,
     write_leader_epochs,
 )
-from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
+from oncelog.storage.fs import FileHandle, FileSystem
+from oncelog.storage.leader_epoch_list import end_of_epoch, without_end, without_start
+from oncelog.storage.log_body import LogBody
+from oncelog.storage.log_head import LogHead
 from oncelog.storage.log_loader import LoadedLog, LogLoader, TailCut
-from oncelog.storage.model import (
-    INDEX_INTERVAL_BYTES,
-    NO_TIMESTAMP,
-    SEGMENT_BYTES,
-    AbortedTransaction,
-)
+from oncelog.storage.log_settings import LogSettings
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_TIMESTAMP, AbortedTransaction
 from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader, Buffer
-from oncelog.storage.segment import Segment
-from oncelog.storage.segment_list import SegmentList
+from oncelog.storage.segment_list import LogSlice, SegmentList
 from oncelog.storage.sync_point import SyncLedger, SyncPoint
 from oncelog.storage.timestamp_search import find_max_timestamp, find_timestamp
 from oncelog.storage.txn_index import AbortedIndexEntry
 
-_SEGMENT_BYTES_MAX: Final = 2**31 - 1
+__all__ = ["LogSettings", "LogSlice", "PartitionLog"]
+
 _ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
 """Sync rounds that a power loss, but no crash of the process, may set the checkpoint back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
-    """When segments roll and how dense their indexes are."""
-
-    segment_bytes: int = SEGMENT_BYTES
-    segment_ms: int = 604_800_000
-    index_interval_bytes: int = INDEX_INTERVAL_BYTES
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.segment_bytes <= _SEGMENT_BYTES_MAX:
-            raise ValueError(
-                f"segment_bytes={self.segment_bytes}: allowed are 1 to {_SEGMENT_BYTES_MAX}"
-            )
-        if self.segment_ms < 1:
-            raise ValueError(f"segment_ms={self.segment_ms}: at least 1 is needed")
-        if self.index_interval_bytes < 0:
-            raise ValueError(
-                f"index_interval_bytes={self.index_interval_bytes}: at least 0 is needed"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSlice:
-    """Whole batches as they are on disk, and the offset after the last of them (exclusive)."""
-
-    records: bytes
-    next_offset: int
 
 
 class PartitionLog:
@@ -96,6 +65,13 @@ class PartitionLog:
         self._segments = SegmentList(loaded.segments, ledger)
         self._snapshots = loaded.snapshots
         self._snapshot_limit = loaded.snapshot_limit
+        self.head = LogHead(
+            filesystem=filesystem,
+            directory=directory,
+            segments=self._segments,
+            snapshots=self._snapshots,
+        )
+        self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
         self._leader_epochs = loaded.leader_epochs
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
@@ -123,13 +99,12 @@ class PartitionLog:
         CorruptDataError names file and position of damage in synced data; OSError: the disk.
         """
         ledger = SyncLedger(filesystem, directory)
-        loader = LogLoader(
+        loaded = LogLoader(
             filesystem=filesystem,
             directory=directory,
             index_interval_bytes=settings.index_interval_bytes,
             ledger=ledger,
-        )
-        loaded = loader.load()
+        ).load()
         log = cls(
             filesystem=filesystem,
             directory=directory,
@@ -196,58 +171,50 @@ class PartitionLog:
         self._ledger.check()
         if self._segments.active.size_bytes == 0:
             return
-        sealed, base_offset = self._segments.active, self.log_end_offset
-        segment = Segment(
-            filesystem=self._filesystem,
-            directory=self._directory,
-            base_offset=base_offset,
-            next_offset=base_offset,
-            index_interval_bytes=self.settings.index_interval_bytes,
-        )
         try:
-            self._ledger.note(self._snapshots.write(base_offset, snapshot), close_when_synced=True)
-            for handle in sealed.write_indexes():
-                self._ledger.note(handle, close_when_synced=True)
-            aborted_file = sealed.txn_index.hand_over()
-            if aborted_file is not None:
-                self._ledger.note(aborted_file, close_when_synced=True)
-            segment.create()
+            self.write_snapshot(snapshot)
+            self._segments.roll(
+                self._filesystem, self._directory, self.settings.index_interval_bytes
+            )
         except OSError as error:
-            if not is_disk_full(error):
-                self._ledger.fail(error)
+            self._ledger.fail_unless_full(error)
             raise
-        self._ledger.note(segment.log)
+
+    def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        """Keep the state at the log end; durable with the next sync point."""
+        self._ledger.note(
+            self._snapshots.write(self.log_end_offset, snapshot), close_when_synced=True
+        )
         self._ledger.note_directory()
-        self._segments.add(segment)
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch; durable with the next sync point.
 
-        ``header`` is that of ``batch``, with the assigned base offset: the log end offset.
+        ``header`` is that of ``batch`` with what the leader assigns: the log end offset and its
+        epoch. They are written from it, so ``batch`` need not be patched, and is not changed.
         OSError: nothing was appended; the log is offline unless the disk was only full.
         """
         self._ledger.check()
-        last_offset = header.last_offset
+        last_offset, active = header.last_offset, self._segments.active
         if (
             header.base_offset != self.log_end_offset
-            or header.size_bytes != len(batch)
-            or int.from_bytes(batch[:8], "big", signed=True) != header.base_offset
-            or last_offset - self._segments.active.base_offset > RELATIVE_OFFSET_MAX
+            or not header.is_of(batch)
+            or last_offset - active.base_offset > RELATIVE_OFFSET_MAX
         ):
             raise ValueError(
                 f"batch [{header.base_offset}, {last_offset}] of {len(batch)} bytes "
                 f"does not fit the log end {self.log_end_offset}"
             )
-        active = self._segments.active
+        if not self._leader_epochs or header.leader_epoch > self._leader_epochs[-1][0]:
+            # Before the batch: recovery takes a batch of an unknown epoch for damage.
+            self.assign_leader_epoch(header.leader_epoch, header.base_offset)
         try:
             active.append(batch, header)
         except OSError as error:
-            self._undo_append(active, error)
+            self._undo_append(error)
             raise
         self._ledger.note(active.log)
         self.log_end_offset = last_offset + 1
-        if not self._leader_epochs or header.leader_epoch > self._leader_epochs[-1][0]:
-            self.assign_leader_epoch(header.leader_epoch, header.base_offset)
 
     def append_aborted(
         self, *, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int
@@ -276,26 +243,25 @@ class PartitionLog:
             self._ledger.note_directory()
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
-        """``epoch`` leads from ``start_offset`` (inclusive) on; durable on return. OSError: off."""
+        """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
         self._ledger.check()
         epochs = with_leader_epoch(self._leader_epochs, epoch, start_offset)
         if epochs != self._leader_epochs:
             try:
                 write_leader_epochs(self._filesystem, self._directory, epochs)
             except OSError as error:
-                self._ledger.fail(error)
+                self._ledger.fail_unless_full(error)
                 raise
             self._leader_epochs = epochs
 
-    def _undo_append(self, active: Segment, error: OSError) -> None:
+    def _undo_append(self, error: OSError) -> None:
         """After a failed append: a full disk leaves the log usable, all else takes it offline."""
-        if not is_disk_full(error):
-            self._ledger.fail(error)
-            return
-        try:
-            active.discard_partial_append()
-        except OSError as second:
-            self._ledger.fail(second)
+        self._ledger.fail_unless_full(error)
+        if self.failure is None:
+            try:
+                self._segments.active.discard_partial_append()
+            except OSError as second:
+                self._ledger.fail(second)
 
     # Reading
 
@@ -360,7 +326,7 @@ class PartitionLog:
         CorruptDataError names the file and position of a batch that fails its CRC.
         """
         for segment in self._segments.opened_from(from_offset):
-            yield from segment.replay(from_offset)
+            yield from segment.replay(from_offset, self._leader_epochs)
 
     def base_offset_of(self, offset: int) -> int:
         """Base offset of the segment that holds ``offset``."""
@@ -369,12 +335,14 @@ class PartitionLog:
     def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
         """The newest readable state and its offset, from which the caller must replay.
 
-        Without one: the log start and no entries.
+        It may lie below the log start, whose segment still has all its batches: they are replayed
+        for the producers they tell of. Without one: where the first segment begins, no entries.
         """
+        lowest_offset = self._segments.first.base_offset
         found = self._snapshots.newest(
-            lowest_offset=self.log_start_offset, highest_offset=self._snapshot_limit
+            lowest_offset=lowest_offset, highest_offset=self._snapshot_limit
         )
-        return found if found is not None else (self.log_start_offset, [])
+        return found if found is not None else (lowest_offset, [])
 
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the log end offset of now; cheap.
@@ -417,6 +385,31 @@ class PartitionLog:
             self._ledger.fail(error)
             raise
 
+    def note_checkpoint(self) -> None:
+        """The next sync point makes the checkpoint survive a power loss too. OSError: offline."""
+        self._ledger.check()
+        self._ledger.note(self._write_checkpoint())
+
+    # Cutting at either end
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Records below ``offset`` are never read again; a lower offset changes nothing.
+
+        Only durable records are given up: ValueError beyond the recovery point. Survives a crash
+        of the process at once, a power loss with the next sync point. OSError: offline.
+        """
+        if offset > self.recovery_point:
+            raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
+        if offset <= self.log_start_offset:
+            return False
+        self._ledger.check()
+        self.log_start_offset = offset
+        self.high_watermark = max(self.high_watermark, offset)
+        # The file keeps the old epochs until the next one is entered; a load drops them again.
+        self._leader_epochs = without_start(self._leader_epochs, offset)
+        self.note_checkpoint()
+        return True
+
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
 
@@ -425,15 +418,15 @@ class PartitionLog:
         """
         if offset >= self.log_end_offset:
             return
-        if offset < self.log_start_offset:
-            raise ValueError(f"offset {offset} is below the log start {self.log_start_offset}")
         self._ledger.check()
         end, next_offset = self._segments.holding(offset).position_after(offset)
+        if min(offset, next_offset) < self.log_start_offset:
+            raise ValueError(f"a cut at {offset} reaches below the log start")
         self._generation += 1
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
-            epochs = [(epoch, start) for epoch, start in self._leader_epochs if start < next_offset]
+            epochs = without_end(self._leader_epochs, next_offset)
             if epochs != self._leader_epochs:
                 write_leader_epochs(self._filesystem, self._directory, epochs)
                 self._leader_epochs = epochs
@@ -442,6 +435,24 @@ class PartitionLog:
             self._ledger.fail(error)
             raise
 
+    def truncate_to_leader_epoch(self, leader_epoch: int, end_offset: int) -> bool:
+        """Follow a leader whose log leaves ``leader_epoch`` at ``end_offset`` (exclusive).
+
+        Cuts what lies beyond it or beyond where this log leaves that epoch, but nothing below the
+        log start. False: this log knows older epochs only, is cut at the end of the last of them,
+        and must compare that with the leader next. Source: KIP-101, KIP-279.
+        """
+        own_epoch, own_end = end_of_epoch(
+            self._leader_epochs, leader_epoch, log_end_offset=self.log_end_offset
+        )
+        is_settled = own_epoch in (leader_epoch, NO_LEADER_EPOCH)
+        if own_epoch == leader_epoch:
+            own_end = min(own_end, end_offset)
+        elif is_settled:
+            own_end = end_offset
+        self.truncate_to(max(own_end, self.log_start_offset))
+        return is_settled
+
     def _lower_recovery_point(self, offset: int) -> None:
         """Give up the promise for what is about to go, before it goes."""
         self.recovery_point = min(self.recovery_point, offset)
@@ -449,18 +460,10 @@ class PartitionLog:
         self._write_checkpoint().datasync()
 
     def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
-        active = self._segments.remove_after(offset)
-        active.truncate_to_position(end, next_offset)
+        self._segments.cut(offset, end, next_offset)
         self.log_end_offset = next_offset
         self._snapshot_limit = min(self._snapshot_limit, next_offset)
-        self._ledger.note(active.log)
-        self._ledger.note_directory()
-        handle = active.txn_index.truncate_to(next_offset)
-        if handle is not None:
-            self._ledger.note(handle)
-        for snapshot_offset in self._snapshots.offsets:
-            if snapshot_offset > next_offset:
-                self._snapshots.remove(snapshot_offset)
+        self._snapshots.remove_above(next_offset)
 
     def close(self, snapshot: Sequence[ProducerSnapshotEntry] | None) -> None:
         """Close all files. With the state at the log end: sync all and leave a clean log.
@@ -481,12 +484,9 @@ class PartitionLog:
 
     def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         active = self._segments.active
-        self._ledger.note(
-            self._snapshots.write(self.log_end_offset, snapshot), close_when_synced=True
-        )
+        self.write_snapshot(snapshot)
         for handle in active.write_indexes():
             self._ledger.note(handle, close_when_synced=True)
-        self._ledger.note_directory()
         self._sync_now()
         self.recovery_point = self.log_end_offset
         self._write_checkpoint().datasync()

@@ -127,6 +127,34 @@ class SnapshotStore:
                     self.remove(offset)
         return None
 
+    def forget_below(self, offset: int) -> tuple[Path, ...]:
+        """The files of snapshots below ``offset``, which the caller is to remove."""
+        stale = [known for known in self._offsets if known < offset]
+        self._offsets = self._offsets[len(stale) :]
+        return tuple(self._path(known) for known in stale)
+
+    def remove_above(self, offset: int) -> None:
+        """Remove the snapshots that a log cut at ``offset`` no longer reaches."""
+        for known in self.offsets:
+            if known > offset:
+                self.remove(known)
+
+    def has_open_transaction(self, offset: int) -> bool:
+        """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
+        try:
+            entries = decode_snapshot(self._filesystem.read_whole(self._path(offset)))
+        except CorruptDataError:
+            return True
+        return any(entry.has_open_transaction for entry in entries)
+
+    def is_readable(self, offset: int) -> bool:
+        """Whether the file is whole and undamaged."""
+        try:
+            decode_snapshot(self._filesystem.read_whole(self._path(offset)))
+        except CorruptDataError:
+            return False
+        return True
+
     def remove(self, offset: int) -> None:
         """Remove one file."""
         self._filesystem.remove(self._path(offset))

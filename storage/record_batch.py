@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import crc32c as _crc32c
 
@@ -47,11 +46,15 @@ HEADER_BYTES: Final = 61
 RECORD_BYTES_MIN: Final = 7
 """The smallest record: no key, no value, no headers, every number in one byte."""
 
+PLACEMENT_BYTES: Final = 16
+"""What a leader writes anew of a batch: offset and leader epoch, with the length between them."""
+
 MAGIC: Final = 2
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CHECKED = struct.Struct(">hiqqqhii")
 _PRODUCER = struct.Struct(">qhi")
+_PLACEMENT = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -66,6 +69,9 @@ _PRODUCER_AT: Final = 43
 _BATCH_LENGTH_MIN: Final = HEADER_BYTES - _LENGTH_END
 _HEAD_ROOM: Final = bytes(HEADER_BYTES)
 
+_MAGIC_FIELD: Final = 3
+_CODEC_MAX: Final = int(max(Codec))
+_UNCOMPRESSED: Final = int(Codec.NONE)
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
@@ -74,9 +80,10 @@ _DELETE_HORIZON: Final = 0x40
 _CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The 61 bytes before a batch's records, in the order of the layout above.
+
+    A tuple, because one is built for every batch that is appended, scanned or replayed.
 
     ``base_offset`` and ``last_offset`` are inclusive, ``next_offset`` is exclusive.
     """
@@ -154,22 +161,20 @@ class BatchHeader:
 
     def with_offset(self, base_offset: int, leader_epoch: int) -> BatchHeader:
         """This header after ``patch`` with the same arguments; the CRC stays right."""
-        # Spelt out: ``dataclasses.replace`` costs as much as the rest of an append.
-        return BatchHeader(
-            base_offset=base_offset,
-            batch_length=self.batch_length,
-            leader_epoch=leader_epoch,
-            magic=self.magic,
-            crc=self.crc,
-            attributes=self.attributes,
-            last_offset_delta=self.last_offset_delta,
-            base_timestamp_ms=self.base_timestamp_ms,
-            max_timestamp_ms=self.max_timestamp_ms,
-            producer_id=self.producer_id,
-            producer_epoch=self.producer_epoch,
-            base_sequence=self.base_sequence,
-            record_count=self.record_count,
+        return tuple.__new__(
+            BatchHeader, (base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
         )
+
+    def is_of(self, batch: Buffer) -> bool:
+        """Whether ``batch`` has this size and CRC field; its bytes are not checked against it."""
+        return (
+            len(batch) == self.batch_length + _LENGTH_END
+            and _CRC.unpack_from(batch, _CRC_AT)[0] == self.crc
+        )
+
+    def placement(self) -> bytes:
+        """The first 16 bytes of the batch, which hold all that ``with_offset`` changes."""
+        return _PLACEMENT.pack(self.base_offset, self.batch_length, self.leader_epoch)
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
@@ -180,12 +185,12 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptDataError(f"batch header at byte {position} is cut off")
-    header = BatchHeader(*_HEADER.unpack_from(buffer, position))
+    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))
+    if header.magic == MAGIC and header.batch_length >= _BATCH_LENGTH_MIN:
+        return header
     if header.magic != MAGIC:
         raise CorruptDataError(f"batch at byte {position} has magic {header.magic}, not {MAGIC}")
-    if header.batch_length < _BATCH_LENGTH_MIN:
-        raise CorruptDataError(f"batch at byte {position} has length {header.batch_length}")
-    return header
+    raise CorruptDataError(f"batch at byte {position} has length {header.batch_length}")
 
 
 def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
@@ -209,15 +214,16 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
         header = parse_header(buffer)
     except CorruptDataError:
         return ErrorCode.CORRUPT_MESSAGE
-    if header.size_bytes > len(buffer):
+    size_bytes = header.batch_length + _LENGTH_END
+    if size_bytes > len(buffer):
         return ErrorCode.CORRUPT_MESSAGE
-    if header.size_bytes > message_max_bytes:
+    if size_bytes > message_max_bytes:
         return ErrorCode.MESSAGE_TOO_LARGE
-    if not crc_matches(buffer, header):
+    if _crc32c.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
         return ErrorCode.CORRUPT_MESSAGE
     if header.is_log_append_time:
         return ErrorCode.INVALID_TIMESTAMP
-    is_alone = header.size_bytes == len(buffer)
+    is_alone = size_bytes == len(buffer)
     if not (is_alone and _has_client_shape(header) and _has_producer_fields(header)):
         return ErrorCode.INVALID_RECORD
     return header
@@ -229,16 +235,17 @@ def _has_client_shape(header: BatchHeader) -> bool:
     A client's batch is dense, so a count that its bytes cannot hold would burn offsets. Under
     compression that is only seen by whoever decompresses, which a leader does not.
     """
-    record_bytes = header.size_bytes - HEADER_BYTES
+    attributes, record_count = header.attributes, header.record_count
+    codec = attributes & _CODEC_MASK
     return (
         header.base_offset == 0
-        and header.record_count > 0
-        and header.record_count == header.last_offset_delta + 1
-        and not header.attributes & ~_CLIENT_ATTRIBUTES
-        and header.attributes & _CODEC_MASK <= max(Codec)
+        and record_count > 0
+        and record_count == header.last_offset_delta + 1
+        and not attributes & ~_CLIENT_ATTRIBUTES
+        and codec <= _CODEC_MAX
         and (
-            header.attributes & _CODEC_MASK != Codec.NONE
-            or header.record_count * RECORD_BYTES_MIN <= record_bytes
+            codec != _UNCOMPRESSED
+            or record_count * RECORD_BYTES_MIN <= header.size_bytes - HEADER_BYTES
         )
     )
 
@@ -321,7 +328,47 @@ def seal(
 
     ``last_offset_delta`` is ``record_count - 1`` unless given.
     """
-    batch = bytearray().join((_HEAD_ROOM, records))
+    batch = batch_with(records)
+    seal_in_place(
+        batch,
+        codec=codec,
+        record_count=record_count,
+        base_timestamp_ms=base_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+        is_control=is_control,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        last_offset_delta=last_offset_delta,
+    )
+    return batch
+
+
+def batch_with(records: Buffer) -> bytearray:
+    """A copy of ``records`` behind room for their header."""
+    return bytearray().join((_HEAD_ROOM, records))
+
+
+def seal_in_place(
+    batch: bytearray,
+    *,
+    codec: Codec,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+    is_control: bool = False,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    last_offset_delta: int | None = None,
+) -> None:
+    """Write the header of ``batch``, whose records follow ``HEADER_BYTES`` of room; as ``seal``."""
     _HEADER.pack_into(
         batch,
         0,
@@ -339,6 +386,43 @@ def seal(
         base_sequence,
         record_count,
     )
+    _write_crc(batch)
+
+
+def reseal(
+    header: BatchHeader,
+    records: Buffer,
+    *,
+    codec: Codec,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    has_delete_horizon: bool,
+) -> bytearray:
+    """The batch of ``header`` around other ``records``, compressed with ``codec``: compaction's.
+
+    Offsets, sequences, producer, leader epoch and kind of batch stay what they were, so that it
+    means to a replay what it meant before. ``base_timestamp_ms`` is the delete horizon if
+    ``has_delete_horizon``. Source: KIP-534.
+    """
+    batch = seal(
+        records,
+        codec=codec,
+        record_count=record_count,
+        base_timestamp_ms=base_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
+        is_control=header.is_control,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        last_offset_delta=header.last_offset_delta,
+    )
+    kept = header.attributes & ~(_CODEC_MASK | _DELETE_HORIZON)
+    horizon = _DELETE_HORIZON if has_delete_horizon else 0
+    _ATTRIBUTES.pack_into(batch, _CHECKED_AT, kept | codec | horizon)
     _write_crc(batch)
     return batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from oncelog.storage.compression import Codec, compress, decompress
 from oncelog.storage.exceptions import CorruptDataError
@@ -12,8 +12,9 @@ from oncelog.storage.record_batch import (
     RECORD_BYTES_MIN,
     BatchHeader,
     Buffer,
+    batch_with,
     crc_matches,
-    seal,
+    seal_in_place,
 )
 
 BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -22,12 +23,16 @@ BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Encoded, uncompressed records, and what their header will say of them."""
+    """Encoded, uncompressed records, and what their header will say of them.
+
+    With head room ``data`` is a bytearray in which that many bytes before the records are free.
+    """
 
     data: Buffer
     record_count: int
     base_timestamp_ms: int
     max_timestamp_ms: int
+    head_room_bytes: int = 0
 
 
 def seal_block(
@@ -44,10 +49,17 @@ def seal_block(
     Raises ``ValueError`` if the records are larger than ``BLOCK_BYTES_MAX``: nobody could read
     the batch.
     """
-    if len(block.data) > BLOCK_BYTES_MAX:
-        raise ValueError(f"records of {len(block.data)} bytes exceed {BLOCK_BYTES_MAX} bytes")
-    return seal(
-        block.data if codec is Codec.NONE else compress(codec, block.data),
+    size_bytes = len(block.data) - block.head_room_bytes
+    if size_bytes > BLOCK_BYTES_MAX:
+        raise ValueError(f"records exceed {BLOCK_BYTES_MAX} bytes: they take {size_bytes}")
+    batch: bytearray
+    if codec is Codec.NONE and block.head_room_bytes == HEADER_BYTES:
+        batch = cast("bytearray", block.data)
+    else:
+        records: Buffer = memoryview(block.data)[block.head_room_bytes :]
+        batch = batch_with(records if codec is Codec.NONE else compress(codec, records))
+    seal_in_place(
+        batch,
         codec=codec,
         record_count=block.record_count,
         base_timestamp_ms=block.base_timestamp_ms,
@@ -57,6 +69,7 @@ def seal_block(
         base_sequence=base_sequence,
         is_transactional=is_transactional,
     )
+    return batch
 
 
 def open_block(buffer: Buffer, header: BatchHeader, position: int = 0) -> Buffer:

@@ -8,6 +8,7 @@ views of the bytes, and has Arrow copy them into plain columns, which frees the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +17,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncelog.storage.record_batch import BatchHeader, Buffer
+from oncelog.storage import arrow_columns
+from oncelog.storage.arrow_columns import (
+    HEADER_TYPE,
+    RECORD_SCHEMA,
+    as_binary,
+    as_headers,
+    as_milliseconds,
+    check_lengths,
+)
+from oncelog.storage.record_batch import HEADER_BYTES, BatchHeader, Buffer, parse_header
 from oncelog.storage.record_block import BLOCK_BYTES_MAX, RecordBlock, open_block
 from oncelog.storage.record_rows import (
     COLUMNAR_RECORDS_MIN,
@@ -38,24 +48,6 @@ from oncelog.storage.record_scan import (
 )
 from oncelog.storage.varint import encode_varlong
 
-COLUMN_BYTES_MAX: Final = 2**30
-"""The most that the batches of one call may decompress to: Arrow's offsets are int32."""
-
-HEADER_TYPE: Final = pa.struct(
-    [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
-)
-RECORD_SCHEMA: Final = pa.schema(
-    [
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp_ms", pa.int64(), nullable=False),
-        pa.field("timestamp_type", pa.int32(), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.list_(pa.field("item", HEADER_TYPE)), nullable=False),
-    ]
-)
-"""Of ``decode_columns``. ``timestamp_type`` is 0 for CreateTime, 1 for LogAppendTime."""
-
 _GROUP_BITS: Final = 7
 _GROUP: Final = 0x7F
 
@@ -73,14 +65,17 @@ def encode(
     headers: Any | None,
 ) -> RecordBlock:
     """One block of the records in these columns; see ``record_codec.encode_columns``."""
-    values = _as_binary(values)
-    keys = None if keys is None else _as_binary(keys)
-    times = _as_milliseconds(timestamps_ms, len(values))
-    header_rows = _as_header_rows(headers)
-    if any(
-        column is not None and len(column) != len(values) for column in (keys, times, header_rows)
-    ):
-        raise ValueError("columns are of different lengths")
+    values = as_binary(values)
+    keys = None if keys is None else as_binary(keys)
+    timestamps_ms = as_milliseconds(timestamps_ms)
+    headers = as_headers(headers)
+    check_lengths(len(values), keys, timestamps_ms, headers)
+    times: Int64s = (
+        np.full(len(values), timestamps_ms, dtype=np.int64)
+        if isinstance(timestamps_ms, int)
+        else timestamps_ms.to_numpy(zero_copy_only=False)
+    )
+    header_rows = None if headers is None else _header_rows(headers)
     if len(values) >= COLUMNAR_RECORDS_MIN:
         return _encode(keys, values, times, header_rows)
     return encode_rows(
@@ -125,68 +120,49 @@ def _encode(
         suffixes = pa.array([encode_headers(headers) for headers in header_rows], pa.binary())
     if keys is not None and keys.null_count == len(keys):
         keys = None
-    data = _join(keys, values, suffixes, _zigzag(times - base_timestamp_ms))
-    return RecordBlock(data, len(values), base_timestamp_ms, max_timestamp_ms)
+    data = _join(keys, values, suffixes, times - base_timestamp_ms)
+    return RecordBlock(
+        data, len(values), base_timestamp_ms, max_timestamp_ms, head_room_bytes=HEADER_BYTES
+    )
 
 
-def _as_binary(column: Any) -> Any:
-    """``column`` as one ``binary`` array; text becomes its UTF-8, a dictionary its values."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return column if column.type == pa.binary() else column.cast(pa.binary())
+def _header_rows(headers: Any) -> list[Headers]:
+    """Each record's headers as (key, value) pairs."""
+    rows = headers.to_pylist()
+    if any(header["key"] is None for row in rows for header in row or ()):
+        raise ValueError("a header has no key")
+    return [[(header["key"].decode(), header["value"]) for header in row or ()] for row in rows]
 
 
-def _as_milliseconds(timestamps_ms: Any, count: int) -> Int64s:
-    if isinstance(timestamps_ms, int):
-        return np.full(count, timestamps_ms, dtype=np.int64)
-    if isinstance(timestamps_ms, pa.ChunkedArray):
-        timestamps_ms = timestamps_ms.combine_chunks()
-    if pa.types.is_timestamp(timestamps_ms.type):
-        timestamps_ms = timestamps_ms.cast(pa.timestamp("ms", timestamps_ms.type.tz), safe=False)
-    if timestamps_ms.null_count:
-        raise ValueError("a timestamp is null")
-    times: Int64s = timestamps_ms.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return times
-
-
-def _as_header_rows(headers: Any | None) -> list[Any] | None:
-    """Each record's headers as (key, value) pairs; None if no record has any."""
-    if headers is None:
-        return None
-    if isinstance(headers, pa.ChunkedArray):
-        headers = headers.combine_chunks()
-    if headers.null_count == len(headers) or len(headers.flatten()) == 0:
-        return None
-    return [
-        [(header["key"], header["value"]) for header in row or ()] for row in headers.to_pylist()
-    ]
-
-
-def _join(keys: Any | None, values: Any, suffixes: Any | None, timestamp_zigzags: _Uint64s) -> Any:
-    """All records, one after the other, in one buffer.
+def _join(keys: Any | None, values: Any, suffixes: Any | None, time_deltas: Int64s) -> Any:
+    """All records, one after the other, in one bytearray with room for the header.
 
     What is constant or precedes a key or value is merged into one piece per record, since the
     join costs the same for each piece whatever its size. The header count of a record without
     headers, one zero byte, therefore goes to the front of the next record's first piece.
     """
     count = len(values)
-    value_lengths = _lengths(values)
-    fields = [timestamp_zigzags, _zigzag(np.arange(count, dtype=np.int64))]
-    sizes = 1 + _varint_sizes(fields[0]) + _varint_sizes(fields[1])
-    key_lengths = np.full(count, -1, dtype=np.int64) if keys is None else _lengths(keys)
-    for lengths in (key_lengths, value_lengths):
-        fields.append(_zigzag(lengths))
-        sizes += _varint_sizes(fields[-1]) + np.maximum(lengths, 0)
-    sizes += 1 if suffixes is None else _lengths(suffixes)
+    fields = [_Numbers.of(time_deltas), _Numbers.range(count)]
+    sizes: Any = 1 + fields[0].sizes() + fields[1].sizes()
+    for column in (keys, values):
+        if column is None:
+            fields.append(_Numbers.constant(-1))
+        else:
+            lengths = _lengths(column)
+            fields.append(_Numbers.of(lengths))
+            sizes = sizes + (np.maximum(lengths, 0) if column.null_count else lengths)
+        sizes = sizes + fields[-1].sizes()
+    sizes = sizes + (1 if suffixes is None else _lengths(suffixes))
     if sizes.sum() > BLOCK_BYTES_MAX:
         raise ValueError(f"records of {sizes.sum()} bytes exceed {BLOCK_BYTES_MAX} bytes")
-    attributes = np.zeros(count, dtype=np.uint64)
-    first: list[_Uint64s] = [_zigzag(sizes), attributes, *fields[:3]]
+    zero = _Numbers.constant(0)
+    first = [_Numbers.of(sizes), zero, *fields[:3]]
     if suffixes is None:
-        first.insert(0, attributes)
-    pieces = [_varints([*first, fields[3]])] if keys is None else [_varints(first), keys]
-    if keys is not None:
-        pieces.append(_varints(fields[3:]))
+        first.insert(0, zero)
+    if keys is None:
+        pieces = [_varints([*first, fields[3]], count)]
+    else:
+        pieces = [_varints(first, count), keys, _varints(fields[3:], count)]
     pieces.append(values)
     if suffixes is not None:
         pieces.append(suffixes)
@@ -195,9 +171,10 @@ def _join(keys: Any | None, values: Any, suffixes: Any | None, timestamp_zigzags
     )
     _, offsets, data = joined.buffers()
     start, end = np.frombuffer(offsets, np.int32)[[joined.offset, joined.offset + count]]
+    head_room = bytes(HEADER_BYTES)
     if suffixes is not None:
-        return memoryview(data)[start:end]
-    return b"".join((memoryview(data)[start + 1 : end], b"\x00"))
+        return bytearray().join((head_room, memoryview(data)[start:end]))
+    return bytearray().join((head_room, memoryview(data)[start + 1 : end], b"\x00"))
 
 
 def _lengths(column: Any) -> Int64s:
@@ -210,31 +187,79 @@ def _lengths(column: Any) -> Int64s:
     return lengths
 
 
-def _zigzag(values: Int64s) -> _Uint64s:
-    return ((values << 1) ^ (values >> 63)).view(np.uint64)
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """One number per record, zig-zag, and between what they lie; None if all are the same."""
+
+    zigzags: _Uint64s | None
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, values: Int64s) -> _Numbers:
+        """These numbers, at least one."""
+        zigzags = ((values << 1) ^ (values >> 63)).view(np.uint64)
+        low, high = int(zigzags.min()), int(zigzags.max())
+        return cls(None if low == high else zigzags, low, high)
+
+    @classmethod
+    def range(cls, count: int) -> _Numbers:
+        """The numbers from 0 to ``count``, exclusive."""
+        return cls(np.arange(0, 2 * count, 2, dtype=np.uint64), 0, 2 * (count - 1))
+
+    @classmethod
+    def constant(cls, value: int) -> _Numbers:
+        """The same number, of 32 bits, for every record."""
+        zigzag = (value << 1) ^ (value >> 63)
+        return cls(None, zigzag, zigzag)
+
+    @property
+    def groups(self) -> int:
+        """How many bytes the longest of them takes."""
+        return max(1, -(-self.high.bit_length() // _GROUP_BITS))
+
+    def sizes(self) -> Int64s | int:
+        """How many bytes each takes; one number if that is the same for all."""
+        groups = self.groups
+        if self.zigzags is None or self.low >= 1 << _GROUP_BITS * (groups - 1):
+            return groups
+        sizes = np.ones(len(self.zigzags), dtype=np.int64)
+        for group in range(1, groups):
+            sizes += self.zigzags >= np.uint64(1 << _GROUP_BITS * group)
+        return sizes
+
+    def fill(
+        self, grid: npt.NDArray[np.uint8], present: npt.NDArray[np.bool_], column: int
+    ) -> None:
+        """Write them into ``groups`` columns from ``column`` on."""
+        groups = self.groups
+        if self.zigzags is None:
+            constant = encode_varlong((self.high >> 1) ^ -(self.high & 1))
+            grid[:, column : column + groups] = np.frombuffer(constant, np.uint8)
+            return
+        # Half the width is nearly half the time.
+        is_narrow = self.high < 1 << 32
+        rest: npt.NDArray[Any] = self.zigzags.astype(np.uint32) if is_narrow else self.zigzags
+        for group in range(groups):
+            byte = rest.astype(np.uint8)
+            if group + 1 < groups:
+                byte &= _GROUP
+                goes_on = rest >= 1 << _GROUP_BITS
+                byte |= goes_on.view(np.uint8) << _GROUP_BITS
+                present[:, column + group + 1] = goes_on
+                rest = rest >> _GROUP_BITS
+            grid[:, column + group] = byte
 
 
-def _varint_sizes(zigzags: _Uint64s) -> Int64s:
-    sizes = np.ones(len(zigzags), dtype=np.int64)
-    for group in range(1, _groups(zigzags)):
-        sizes += zigzags >= np.uint64(1 << _GROUP_BITS * group)
-    return sizes
-
-
-def _groups(zigzags: _Uint64s) -> int:
-    """How many bytes the longest of these varints takes."""
-    return max(1, -(-int(zigzags.max()).bit_length() // _GROUP_BITS))
-
-
-def _varints(fields: Sequence[_Uint64s]) -> Any:
+def _varints(fields: Sequence[_Numbers], count: int) -> Any:
     """A ``binary`` array: for each record its number from each of ``fields``, as varints."""
-    count = len(fields[0])
-    width = sum(_groups(field) for field in fields)
+    width = sum(field.groups for field in fields)
     grid = np.empty((count, width), dtype=np.uint8)
     present = np.ones(grid.shape, dtype=np.bool_)
     column = 0
     for field in fields:
-        column = _fill_grid(grid, present, column, field)
+        field.fill(grid, present, column)
+        column += field.groups
     if present.all():
         offsets = np.arange(0, grid.size + 1, width, dtype=np.int32)
         data = grid.ravel()
@@ -247,40 +272,23 @@ def _varints(fields: Sequence[_Uint64s]) -> Any:
     )
 
 
-def _fill_grid(
-    grid: npt.NDArray[np.uint8], present: npt.NDArray[np.bool_], column: int, field: _Uint64s
-) -> int:
-    """Write ``field`` into the columns from ``column`` on; returns the column after them."""
-    groups = _groups(field)
-    low, high = int(field.min()), int(field.max())
-    if low == high:
-        constant = encode_varlong((high >> 1) ^ -(high & 1))
-        grid[:, column : column + groups] = np.frombuffer(constant, np.uint8)
-        return column + groups
-    # Half the width is nearly half the time.
-    rest: npt.NDArray[Any] = field.astype(np.uint32) if high < 1 << 32 else field
-    for group in range(groups):
-        byte = rest.astype(np.uint8)
-        if group + 1 < groups:
-            byte &= _GROUP
-            goes_on = rest >= 1 << _GROUP_BITS
-            byte |= goes_on.view(np.uint8) << _GROUP_BITS
-            present[:, column + group + 1] = goes_on
-            rest = rest >> _GROUP_BITS
-        grid[:, column + group] = byte
-    return column + groups
-
-
-def decode(batches: Sequence[tuple[BatchHeader, Buffer]]) -> Any:
+def decode(buffers: Sequence[Buffer]) -> Any:
     """The records of these whole batches; see ``record_codec.decode_columns``."""
-    blocks = [open_block(buffer, header) for header, buffer in batches]
+    headers: list[BatchHeader] = []
+    blocks: list[Buffer] = []
+    for buffer in buffers:
+        position = 0
+        while position < len(buffer):
+            headers.append(parse_header(buffer, position))
+            blocks.append(open_block(buffer, headers[-1], position))
+            position += headers[-1].size_bytes
     block_sizes = np.array([len(block) for block in blocks], dtype=np.int64)
-    if block_sizes.sum() > COLUMN_BYTES_MAX:
-        raise ValueError(f"batches decompress to more than {COLUMN_BYTES_MAX} bytes; pass fewer")
-    counts = np.array([header.record_count for header, _ in batches], dtype=np.int64)
+    limit = arrow_columns.COLUMN_BYTES_MAX
+    if block_sizes.sum() > limit:
+        raise ValueError(f"batches decompress to more than {limit} bytes; pass fewer")
+    counts = np.array([header.record_count for header in headers], dtype=np.int64)
     data = b"".join((*blocks, PADDING))
     fields = scan(data, block_sizes, counts)
-    headers = [header for header, _ in batches]
     offsets = offsets_of(headers, counts, fields)
     times = timestamps_of(headers, counts, fields)
     types = np.array([header.is_log_append_time for header in headers], dtype=np.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.record_batch import BatchHeader
-from oncelog.storage.record_rows import Record, RecordHeaders, read_headers
+from oncelog.storage.record_rows import RecordHeaders, RecordTuple, read_headers
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -101,7 +102,10 @@ def offsets_of(headers: Sequence[BatchHeader], counts: Int64s, fields: RecordFie
     if (deltas > np.repeat(last_deltas, counts)).any():
         raise CorruptDataError("an offset delta leaves its batch")
     bases = np.array([header.base_offset for header in headers], dtype=np.int64)
-    offsets: Int64s = np.repeat(bases, counts) + deltas
+    bases = np.repeat(bases, counts)
+    offsets: Int64s = bases + deltas
+    if (offsets < bases).any():
+        raise CorruptDataError("an offset exceeds 64 bits")
     return offsets
 
 
@@ -122,24 +126,24 @@ def timestamps_of(headers: Sequence[BatchHeader], counts: Int64s, fields: Record
     return times
 
 
-def decode_many_rows(block: bytes, header: BatchHeader) -> list[Record]:
+def decode_many_rows(block: bytes, header: BatchHeader) -> list[RecordTuple]:
     """What ``decode_rows`` makes of ``block``, several times faster if its records are many."""
     data = block + PADDING
     headers = [header]
     counts = np.array([header.record_count], dtype=np.int64)
     fields = scan(data, np.array([len(block)], dtype=np.int64), counts)
-    records = [
-        Record(offset, timestamp_ms, key, value)
-        for offset, timestamp_ms, key, value in zip(
+    records: list[RecordTuple] = list(
+        zip(
             offsets_of(headers, counts, fields).tolist(),
             timestamps_of(headers, counts, fields).tolist(),
             _slices(block, fields.key_starts, fields.key_lengths),
             _slices(block, fields.value_starts, fields.value_lengths),
+            repeat((), header.record_count),
             strict=True,
         )
-    ]
+    )
     for index, headers_of_record in headers_of(data, fields):
-        records[index].headers = headers_of_record
+        records[index] = (*records[index][:4], headers_of_record)
     return records
 
 

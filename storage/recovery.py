@@ -5,33 +5,36 @@ that is earlier, is read again. The scan ends at the end of the files or at a *d
 follows depends on whether the place was already synced, because a reader may have seen synced
 records and a producer may have been told that they are safe:
 
-======  ==========  ===================  =========================================================
-row     place       found                action
-======  ==========  ===================  =========================================================
-R-1     any but     nothing wrong        KEEP: the log ends at the end of its files
-        synced
-R-2     synced      nothing wrong        REFUSE: synced records are missing from the end
-R-3     synced      any defect           REFUSE: synced records are damaged, never cut silently
-R-4     unsynced    any defect           CUT here: nobody was promised what follows. A power loss
-                                         may keep a later page and lose this one, so intact
-                                         batches beyond it change nothing
-R-5     unknown     defect, and intact   REFUSE: without a checkpoint this looks like damage
-                    batches follow
-R-6     unknown     defect, and nothing  CUT here: it looks like the torn last write
-                    intact follows
-======  ==========  ===================  =========================================================
+======  ==========  ==============  ========  =================================================
+row     place       found           intact    action
+                                    follows
+======  ==========  ==============  ========  =================================================
+R-1     unsynced    nothing wrong   no        KEEP: the log ends at the end of its files
+        or unknown
+R-2     synced      nothing wrong   no        REFUSE: synced records are missing from the end
+R-3     synced      any defect      either    REFUSE: synced records are damaged, and these are
+                                              never cut silently
+R-4     unsynced    any defect      either    CUT here: nobody was promised what follows. A power
+                                              loss may keep a later page and lose this one, so
+                                              intact batches beyond it change nothing
+R-5     unknown     any defect      yes       REFUSE: without a checkpoint this looks like damage
+R-6     unknown     any defect      no        CUT here: it looks like the torn last write
+none    any         nothing wrong   yes       impossible: nothing follows the end of the files
+======  ==========  ==============  ========  =================================================
 
 A place is *synced* below the recovery point of the checkpoint, *unsynced* at or beyond it and
-*unknown* if there is no readable checkpoint.
+*unknown* if there is no readable checkpoint. The recovery point never claims too much; after a
+power loss it may claim too little, by the rounds since the checkpoint itself was last synced.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.leader_epoch_list import LeaderEpochPairs, epoch_span
 from oncelog.storage.record_batch import (
     HEADER_BYTES,
     BatchHeader,
@@ -51,6 +54,7 @@ class TailDefect(enum.Enum):
     BAD_HEADER = "no batch header of format version 2"
     BAD_CRC = "the batch does not match its CRC"
     WRONG_OFFSET = "the batch does not begin at the next offset"
+    WRONG_EPOCH = "the batch is not of the leader epoch that wrote at its offset"
     MISSING_RECORDS = "the next segment does not begin at the next offset"
 
 
@@ -70,36 +74,45 @@ class TailAction(enum.Enum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRow:
     """One row of the table above: when it holds and what it orders."""
 
     label: str
+    places: frozenset[Durability]
+    defects: frozenset[TailDefect]
+    intact_follows: frozenset[bool]
     action: TailAction
-    holds: Callable[[TailDefect, Durability, bool], bool]
+
+    def holds(self, defect: TailDefect, durability: Durability, intact_follows: bool) -> bool:
+        """Whether this row is the one for such a place."""
+        return (
+            durability in self.places
+            and defect in self.defects
+            and intact_follows in self.intact_follows
+        )
 
 
-_NONE = TailDefect.NONE
+_NOTHING_WRONG: Final = frozenset({TailDefect.NONE})
+_ANY_DEFECT: Final = frozenset(TailDefect) - _NOTHING_WRONG
+_SYNCED: Final = frozenset({Durability.SYNCED})
+_UNSYNCED: Final = frozenset({Durability.UNSYNCED})
+_UNKNOWN: Final = frozenset({Durability.UNKNOWN})
+_YES: Final = frozenset({True})
+_NO: Final = frozenset({False})
 
-RECOVERY_TABLE: tuple[RecoveryRow, ...] = (
-    RecoveryRow("R-1", TailAction.KEEP, lambda d, p, _: d is _NONE and p is not Durability.SYNCED),
-    RecoveryRow("R-2", TailAction.REFUSE, lambda d, p, _: d is _NONE and p is Durability.SYNCED),
-    RecoveryRow(
-        "R-3", TailAction.REFUSE, lambda d, p, _: d is not _NONE and p is Durability.SYNCED
-    ),
-    RecoveryRow("R-4", TailAction.CUT, lambda d, p, _: d is not _NONE and p is Durability.UNSYNCED),
-    RecoveryRow(
-        "R-5",
-        TailAction.REFUSE,
-        lambda d, p, follows: d is not _NONE and p is Durability.UNKNOWN and follows,
-    ),
-    RecoveryRow(
-        "R-6",
-        TailAction.CUT,
-        lambda d, p, follows: d is not _NONE and p is Durability.UNKNOWN and not follows,
-    ),
+RECOVERY_TABLE: Final = tuple(
+    RecoveryRow(label=label, places=places, defects=defects, intact_follows=follows, action=action)
+    for label, places, defects, follows, action in (
+        ("R-1", _UNSYNCED | _UNKNOWN, _NOTHING_WRONG, _NO, TailAction.KEEP),
+        ("R-2", _SYNCED, _NOTHING_WRONG, _NO, TailAction.REFUSE),
+        ("R-3", _SYNCED, _ANY_DEFECT, _YES | _NO, TailAction.REFUSE),
+        ("R-4", _UNSYNCED, _ANY_DEFECT, _YES | _NO, TailAction.CUT),
+        ("R-5", _UNKNOWN, _ANY_DEFECT, _YES, TailAction.REFUSE),
+        ("R-6", _UNKNOWN, _ANY_DEFECT, _NO, TailAction.CUT),
+    )
 )
-"""Exactly one row holds for every combination."""
+"""Exactly one row holds for every combination that is possible."""
 
 
 def durability_of(next_offset: int, recovery_point: int | None) -> Durability:
@@ -113,17 +126,26 @@ def durability_of(next_offset: int, recovery_point: int | None) -> Durability:
 
 
 def decide(defect: TailDefect, durability: Durability, *, intact_follows: bool) -> RecoveryRow:
-    """The one row of the table that holds."""
+    """The one row of the table that holds; AssertionError for what the table calls impossible."""
     for row in RECOVERY_TABLE:
         if row.holds(defect, durability, intact_follows):
             return row
     raise AssertionError(f"no row for {defect}, {durability}, intact_follows={intact_follows}")
 
 
-def inspect_batch(frame: Buffer, expected_offset: int) -> BatchHeader | TailDefect:
+def inspect_batch(
+    frame: Buffer,
+    expected_offset: int,
+    *,
+    may_skip: bool = False,
+    leader_epochs: LeaderEpochPairs = (),
+) -> BatchHeader | TailDefect:
     """The header of the batch in ``frame`` if it is whole, intact and the next one.
 
     ``frame`` holds the bytes that the batch claims, or all that the file has left.
+    ``may_skip``: compaction may have removed batches before it, so it may begin later.
+    ``leader_epochs``: as far as they are known; each was durable before its first batch was
+    written.
     """
     if len(frame) < HEADER_BYTES:
         return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
@@ -135,9 +157,15 @@ def inspect_batch(frame: Buffer, expected_offset: int) -> BatchHeader | TailDefe
         return TailDefect.SHORT_BATCH
     if not crc_matches(frame, header):
         return TailDefect.BAD_CRC
-    # The base offset is not under the CRC, so a damaged one is only seen here.
-    if header.base_offset != expected_offset or header.last_offset_delta < 0:
+    # Base offset and leader epoch are not under the CRC, so damaged ones are only seen here.
+    is_next = header.base_offset == expected_offset or (
+        may_skip and header.base_offset > expected_offset
+    )
+    if not is_next or header.last_offset_delta < 0:
         return TailDefect.WRONG_OFFSET
+    known_epoch, _ = epoch_span(leader_epochs, header.base_offset)
+    if known_epoch is not None and header.leader_epoch != known_epoch:
+        return TailDefect.WRONG_EPOCH
     return header
 
 

@@ -11,22 +11,33 @@ everything between in one ``pread``. Records are never decoded here.
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
+from oncelog.storage.batch_check import find_damage
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
+from oncelog.storage.leader_epoch_list import LeaderEpochPairs
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from oncelog.storage.offset_index import OffsetIndex
 from oncelog.storage.record_batch import (
-    HEADER_BYTES,
+    PLACEMENT_BYTES,
     BatchHeader,
     Buffer,
-    crc_matches,
-    parse_header,
 )
+from oncelog.storage.recovery import TailDefect, inspect_batch
+from oncelog.storage.segment_frames import (
+    PLACE_BYTES,
+    WALK_BYTES,
+    BatchPlace,
+    LogFile,
+    begins_with_batch,
+    read_frames,
+    walk_batches,
+)
+from oncelog.storage.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
 from oncelog.storage.time_index import TimeIndex
 from oncelog.storage.txn_index import TxnIndex
 
@@ -34,31 +45,18 @@ LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
+_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
-_FIELDS: Final = struct.Struct(">qi11xi8xq")
-"""Base offset, batch length, last offset delta and maximum timestamp of a batch header."""
-
-_LENGTH_FIELD_END: Final = 12
-_WALK_BYTES: Final = 8_192
-_SCAN_BYTES: Final = 1_048_576
+_NOTHING: Final = 2**63 - 1
 _KNOWN_PLACES_MAX: Final = 64
 """Ends of recent reads whose positions are kept; the next fetch usually begins at one."""
-
-
-class BatchPlace(NamedTuple):
-    """Where a batch lies: bytes [position, end), offsets [base_offset, last_offset]."""
-
-    position: int
-    end: int
-    base_offset: int
-    last_offset: int
-    max_timestamp_ms: int
 
 
 class Segment:
     """One ``.log`` file and its indexes. ``next_offset`` is exclusive.
 
     For a sealed segment ``next_offset`` is the base offset of the next one.
+    ``state_suffix`` ends the names of files that are not part of the log yet.
     """
 
     def __init__(
@@ -69,10 +67,12 @@ class Segment:
         base_offset: int,
         next_offset: int,
         index_interval_bytes: int,
+        state_suffix: str = "",
     ) -> None:
         self._filesystem = filesystem
         self._stem = directory / f"{base_offset:020d}"
-        self._index_interval_bytes = index_interval_bytes
+        self._state_suffix = state_suffix
+        self.index_interval_bytes = index_interval_bytes
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.size_bytes = 0
@@ -84,6 +84,8 @@ class Segment:
         self._log: FileHandle | None = None
         self._indexes: tuple[OffsetIndex, TimeIndex] | None = None
         self._known_places: dict[int, int] = {}
+        # What was written through the open file needs no check: its CRCs were checked before.
+        self._own_from = _NOTHING
         self._is_closed = False
 
     # Opening and closing
@@ -92,6 +94,7 @@ class Segment:
         """Make the empty file; its name is durable after the directory is synced."""
         self._log = self._filesystem.open(self.path_of(LOG_SUFFIX), create=True)
         self._log.truncate(0)
+        self._own_from = 0
         self._reset()
 
     def attach(self) -> None:
@@ -133,6 +136,7 @@ class Segment:
         if self._log is not None:
             self._log.close()
             self._log = None
+            self._own_from = _NOTHING
         self._indexes = None
         self._known_places.clear()
 
@@ -145,12 +149,17 @@ class Segment:
     def remove(self) -> None:
         """Close and remove all files of the segment."""
         self.close()
-        for suffix in (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
-            self._filesystem.remove(self.path_of(suffix))
+        for path in self.paths:
+            self._filesystem.remove(path)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths of all files that the segment may have."""
+        return tuple(self.path_of(suffix) for suffix in _SUFFIXES)
 
     def path_of(self, suffix: str) -> Path:
         """The path of one of the segment's files."""
-        return self._stem.with_name(self._stem.name + suffix)
+        return self._stem.with_name(self._stem.name + suffix + self._state_suffix)
 
     @property
     def log(self) -> FileHandle:
@@ -165,6 +174,14 @@ class Segment:
     def open_log(self) -> FileHandle | None:
         """The ``.log`` file if it is open."""
         return self._log
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the indexes take now."""
+        if self._indexes is None:
+            return 0
+        offsets, times = self._indexes
+        return OFFSET_ENTRY_BYTES * len(offsets) + TIME_ENTRY_BYTES * len(times)
 
     @property
     def is_open(self) -> bool:
@@ -231,11 +248,7 @@ class Segment:
 
     def _is_batch_at(self, last_offset: int, position: int) -> bool:
         """Whether the batch that the index puts at ``position`` is there."""
-        head = self.log.read(position, _FIELDS.size)
-        if len(head) < _FIELDS.size:
-            return False
-        base_offset, _, delta, _ = _FIELDS.unpack(head)
-        return bool(base_offset + delta == last_offset)
+        return begins_with_batch(self.log.read(position, PLACE_BYTES), last_offset)
 
     def _reset(self) -> None:
         self._indexes = (OffsetIndex(self.base_offset), TimeIndex(self.base_offset))
@@ -256,24 +269,40 @@ class Segment:
         if place.position == 0:
             self.first_timestamp_ms = place.max_timestamp_ms
         self._note_time(place.max_timestamp_ms, place.last_offset)
-        if self._bytes_since_index > self._index_interval_bytes:
+        if self._bytes_since_index > self.index_interval_bytes:
             offsets.append(place.last_offset, place.position)
             times.maybe_append(self.max_timestamp_ms, self._offset_of_max_timestamp)
             self._bytes_since_index = 0
         self._bytes_since_index += place.end - place.position
 
+    @property
+    def room_before_index(self) -> int:
+        """The batch after more than this many further bytes gets an index entry."""
+        return self.index_interval_bytes - self._bytes_since_index
+
+    def account_unindexed(self, size_bytes: int, max_timestamp_ms: int, last_offset: int) -> None:
+        """Count batches that lie between two index entries at once.
+
+        ``last_offset`` is that of the first batch with the largest timestamp.
+        """
+        self._note_time(max_timestamp_ms, last_offset)
+        self._bytes_since_index += size_bytes
+
     # Writing
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
-        """Write one batch with one system call. OSError: ``discard_partial_append`` or give up."""
-        position = self.log.append((batch,))
-        self.size_bytes = position + len(batch)
+        """Write one batch with one system call; what the leader assigns is taken from ``header``.
+
+        OSError: ``discard_partial_append`` or give up.
+        """
+        if self._own_from == _NOTHING:
+            self._own_from = self.size_bytes
+        position = self.log.append((header.placement(), memoryview(batch)[PLACEMENT_BYTES:]))
+        self.size_bytes = end = position + len(batch)
         last_offset = header.last_offset
         self.next_offset = last_offset + 1
         self.account(
-            BatchPlace(
-                position, self.size_bytes, header.base_offset, last_offset, header.max_timestamp_ms
-            )
+            BatchPlace(position, end, header.base_offset, last_offset, header.max_timestamp_ms)
         )
 
     def discard_partial_append(self) -> None:
@@ -290,7 +319,7 @@ class Segment:
     def position_after(self, offset: int) -> tuple[int, int]:
         """End and next offset of the last batch wholly below ``offset`` (exclusive)."""
         end, next_offset = 0, self.base_offset
-        for place in self.walk(self._position_by_index(lambda index: index.lookup(offset - 1))):
+        for place in self._walk_from(lambda index: index.lookup(offset - 1)):
             if place.last_offset >= offset:
                 break
             end, next_offset = place.end, place.last_offset + 1
@@ -309,70 +338,57 @@ class Segment:
             return b"", offset
         end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
         if end == start:
+            if upper_offset >= self.next_offset:
+                self._refuse(start, TailDefect.WRONG_OFFSET.value)
             return b"", offset
         data = self.log.read(start, end - start)
         if len(data) < end - start:
             self._refuse(start + len(data), "the file has become shorter")
+        if start < self._own_from:
+            self._check_run(data, start, offset)
         self._remember(next_offset, end)
         return data, next_offset
 
-    def walk(self, position: int) -> Iterator[BatchPlace]:
-        """The places of all batches from the one at ``position``; reads headers only."""
-        log = self.log
-        chunk, chunk_at = b"", position
-        while position < self.size_bytes:
-            at = position - chunk_at
-            if at + _FIELDS.size > len(chunk):
-                chunk, chunk_at, at = log.read(position, _WALK_BYTES), position, 0
-                if len(chunk) < _FIELDS.size:
-                    self._refuse(position, "the file ends inside a batch header")
-            base_offset, length, delta, max_timestamp_ms = _FIELDS.unpack_from(chunk, at)
-            end = position + _LENGTH_FIELD_END + length
-            if end - position < HEADER_BYTES or delta < 0 or end > self.size_bytes:
-                self._refuse(position, "there is no whole batch here")
-            yield BatchPlace(position, end, base_offset, base_offset + delta, max_timestamp_ms)
-            position = end
+    def _check_run(self, data: bytes, start: int, offset: int) -> None:
+        """Refuse what is not as it was written: CRCs, and offsets against the batch after it."""
+        lowest_offset = offset if offset in self._known_places else self.base_offset
+        at, expected, defect = find_damage(data, lowest_offset=lowest_offset)
+        if defect is not TailDefect.NONE:
+            self._refuse(start + at, defect.value)
+        end = start + at
+        following = self.next_offset
+        if end < self.size_bytes:
+            following = int.from_bytes(self.log.read(end, 8), "big", signed=True)
+        if not offset < expected <= following:
+            self._refuse(end, TailDefect.WRONG_OFFSET.value)
+
+    def walk(self, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
+        """The places of all batches from the one at ``position``: see ``walk_batches``."""
+        return walk_batches(self._log_file, position, head)
 
     def frames(self, position: int) -> Iterator[tuple[int, memoryview]]:
-        """Position and bytes of each batch from ``position``, unchecked, in large reads.
+        """Position and bytes of each batch from ``position``, unchecked: see ``read_frames``."""
+        return read_frames(self._log_file, position)
 
-        The last frame is shorter than its batch claims if the file ends first; one with an
-        impossible length is given some bytes. The caller must check each and stop at a bad one.
-        The views stay valid.
+    def replay(
+        self, from_offset: int, leader_epochs: LeaderEpochPairs = ()
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Header and bytes of each batch from the one that holds ``from_offset``, all checked.
+
+        ``leader_epochs``: what is known of them.
         """
-        chunk, chunk_at = memoryview(b""), position
-        while position < self.size_bytes:
-            rest = self.size_bytes - position
-            at = position - chunk_at
-            size = HEADER_BYTES
-            if len(chunk) - at >= _LENGTH_FIELD_END:
-                length = int.from_bytes(chunk[at + 8 : at + _LENGTH_FIELD_END], "big", signed=True)
-                size = max(HEADER_BYTES, _LENGTH_FIELD_END + length)
-            # A length beyond the file is damage: its bytes are not worth the memory.
-            needed = size if size <= rest else min(rest, HEADER_BYTES)
-            if len(chunk) - at < needed:
-                wanted = min(rest, max(needed, _SCAN_BYTES))
-                chunk, chunk_at = memoryview(self.log.read(position, wanted)), position
-                if len(chunk) < wanted:
-                    self._refuse(position, "the file has become shorter")
-                continue
-            frame = chunk[at : at + size]
-            yield position, frame
-            position += len(frame)
-
-    def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Header and bytes of each batch from the one that holds ``from_offset``, CRC checked."""
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
             return
+        expected = self.base_offset
         for position, frame in self.frames(start):
-            try:
-                header = parse_header(frame)
-            except CorruptDataError as error:
-                self._refuse(position, str(error))
-            if not crc_matches(frame, header):
-                self._refuse(position, "the batch does not match its CRC")
-            yield header, frame
+            found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
+            if isinstance(found, TailDefect):
+                self._refuse(position, found.value)
+            expected = found.next_offset
+            yield found, frame
+        if expected > self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 
     def read_batch(self, place: BatchPlace) -> bytes:
         """The bytes of one batch."""
@@ -388,24 +404,40 @@ class Segment:
         times = self.indexes[1]
         if self.max_timestamp_ms >= timestamp_ms:
             below = times.offset_before(timestamp_ms)
-            yield from self.walk(self._position_by_index(lambda index: index.lookup(below)))
+            yield from self._walk_from(lambda index: index.lookup(below))
 
-    def _position_by_index(self, find: Callable[[OffsetIndex], tuple[int, int] | None]) -> int:
-        """Where to begin a walk: at what ``find`` finds, which is checked against the log."""
-        entry = find(self.indexes[0])
-        if entry is not None and not self._is_batch_at(*entry):
-            entry = find(self._rebuild_indexes()[0])
-        return entry[1] if entry is not None else 0
+    def _walk_from(
+        self, find: Callable[[OffsetIndex], tuple[int, int] | None], *, lowest: int = 0
+    ) -> Iterator[BatchPlace]:
+        """Walk from what ``find`` finds, which is checked against the log, or from ``lowest``.
+
+        ``lowest`` is the position of a batch; an entry before it is of no use.
+        """
+        entry, head = find(self.indexes[0]), b""
+        if entry is not None and entry[1] > lowest:
+            head = self.log.read(entry[1], WALK_BYTES)
+            if not begins_with_batch(head, entry[0]):
+                entry, head = find(self._rebuild_indexes()[0]), b""
+        return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
 
     def _find_start(self, offset: int) -> int | None:
         """The position of the first batch that ends at ``offset`` or later."""
         known = self._known_places.get(offset)
         if known is not None:
             return known if known < self.size_bytes else None
-        for place in self.walk(self._position_by_index(lambda index: index.lookup(offset))):
+        before: BatchPlace | None = None
+        found: int | None = None
+        for place in self._walk_from(lambda index: index.lookup(offset)):
             if place.last_offset >= offset:
-                return place.position
-        return None
+                found = place.position
+                if place.base_offset <= offset:
+                    return found
+                break
+            before = place
+        # Compaction leaves gaps; so does a batch whose damaged header claims too few offsets.
+        if before is not None:
+            self._check_run(self.read_batch(before), before.position, before.base_offset)
+        return found
 
     def _find_end(self, start: int, *, max_bytes: int, upper_offset: int) -> tuple[int, int]:
         """Where the last batch ends that may be read from ``start``, and the offset after it."""
@@ -413,11 +445,11 @@ class Segment:
         if upper_offset >= self.next_offset and self.size_bytes <= limit:
             return self.size_bytes, self.next_offset
         # All batches before an indexed one that begins by the limit fit, so the walk begins there.
-        indexed = self._position_by_index(
-            lambda index: index.lookup_end(limit_position=limit, upper_offset=upper_offset)
-        )
         end, next_offset = start, NO_OFFSET
-        for place in self.walk(max(start, indexed)):
+        for place in self._walk_from(
+            lambda index: index.lookup_end(limit_position=limit, upper_offset=upper_offset),
+            lowest=start,
+        ):
             if place.last_offset >= upper_offset or (place.end > limit and place.position > start):
                 # The batch that the index named may itself be too large: end before it.
                 if next_offset == NO_OFFSET:
@@ -433,5 +465,9 @@ class Segment:
         if len(places) > _KNOWN_PLACES_MAX:
             del places[next(iter(places))]
 
+    @property
+    def _log_file(self) -> LogFile:
+        return LogFile(self.log, self.path_of(LOG_SUFFIX), self.base_offset, self.size_bytes)
+
     def _refuse(self, position: int, reason: str) -> NoReturn:
-        raise CorruptDataError(f"{self.path_of(LOG_SUFFIX)} at byte {position}: {reason}")
+        self._log_file.refuse(position, reason)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from oncelog.storage.fs import FileHandle, FileSystem
+from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
 
 
 class SyncPoint:
@@ -95,6 +95,11 @@ class SyncLedger:
         """A write or a sync failed. The first failure is kept; there is no way back."""
         if self.failure is None:
             self.failure = error
+
+    def fail_unless_full(self, error: OSError) -> None:
+        """A write failed that left nothing behind: a full disk is no reason to give up."""
+        if not is_disk_full(error):
+            self.fail(error)
 
     def check(self) -> None:
         """OSError if a write or a sync has ever failed."""

@@ -48,7 +48,8 @@ def _find_record(segment: Segment, timestamp_ms: int, lowest_offset: int) -> tup
             return max(header.base_offset, lowest_offset), header.max_timestamp_ms
         # The first record has the base timestamp, so most searches need no decoding.
         if (
-            header.base_timestamp_ms >= timestamp_ms
+            not header.has_delete_horizon
+            and header.base_timestamp_ms >= timestamp_ms
             and header.base_offset >= lowest_offset
             and header.record_count
         ):

@@ -64,6 +64,11 @@ def decode_entries(data: bytes) -> list[AbortedIndexEntry]:
             raise CorruptDataError(f"aborted index entry of unknown version {version}")
         if entries and last_offset <= entries[-1].last_offset:
             raise CorruptDataError(f"aborted index goes back to offset {last_offset}")
+        # A transaction has data before its marker, and nothing is stable beyond that.
+        if not (0 <= first_offset < last_offset and 0 <= stable_offset <= last_offset + 1):
+            raise CorruptDataError(f"aborted index has an impossible entry for {last_offset}")
+        if producer_id < 0:
+            raise CorruptDataError(f"aborted index names producer {producer_id}")
         entries.append(
             AbortedIndexEntry(
                 producer_id=producer_id,
@@ -109,6 +114,15 @@ class TxnIndex:
         except CorruptDataError as error:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)
+
+    def load_within(self, base_offset: int, next_offset: int) -> bool:
+        """Read the file; False if it is damaged or has markers outside [base, next)."""
+        try:
+            self.load()
+        except CorruptDataError:
+            return False
+        offsets = self._last_offsets
+        return not offsets or base_offset <= offsets[0] <= offsets[-1] < next_offset
 
     def append(self, entry: AbortedIndexEntry) -> FileHandle | None:
         """Add an entry and return the file to sync; None if the index has it already.

@@ -12,15 +12,19 @@ id is never used twice.
 | become_leader | else | epoch + 1 |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
+| alter_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| alter_topic | internal | INVALID_TOPIC_EXCEPTION |
+| alter_topic | a setting is unknown or impossible | INVALID_CONFIG |
+| alter_topic | nothing changes (a retry) | NONE, nothing logged |
 | delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | delete_topic | internal | INVALID_TOPIC_EXCEPTION |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from oncelog.actors.protocol.cluster_log import (
     BrokerRegistered,
@@ -28,6 +32,7 @@ from oncelog.actors.protocol.cluster_log import (
     ClusterRecord,
     LeaderElected,
     ProducerIdsAllocated,
+    TopicConfigured,
     TopicCreated,
     TopicDeleted,
     decode_cluster_record,
@@ -36,6 +41,8 @@ from oncelog.actors.protocol.cluster_log import (
 from oncelog.actors.protocol.cluster_messages import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
+    AlterTopicReply,
+    AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
     BrokerMetadata,
@@ -51,6 +58,7 @@ from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import ReplyT
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     INTERNAL_TOPICS,
@@ -61,6 +69,10 @@ from oncelog.storage.model import (
 )
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
+
+Settings: TypeAlias = tuple[tuple[str, str], ...]
+SettingsCheck: TypeAlias = Callable[[dict[str, str]], Settings]
+"""All settings of a topic as text → those worth keeping; raises ``InvalidSettingError``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +89,7 @@ class _Topic:
     name: str
     topic_id: str
     settings: tuple[tuple[str, str], ...]
+    settings_version: int = 0
     partitions: list[_Partition] = field(default_factory=list)
 
 
@@ -160,6 +173,28 @@ class ClusterMachine:
             return ErrorCode.INVALID_REQUEST, f"topic id {request.topic_id!r} cannot be used"
         return ErrorCode.NONE, ""
 
+    def decide_alter_topic(
+        self, request: AlterTopicRequest, check: SettingsCheck
+    ) -> Decision[AlterTopicReply]:
+        """Change some settings of a topic that users own; ``check`` sees the whole of them."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+        if topic is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        changed = {name: value for name, value in request.changes if value is not None}
+        removed = {name for name, value in request.changes if value is None}
+        kept = {name: value for name, value in topic.settings if name not in removed}
+        try:
+            settings = check({**kept, **changed})
+        except InvalidSettingError as refusal:
+            return Decision(reply=request.failed(ErrorCode.INVALID_CONFIG, str(refusal)))
+        if settings == topic.settings:
+            return Decision(reply=AlterTopicReply())
+        return _decision(
+            AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
+        )
+
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
         """Delete a topic that users own."""
         topic = self._topics.get(request.name)
@@ -197,6 +232,7 @@ class ClusterMachine:
             topic_id=topic.topic_id,
             cluster_key=founded.cluster_key,
             settings=topic.settings,
+            settings_version=topic.settings_version,
             transaction_state_partitions=founded.transaction_state_partitions,
             offsets_partitions=founded.offsets_partitions,
         )
@@ -227,6 +263,10 @@ class ClusterMachine:
                 self._brokers[broker_id] = data_dir
             case TopicCreated() as created:
                 self._apply_created(created)
+            case TopicConfigured(topic_id=topic_id, settings=settings):
+                topic = self._topics[self._names_by_id[topic_id]]
+                topic.settings = settings
+                topic.settings_version += 1
             case TopicDeleted(topic_id=topic_id):
                 del self._topics[self._names_by_id[topic_id]]
             case LeaderElected() as elected:
@@ -310,6 +350,7 @@ def _described(topic: _Topic) -> TopicMetadata:
         name=topic.name,
         topic_id=topic.topic_id,
         settings=topic.settings,
+        settings_version=topic.settings_version,
         partitions=tuple(
             PartitionMetadata(
                 partition=number,

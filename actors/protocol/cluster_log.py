@@ -47,6 +47,14 @@ class TopicCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfigured:
+    """All settings of a topic that differ from the default, in place of those before."""
+
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeleted:
     """A topic that is no more; its name may be used again, its id never is."""
 
@@ -76,6 +84,7 @@ ClusterRecord: TypeAlias = (
     ClusterFounded
     | BrokerRegistered
     | TopicCreated
+    | TopicConfigured
     | TopicDeleted
     | LeaderElected
     | ProducerIdsAllocated
@@ -85,6 +94,7 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "cluster_founded": ClusterFounded,
     "broker_registered": BrokerRegistered,
     "topic_created": TopicCreated,
+    "topic_configured": TopicConfigured,
     "topic_deleted": TopicDeleted,
     "leader_elected": LeaderElected,
     "producer_ids_allocated": ProducerIdsAllocated,

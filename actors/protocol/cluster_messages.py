@@ -27,6 +27,7 @@ class TopicMetadata:
     topic_id: str
     partitions: tuple[PartitionMetadata, ...]
     settings: tuple[tuple[str, str], ...] = ()
+    settings_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,22 @@ class CreateTopicRequest(Request[CreateTopicReply]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlterTopicReply(Reply):
+    """On ``NONE`` the change is durable; leaders that can be reached follow it already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterTopicRequest(Request[AlterTopicReply]):
+    """Change settings of a topic, and leave the others. ``None``: back to the default."""
+
+    method = "alter_topic"
+    reply_type = AlterTopicReply
+
+    name: str
+    changes: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicReply(Reply):
     """On ``NONE`` the topic is durably gone and its actors are being stopped."""
 
@@ -108,6 +125,7 @@ class BecomeLeaderReply(Reply):
     topic_id: str = ""
     cluster_key: bytes = b""
     settings: tuple[tuple[str, str], ...] = ()
+    settings_version: int = 0
     transaction_state_partitions: int = 0
     offsets_partitions: int = 0
 

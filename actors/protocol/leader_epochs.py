@@ -21,12 +21,18 @@ Source: KIP-101, KIP-279.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
+from oncelog.storage.leader_epoch_list import (
+    UNDEFINED_END,
+    end_of_epoch,
+    without_end,
+    without_start,
+)
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 _EPOCH = itemgetter(0)
@@ -41,7 +47,7 @@ class EpochEnd:
     end_offset: int
 
 
-UNDEFINED_EPOCH_END: Final = EpochEnd(NO_LEADER_EPOCH, NO_OFFSET)
+UNDEFINED_EPOCH_END: Final = EpochEnd(*UNDEFINED_END)
 """The log knows nothing of such an epoch."""
 
 
@@ -86,21 +92,12 @@ class LeaderEpochs:
 
     def end_offset_for(self, leader_epoch: int, *, log_end_offset: int) -> EpochEnd:
         """Where this log leaves ``leader_epoch``: a follower that has more of it must truncate."""
-        if leader_epoch < 0 or leader_epoch > self.latest_epoch:
-            return UNDEFINED_EPOCH_END
-        if leader_epoch == self.latest_epoch:
-            return EpochEnd(leader_epoch, log_end_offset)
-        after = bisect_right(self._entries, leader_epoch, key=_EPOCH)
-        if after == 0:
-            return EpochEnd(leader_epoch, self._entries[0][1])
-        return EpochEnd(self._entries[after - 1][0], self._entries[after][1])
+        return EpochEnd(*end_of_epoch(self._entries, leader_epoch, log_end_offset=log_end_offset))
 
     def truncate_end(self, offset: int) -> None:
         """Forget the epochs that began at or after ``offset``, the new log end (exclusive)."""
-        del self._entries[bisect_left(self._entries, offset, key=_START) :]
+        self._entries = without_end(self._entries, offset)
 
     def truncate_start(self, offset: int) -> None:
         """Forget what lies before ``offset``, the new log start: there its epoch now begins."""
-        below = bisect_right(self._entries, offset, key=_START)
-        if below:
-            self._entries[:below] = [(self._entries[below - 1][0], offset)]
+        self._entries = without_start(self._entries, offset)

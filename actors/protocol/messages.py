@@ -244,6 +244,49 @@ class DescribeReplicaRequest(Request[DescribeReplicaReply]):
     reply_type = DescribeReplicaReply
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRecordsReply(Reply):
+    """Records below ``log_start_offset`` are durably gone from every reader's sight."""
+
+    log_start_offset: int = NO_OFFSET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRecordsRequest(Request[DeleteRecordsReply]):
+    """Delete what lies below ``offset`` (exclusive); -1 is the high watermark.
+
+    Source: KIP-107. Repeating it is harmless: the log start never goes back.
+    """
+
+    method = "delete_records"
+    reply_type = DeleteRecordsReply
+
+    topic_partition: TopicPartition
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigureReply(Reply):
+    """On ``NONE`` the replica follows these settings, or newer ones that it knew already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigureRequest(Request[ConfigureReply]):
+    """The controller tells a replica the settings of its topic, whole, as values of text.
+
+    ``settings_version`` rises with each change, so that calls may overtake each other.
+    """
+
+    method = "configure"
+    reply_type = ConfigureReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+    settings_version: int
+
+
 # --- transaction coordinator ------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.storage.model import (
@@ -36,8 +37,7 @@ from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedBatch:
+class AppendedBatch(NamedTuple):
     """One remembered batch; sequences and offsets are inclusive."""
 
     last_sequence: int

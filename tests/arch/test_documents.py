@@ -10,6 +10,7 @@ PAGE_LINES_MAX = 110
 PAGES = (
     "README.md",
     "docs/ARCHITECTURE.md",
+    "docs/FORMAT.md",
     "docs/GLOSSARY.md",
     "docs/INVARIANTS.md",
 )

@@ -24,6 +24,8 @@ from oncelog.storage.record_codec import (
     encode_records,
 )
 
+pytestmark = pytest.mark.usefixtures("codec_backend")
+
 TIME = 1_700_000_000_000
 DATA = bytes.fromhex(
     "00000000000000070000004c00000003028d9337490010000000010000018bcfe568000000018bcfe568050000"

@@ -25,6 +25,8 @@ from oncelog.storage.record_codec import (
 )
 from oncelog.storage.varint import encode_varlong, read_varint, read_varlong
 
+pytestmark = pytest.mark.usefixtures("codec_backend")
+
 NULLABLE = st.none() | st.binary(max_size=200)
 TIMES = st.integers(-(2**62), 2**62 - 1) | st.integers(1_700_000_000_000, 1_700_000_000_500)
 HEADERS = st.lists(st.tuples(st.text(max_size=5), NULLABLE), max_size=3)

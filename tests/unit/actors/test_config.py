@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.actors.config import ClusterConfig, TopicConfig, build_settings
+from oncelog.actors.config import (
+    ClusterConfig,
+    TopicConfig,
+    build_settings,
+    internal_topic_config,
+)
 from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.log_settings import RetentionPolicy
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
@@ -41,3 +47,72 @@ def test_topic_settings_round_trip_through_text() -> None:
 def test_topic_settings_from_bad_text_are_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidSettingError, match=name):
         TopicConfig.from_text({name: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cleanup_policy", "none"),
+        ("cleanup_policy", "delete,compact"),
+        ("retention_ms", -2),
+        ("retention_ms", 2**63),
+        ("retention_bytes", -2),
+        ("min_compaction_lag_ms", -1),
+        ("max_compaction_lag_ms", -1),
+        ("delete_retention_ms", -1),
+        ("min_cleanable_dirty_ratio", 1.01),
+        ("min_cleanable_dirty_ratio", -0.01),
+        ("min_cleanable_dirty_ratio", float("nan")),
+        ("min_cleanable_dirty_ratio", True),
+        ("message_timestamp_before_max_ms", -1),
+        ("message_timestamp_after_max_ms", 2**63),
+    ],
+)
+def test_an_impossible_topic_setting_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidSettingError, match=f"{name}=.*is not allowed: give"):
+        TopicConfig(**{name: value})
+
+
+def test_compaction_lags_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InvalidSettingError, match="min_compaction_lag_ms=5 is above"):
+        TopicConfig(min_compaction_lag_ms=5, max_compaction_lag_ms=4)
+
+
+def test_a_ratio_round_trips_through_text() -> None:
+    config = TopicConfig(min_cleanable_dirty_ratio=0.25, cleanup_policy="compact")
+    assert TopicConfig.from_text(dict(config.to_text())) == config
+    assert TopicConfig.from_text({"min_cleanable_dirty_ratio": "1"}).min_cleanable_dirty_ratio == 1
+    with pytest.raises(InvalidSettingError, match="give a number"):
+        TopicConfig.from_text({"min_cleanable_dirty_ratio": "half"})
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_compacted", "retention"),
+    [
+        ("delete", False, RetentionPolicy(time_ms=5, size_bytes=7)),
+        ("compact", True, RetentionPolicy()),
+        ("compact,delete", True, RetentionPolicy(time_ms=5, size_bytes=7)),
+    ],
+)
+def test_the_policy_says_what_goes(
+    policy: str, is_compacted: bool, retention: RetentionPolicy
+) -> None:
+    config = TopicConfig(cleanup_policy=policy, retention_ms=5, retention_bytes=7)
+    assert (config.is_compacted, config.retention) == (is_compacted, retention)
+
+
+def test_internal_logs_lose_nothing_by_age() -> None:
+    for topic in ("__consumer_offsets", "__transaction_state"):
+        config = internal_topic_config(topic)
+        assert (config.is_compacted, config.retention) == (True, RetentionPolicy())
+    metadata = internal_topic_config("__cluster_metadata")
+    assert (metadata.is_compacted, metadata.retention) == (False, RetentionPolicy())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["log_retention_check_interval_ms", "log_cleaner_backoff_ms", "log_checkpoint_interval_ms"],
+)
+def test_work_that_never_rests_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSettingError, match=f"{name}=0"):
+        ClusterConfig(**{name: 0})

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from oncelog.actors.protocol.cluster_messages import (
+    AlterTopicReply,
+    AlterTopicRequest,
     CreateTopicReply,
     CreateTopicRequest,
     DeleteTopicReply,
@@ -16,6 +18,8 @@ from oncelog.actors.protocol.group_messages import (
     GroupDescription,
 )
 from oncelog.actors.protocol.messages import (
+    DeleteRecordsReply,
+    DeleteRecordsRequest,
     DescribeProducersReply,
     DescribeProducersRequest,
     DescribeReplicaReply,
@@ -32,6 +36,7 @@ from oncelog.storage.exceptions import (
     InvalidSettingError,
     InvalidTopicError,
     NonEmptyGroupError,
+    OffsetOutOfRangeError,
     TopicAlreadyExistsError,
     TransactionalIdNotFoundError,
     UnknownTopicOrPartitionError,
@@ -132,6 +137,53 @@ def test_an_impossible_name_is_refused_without_a_call(fake_cluster, run, admin, 
 def test_an_impossible_setting_is_refused(run, admin, settings):
     with pytest.raises(InvalidSettingError):
         run(admin.create_topic("t", **settings))
+
+
+def test_settings_of_a_topic_are_changed_and_made_default_again(fake_cluster, run, admin):
+    fake_cluster.answers[AlterTopicRequest] = lambda request: AlterTopicReply()
+
+    run(admin.alter_topic("t", retention_ms=5, cleanup_policy=None))
+
+    (request,) = fake_cluster.requests(AlterTopicRequest)
+    assert request.name == "t"
+    assert dict(request.changes) == {"retention_ms": "5", "cleanup_policy": None}
+
+
+@pytest.mark.parametrize("settings", [{"colour": None}, {"retention_ms": -2}, {"flush": "never"}])
+def test_an_impossible_change_is_refused_without_a_call(fake_cluster, run, admin, settings):
+    with pytest.raises(InvalidSettingError, match=next(iter(settings))):
+        run(admin.alter_topic("t", **settings))
+    assert fake_cluster.calls == []
+
+
+def test_records_are_deleted_at_each_leader(fake_cluster, run, admin):
+    fake_cluster.create("t", 2)
+    fake_cluster.answers[DeleteRecordsRequest] = lambda request: DeleteRecordsReply(
+        log_start_offset=max(request.offset, 3)
+    )
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    assert run(admin.delete_records({first: 5, second: -1})) == {first: 5, second: 3}
+    assert {actor for actor, request in fake_cluster.calls if hasattr(request, "offset")} == {
+        "partition:t-0@1",
+        "partition:t-1@1",
+    }
+
+
+def test_a_deletion_of_records_beyond_the_end_is_refused(fake_cluster, run, admin):
+    fake_cluster.create("t")
+    fake_cluster.answers[DeleteRecordsRequest] = lambda request: request.failed(
+        ErrorCode.OFFSET_OUT_OF_RANGE, "offset=9: give -1 or 0 to 5"
+    )
+
+    with pytest.raises(OffsetOutOfRangeError, match="offset=9"):
+        run(admin.delete_records({TopicPartition("t", 0): 9}))
+
+
+def test_records_of_internal_topics_are_not_deleted(fake_cluster, run, admin):
+    with pytest.raises(InvalidTopicError):
+        run(admin.delete_records({TopicPartition("__transaction_state", 0): -1}))
+    assert fake_cluster.calls == []
 
 
 def test_an_unknown_topic_is_refused(run, admin):

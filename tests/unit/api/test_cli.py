@@ -43,6 +43,7 @@ def outcome(monkeypatch):
         (["consume", "f", "--max-records", "-1"], "'-1' is not a whole number from 1"),
         (["consume", "f", "--from-begin"], "unrecognized arguments: --from-begin"),
         (["produce"], "TOPIC"),
+        (["dump"], "PATH"),
         (["demo", "--seed", "x"], "'x' is not a whole number from 0"),
     ],
 )
@@ -59,7 +60,7 @@ def test_wrong_arguments_are_one_line_and_status_2(capsys, arguments, reason):
 def test_help_names_every_command(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("start", "stop", "status", "topics", "produce", "consume", "demo"):
+    for command in ("start", "stop", "status", "topics", "produce", "consume", "dump", "demo"):
         assert f"\n    {command} " in text
 
 

@@ -45,6 +45,9 @@ class Cluster:
             raise self.failure
         self.calls.append(("create", name, options))
 
+    def alter_topic(self, name, **settings):
+        self.calls.append(("alter", name, settings))
+
     def delete_topic(self, name):
         self.calls.append(("delete", name))
 
@@ -117,6 +120,36 @@ def test_a_setting_that_topics_do_not_have_is_refused(cluster, capsys, pair):
     assert cluster.calls == []
 
 
+def test_settings_of_a_topic_are_altered(cluster, capsys):
+    arguments = ["--config", "retention_ms=5", "--config", "min_cleanable_dirty_ratio=0.1"]
+    assert cli.main(["topics", "alter", "flights", *arguments, "--reset", "flush"]) == 0
+    assert cluster.calls == [
+        (
+            "alter",
+            "flights",
+            {"retention_ms": 5, "min_cleanable_dirty_ratio": "0.1", "flush": None},
+        )
+    ]
+    assert capsys.readouterr().out == (
+        "altered flights: flush, min_cleanable_dirty_ratio, retention_ms\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "nothing to change"),
+        (["--reset", "colour"], "colour=None is not a setting"),
+        (["--config", "retention_ms=-2"], "retention_ms=-2 is not allowed"),
+        (["--config", "flush=os", "--reset", "flush"], "--reset flush contradicts"),
+    ],
+)
+def test_an_impossible_change_is_refused_before_anything_is_done(cluster, capsys, arguments, text):
+    assert cli.main(["topics", "alter", "flights", *arguments]) == 1
+    assert text in capsys.readouterr().err
+    assert cluster.calls == []
+
+
 def test_a_topic_is_described_with_settings_and_leaders(cluster, capsys):
     assert cli.main(["topics", "describe", "flights"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -138,9 +171,10 @@ def test_a_topic_is_deleted(cluster, capsys):
     assert capsys.readouterr().out == "deleted delays\n"
 
 
-@pytest.mark.parametrize("action", ["describe", "delete"])
+@pytest.mark.parametrize("action", ["describe", "delete", "alter"])
 def test_an_unknown_topic_is_an_error_with_advice(cluster, capsys, action):
-    assert cli.main(["topics", action, "none"]) == 1
+    change = ["--config", "flush=os"] if action == "alter" else []
+    assert cli.main(["topics", action, "none", *change]) == 1
     assert capsys.readouterr().err == (
         "oncelog: there is no topic 'none' — create it with `oncelog topics create none`\n"
     )

@@ -250,6 +250,24 @@ def test_an_offset_out_of_range_goes_where_the_reset_policy_says(fake_cluster, r
     assert run(scenario()) == [b"0", b"1"]
 
 
+@pytest.mark.parametrize(("reset", "expected"), [("earliest", [b"2", b"3"]), ("latest", [])])
+def test_a_position_whose_record_was_deleted_goes_where_the_reset_policy_says(
+    fake_cluster, run, reset, expected
+):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+    log.append(b"2", b"3")
+    fake_cluster.committed[TP] = 1
+    log.log_start_offset = 2
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_offset_reset=reset)
+        await consumer.assign(TP)
+        return values(await consumer.poll(2_000)), await consumer.position(TP)
+
+    assert run(scenario()) == (expected, 4)
+
+
 def test_an_offset_out_of_range_without_reset_policy_is_raised(fake_cluster, run):
     fake_cluster.create("t")
 

@@ -16,13 +16,14 @@ from oncelog.actors.protocol.cluster_log import (
 )
 from oncelog.actors.protocol.cluster_messages import (
     AllocateProducerIdsRequest,
+    AlterTopicRequest,
     BecomeLeaderRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.storage.errors import ErrorCode, InvariantViolation
-from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
 from oncelog.storage.model import TopicPartition
 
 KEY = b"k" * 32
@@ -130,6 +131,55 @@ def test_delete_topic_refuses(machine: ClusterMachine, name: str, error: ErrorCo
     assert machine.decide_delete_topic(DeleteTopicRequest(name=name)).reply.error is error
 
 
+def alter(name: str = "flights", **changes: str | None) -> AlterTopicRequest:
+    return AlterTopicRequest(name=name, changes=tuple(changes.items()))
+
+
+def as_they_are(settings: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(settings.items()))
+
+
+def test_altering_changes_what_is_named_and_keeps_the_rest(machine: ClusterMachine) -> None:
+    settings = (("a", "1"), ("b", "2"))
+    run(machine, machine.decide_create_topic(create(settings=settings)))
+    reply = run(machine, machine.decide_alter_topic(alter(b="3", c="4", a=None), as_they_are))
+    assert reply.error is ErrorCode.NONE
+    (topic,) = machine.metadata(["flights"])
+    assert (topic.settings, topic.settings_version) == ((("b", "3"), ("c", "4")), 1)
+    led = run(machine, machine.decide_become_leader(lead(TopicPartition("flights", 0), "one")))
+    assert (led.settings, led.settings_version) == (topic.settings, 1)
+
+
+def test_altering_to_what_is_there_already_is_a_retry(machine: ClusterMachine) -> None:
+    run(machine, machine.decide_create_topic(create(settings=(("a", "1"),))))
+    decision = machine.decide_alter_topic(alter(a="1", b=None), as_they_are)
+    assert (decision.reply.error, decision.records) == (ErrorCode.NONE, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nothing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("__consumer_offsets", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+def test_alter_topic_refuses(machine: ClusterMachine, name: str, error: ErrorCode) -> None:
+    decision = machine.decide_alter_topic(alter(name, a="1"), as_they_are)
+    assert (decision.reply.error, decision.records) == (error, ())
+
+
+def test_settings_that_are_impossible_together_are_refused(machine: ClusterMachine) -> None:
+    run(machine, machine.decide_create_topic(create(settings=(("a", "1"),))))
+
+    def refuse(settings: dict[str, str]) -> tuple[tuple[str, str], ...]:
+        raise InvalidSettingError(f"not {sorted(settings)}")
+
+    decision = machine.decide_alter_topic(alter(b="2"), refuse)
+    assert decision.reply.error is ErrorCode.INVALID_CONFIG
+    assert "not ['a', 'b']" in decision.reply.detail
+    assert decision.records == ()
+
+
 def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) -> None:
     tp = TopicPartition("__transaction_state", 0)
     first = run(machine, machine.decide_become_leader(lead(tp, "one")))
@@ -201,7 +251,7 @@ def test_a_record_reads_back_as_written() -> None:
     assert decode_cluster_record(encoded.value) == record
 
 
-@given(st.lists(st.sampled_from(["create", "delete", "lead", "ids"]), max_size=30))
+@given(st.lists(st.sampled_from(["create", "delete", "alter", "lead", "ids"]), max_size=30))
 def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
     live = ClusterMachine()
     log: list[LogRecord] = []
@@ -216,6 +266,8 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
             decisions = [live.decide_create_topic(create(topic_id=f"{number:032x}"))]
         elif step == "delete":
             decisions = [live.decide_delete_topic(DeleteTopicRequest(name="flights"))]
+        elif step == "alter":
+            decisions = [live.decide_alter_topic(alter(a=str(number)), as_they_are)]
         elif step == "lead":
             tp = TopicPartition("flights", number % 2)
             decisions = [live.decide_become_leader(lead(tp, str(number)))]

@@ -9,7 +9,12 @@ import sys
 import pytest
 
 from oncelog.storage import fs
-from oncelog.storage.fs import DirectoryLockedError, RealFileSystem, is_disk_full
+from oncelog.storage.fs import (
+    DirectoryLockedError,
+    ReadOnlyFileSystem,
+    RealFileSystem,
+    is_disk_full,
+)
 
 
 @pytest.fixture
@@ -215,3 +220,27 @@ def test_lock_error_survives_pickling():
 )
 def test_only_want_of_room_counts_as_disk_full(number, full):
     assert is_disk_full(OSError(number, "x")) is full
+
+
+def test_a_read_only_file_system_changes_nothing(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"abc")
+    filesystem = ReadOnlyFileSystem()
+    handle = filesystem.open(path, create=False)
+    assert handle.read(0, 3) == b"abc"
+    attempts = [
+        lambda: handle.append((b"d",)),
+        lambda: filesystem.open(tmp_path / "new", create=True),
+        lambda: filesystem.make_directory(tmp_path / "d"),
+        lambda: filesystem.remove(path),
+        lambda: filesystem.rename(path, tmp_path / "g"),
+        lambda: filesystem.remove_tree(tmp_path),
+        lambda: filesystem.write_atomically(path, b"d"),
+        lambda: filesystem.lock(tmp_path / ".lock"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(OSError, match=r"Read-only file system|Bad file descriptor"):
+            attempt()
+    handle.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
+    assert path.read_bytes() == b"abc"

@@ -32,28 +32,41 @@ def test_aborted_transactions_survive_a_clean_close(open_log, append):
     assert len(open_log().aborted_transactions(0, 14)) == 2
 
 
-def test_synced_aborted_transactions_survive_a_crash(open_log, append, sync):
-    log = open_log()
+def test_aborted_transactions_of_a_synced_sealed_segment_survive_a_crash(open_log, append, sync):
+    log = open_log(segment_bytes=800)
+    for _ in range(17):
+        append(log)
+    abort_two(log)
+    sync(log)
+    log = open_log(segment_bytes=800)
+    assert not log.was_clean
+    assert len(log.aborted_transactions(0, 17)) == 2
+
+
+def test_aborted_transactions_of_the_last_segment_are_left_to_the_replay(open_log, append, sync):
+    log = open_log(segment_bytes=800)
     for _ in range(14):
         append(log)
     abort_two(log)
     sync(log)
-    assert len(open_log().aborted_transactions(0, 14)) == 2
-
-
-def test_unsynced_aborted_transactions_are_left_to_the_replay(open_log, append, sync):
-    log = open_log()
-    for _ in range(11):
-        append(log)
-    sync(log)
-    for _ in range(3):
-        append(log)
-    abort_two(log)
-    log = open_log()
-    assert [item.producer_id for item in log.aborted_transactions(0, 14)] == [1]
-    assert log.latest_snapshot()[0] <= 11
+    log = open_log(segment_bytes=800)
+    assert log.aborted_transactions(0, 14) == ()
+    assert log.latest_snapshot()[0] == 8
     abort_two(log)
     assert [item.producer_id for item in log.aborted_transactions(0, 14)] == [1, 2]
+
+
+def test_lost_page_of_the_aborted_index_is_no_transaction_of_producer_zero(
+    open_log, append, sync, tmp_path
+):
+    log = open_log()
+    for _ in range(10):
+        append(log)
+    sync(log)
+    log.append_aborted(producer_id=1, first_offset=0, last_offset=9, last_stable_offset=5)
+    # After a power loss the file has its new size, but its new page is zeros.
+    (tmp_path / "flights-0" / f"{0:020d}.txnindex").write_bytes(bytes(34))
+    assert open_log().aborted_transactions(0, 10) == ()
 
 
 def test_damaged_aborted_index_is_refilled_from_the_start_of_its_segment(

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncelog.storage import record_block, record_columns
+from oncelog.storage import arrow_columns, record_block
 from oncelog.storage.compression import Codec, compress
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.record_batch import parse_header, patch, seal, stamp_log_append_time
@@ -63,6 +63,8 @@ def decode_one_column_batch(batch: bytes | bytearray) -> list[Record]:
 
 
 DECODERS = pytest.mark.parametrize("decode", [decode_records, decode_one_column_batch])
+pytestmark = pytest.mark.usefixtures("codec_backend")
+
 COUNTS = pytest.mark.parametrize("count", [1, COLUMNAR_RECORDS_MIN - 1, MANY])
 
 
@@ -359,7 +361,7 @@ def test_batches_of_different_codecs_decode_in_one_call() -> None:
 def test_no_batches_decode_to_an_empty_table() -> None:
     decoded = decode_columns([])
     assert decoded.num_rows == 0
-    assert decoded.schema == record_columns.RECORD_SCHEMA
+    assert decoded.schema == arrow_columns.RECORD_SCHEMA
 
 
 def test_decoded_columns_do_not_keep_the_fetched_bytes() -> None:
@@ -370,14 +372,8 @@ def test_decoded_columns_do_not_keep_the_fetched_bytes() -> None:
     assert decoded.to_pylist() == before
 
 
-def test_buffer_of_more_than_one_batch_is_refused() -> None:
-    batch = encode_records(plain(1))
-    with pytest.raises(CorruptDataError, match="its buffer"):
-        decode_columns([batch + batch])
-
-
 def test_more_bytes_than_a_column_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_columns, "COLUMN_BYTES_MAX", 50)
+    monkeypatch.setattr(arrow_columns, "COLUMN_BYTES_MAX", 50)
     with pytest.raises(ValueError, match="pass fewer"):
         decode_columns([encode_records(plain(3))] * 2)
 
@@ -467,6 +463,17 @@ def test_timestamp_beyond_64_bits_is_corrupt(decode: Callable[[bytes], list[Reco
     batch = make_batch(bytes.fromhex("0c 000200 01 01 00"), 1, base_timestamp_ms=2**63 - 1)
     with pytest.raises(CorruptDataError, match="64 bits"):
         decode(batch)
+
+
+@DECODERS
+@pytest.mark.parametrize("count", [2, MANY])
+def test_offset_beyond_64_bits_is_corrupt(
+    decode: Callable[[bytes], list[Record]], count: int
+) -> None:
+    batch = encode_records(plain(count))
+    patch(batch, base_offset=2**63 - count + 1, leader_epoch=0)
+    with pytest.raises(CorruptDataError, match="offset exceeds 64 bits"):
+        decode(bytes(batch))
 
 
 @DECODERS

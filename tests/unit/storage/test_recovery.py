@@ -1,45 +1,15 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from oncelog.storage.record_batch import parse_header
 from oncelog.storage.recovery import (
-    RECOVERY_TABLE,
     Durability,
-    TailAction,
     TailDefect,
-    decide,
     durability_of,
     holds_intact_batch,
     inspect_batch,
 )
-
-ALL = list(itertools.product(TailDefect, Durability, (False, True)))
-
-
-@pytest.mark.parametrize(("defect", "durability", "follows"), ALL)
-def test_every_combination_has_exactly_one_row(defect, durability, follows):
-    assert sum(row.holds(defect, durability, follows) for row in RECOVERY_TABLE) == 1
-
-
-@pytest.mark.parametrize(("defect", "durability", "follows"), ALL)
-def test_synced_records_are_never_cut(defect, durability, follows):
-    action = decide(defect, durability, intact_follows=follows).action
-    if durability is Durability.SYNCED:
-        assert action is TailAction.REFUSE
-    elif defect is TailDefect.NONE:
-        assert action is TailAction.KEEP
-    elif durability is Durability.UNKNOWN and follows:
-        assert action is TailAction.REFUSE
-    else:
-        assert action is TailAction.CUT
-
-
-def test_every_row_is_used():
-    used = {decide(d, p, intact_follows=follows).label for d, p, follows in ALL}
-    assert used == {row.label for row in RECOVERY_TABLE}
 
 
 def test_durability_changes_at_the_recovery_point():
@@ -51,6 +21,25 @@ def test_durability_changes_at_the_recovery_point():
 def test_intact_next_batch_gives_its_header(make_batch):
     batch = make_batch(7, 2)
     assert inspect_batch(batch, 7) == parse_header(batch)
+
+
+def test_batch_of_another_leader_epoch_than_the_one_that_wrote_there_is_a_defect(make_batch):
+    batch = make_batch(7, leader_epoch=4)
+    assert inspect_batch(batch, 7, leader_epochs=[(3, 0), (4, 7), (5, 8)]) == parse_header(batch)
+    assert inspect_batch(batch, 7, leader_epochs=[(3, 0), (4, 8)]) is TailDefect.WRONG_EPOCH
+    assert inspect_batch(batch, 7, leader_epochs=[(5, 7)]) is TailDefect.WRONG_EPOCH
+
+
+def test_epoch_before_the_first_that_is_known_may_be_any(make_batch):
+    batch = make_batch(7, leader_epoch=4)
+    assert inspect_batch(batch, 7, leader_epochs=[(5, 8)]) == parse_header(batch)
+
+
+def test_batch_after_a_gap_of_compaction_is_only_good_where_there_may_be_gaps(make_batch):
+    batch = make_batch(7)
+    assert inspect_batch(batch, 5) is TailDefect.WRONG_OFFSET
+    assert inspect_batch(batch, 5, may_skip=True) == parse_header(batch)
+    assert inspect_batch(batch, 8, may_skip=True) is TailDefect.WRONG_OFFSET
 
 
 @pytest.mark.parametrize(

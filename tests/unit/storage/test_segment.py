@@ -130,5 +130,5 @@ def test_file_that_became_shorter_is_reported(segment):
 
 def test_header_that_leads_nowhere_is_reported_with_its_position(segment):
     segment.log.write_at(908, bytes(4))
-    with pytest.raises(CorruptDataError, match=r"\.log at byte 900: there is no whole batch here"):
+    with pytest.raises(CorruptDataError, match=r"\.log at byte 900: no batch header"):
         segment.read(59, max_bytes=100, upper_offset=60)

@@ -30,7 +30,7 @@ def segments(filesystem, tmp_path, make_batch, ledger):
         segment.append(batch, parse_header(batch))
         return segment
 
-    segments = SegmentList([make(0)], ledger)
+    segments = SegmentList([make(0)], ledger, open_sealed_max=8)
     for base_offset in range(10, 200, 10):
         segments.add(make(base_offset))
     yield segments
@@ -73,10 +73,36 @@ def test_unsynced_segment_stays_open(segments, ledger):
 
 def test_removal_keeps_the_segment_that_holds_the_offset(segments, ledger, tmp_path):
     ledger.note(segments.active.log)
-    active = segments.remove_after(25)
-    assert active is segments.active
-    assert active.base_offset == 20
+    segments.cut(25, 0, 20)
+    assert segments.active.base_offset == 20
     assert len(segments) == 3
     assert sorted(path.name for path in tmp_path.glob("*.log"))[-1] == f"{20:020d}.log"
     ledger.capture(0, 0).run()
-    assert segments.size_bytes == 300
+    assert segments.size_bytes == 200
+
+
+def test_large_indexes_are_not_all_kept_in_memory(filesystem, tmp_path, make_batch, ledger):
+    def make(base_offset: int) -> Segment:
+        segment = Segment(
+            filesystem=filesystem,
+            directory=tmp_path,
+            base_offset=base_offset,
+            next_offset=base_offset,
+            index_interval_bytes=0,
+        )
+        segment.create()
+        for offset in range(base_offset, base_offset + 10):
+            batch = make_batch(offset)
+            segment.append(batch, parse_header(batch))
+        return segment
+
+    # Nine entries of eight bytes and a time entry of twelve each: two fit, and a new one.
+    segments = SegmentList([make(0)], ledger, index_bytes_max=200)
+    for base_offset in range(10, 100, 10):
+        segments.add(make(base_offset))
+    assert [segment.base_offset for segment in segments.from_offset(0) if segment.is_open] == [
+        70,
+        80,
+        90,
+    ]
+    segments.close()

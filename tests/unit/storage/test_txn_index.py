@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
@@ -56,6 +58,10 @@ def test_missing_earlier_entry_is_refused(index):
         index.append(late)
 
 
+def entry(**fields: int) -> bytes:
+    return dataclasses.replace(FIRST, **fields).to_bytes()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -63,6 +69,13 @@ def test_missing_earlier_entry_is_refused(index):
         b"\x00\x01" + FIRST.to_bytes()[2:],
         SECOND.to_bytes() + FIRST.to_bytes(),
         FIRST.to_bytes() * 2,
+        bytes(34),
+        FIRST.to_bytes() + bytes(34),
+        entry(producer_id=-1),
+        entry(first_offset=-1),
+        entry(first_offset=9),
+        entry(last_stable_offset=-1),
+        entry(last_stable_offset=11),
     ],
 )
 def test_impossible_file_is_refused(filesystem, path, data):
@@ -103,6 +116,15 @@ def test_append_after_truncation_follows_the_kept_entries(index, path):
     index.truncate_to(12)
     index.append(SECOND)
     assert decode_entries(path.read_bytes()) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "next_offset", "fits"), [(9, 13, True), (10, 13, False), (0, 12, False)]
+)
+def test_file_with_markers_of_another_segment_is_not_taken(
+    index, filesystem, path, base_offset, next_offset, fits
+):
+    assert TxnIndex(filesystem, path).load_within(base_offset, next_offset) is fits
 
 
 def test_entries_stay_readable_after_close(index):

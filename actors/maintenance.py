@@ -1,0 +1,149 @@
+"""The periodic work of a replica, one piece at a time, so that no two pieces meet in one log.
+
+| work | how often | setting |
+|---|---|---|
+| settings that a lost call did not bring; retention | 300 s | log_retention_check_interval_ms |
+| the checkpoint, durably | 60 s | log_checkpoint_interval_ms |
+| producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
+| compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
+
+The intervals are those of the event loop's time; what is old is told by the clock. A piece of work
+that fails on the disk or on damaged bytes is logged, and tried again when it is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.log_upkeep import remove_old_segments
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
+
+_logger = logging.getLogger(__name__)
+
+Work = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Chore:
+    """One kind of work; ``due_s`` is in the event loop's time."""
+
+    name: str
+    interval_s: float
+    work: Work
+    due_s: float
+
+
+class Maintenance:
+    """Runs the periodic work of one replica in a task of its own.
+
+    ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
+    that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
+    work may raise: a broken invariant or a bug.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+        refresh: Work | None = None,
+        compact: Work | None = None,
+    ) -> None:
+        self.replica = replica
+        self._clock = clock
+        self._on_failure = on_failure
+        self._refresh = refresh
+        self._compact = compact
+        self._chores: list[_Chore] = []
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first round of each work is one interval away."""
+        cluster = self.replica.config.cluster
+        plan = [
+            ("checkpoint", cluster.log_checkpoint_interval_ms, self._checkpoint),
+            ("retention", cluster.log_retention_check_interval_ms, self._retain),
+            ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
+        ]
+        if self._compact is not None:
+            plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
+        now_s = asyncio.get_running_loop().time()
+        self._chores = [
+            _Chore(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
+            for name, interval_ms, work in plan
+        ]
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._note_end)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether work is wanted: long work that is divisible gives up when it is not."""
+        return self._task is not None
+
+    async def stop(self) -> None:
+        """End, after the piece of work that is under way; call it before the replica stops."""
+        task, self._task = self._task, None
+        self._wake.set()
+        if task is not None:
+            await asyncio.wait({task})
+
+    def retain_soon(self) -> None:
+        """Look for segments to remove now: the log start was raised."""
+        for chore in self._chores:
+            if chore.name == "retention":
+                chore.due_s = 0.0
+        self._wake.set()
+
+    async def _run(self) -> None:
+        """Do what is due, then sleep until the next work is or somebody calls."""
+        loop = asyncio.get_running_loop()
+        while self._task is not None:
+            chore = min(self._chores, key=lambda chore: chore.due_s)
+            delay_s = chore.due_s - loop.time()
+            if delay_s <= 0:
+                chore.due_s = loop.time() + chore.interval_s
+                await self._do(chore)
+                continue
+            self._wake.clear()
+            waiting = loop.create_task(self._wake.wait())
+            await asyncio.wait({waiting}, timeout=delay_s)
+            waiting.cancel()
+
+    async def _do(self, chore: _Chore) -> None:
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
+        try:
+            await chore.work()
+        except (OSError, CorruptDataError, InvalidSettingError) as error:
+            _logger.warning("%s: %s failed: %s", self.replica.topic_partition, chore.name, error)
+            self.replica.check_log()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._on_failure(failure)
+
+    # --- the work -------------------------------------------------------------------------
+
+    async def _checkpoint(self) -> None:
+        await self.replica.sync_all()
+
+    async def _retain(self) -> None:
+        if self._refresh is not None:
+            await self._refresh()
+        if self.replica.availability() is ErrorCode.NONE:
+            await remove_old_segments(self.replica, self._clock.now_ms())
+
+    async def _expire(self) -> None:
+        self.replica.machine.expire(self._clock.now_ms())
+
+    async def _clean(self) -> None:
+        if self._compact is not None and self.replica.topic.is_compacted:
+            await self._compact()

@@ -1,0 +1,76 @@
+"""What ``_kernel.pyx`` offers. Buffers are bytes-like; columns have Arrow's memory layout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from oncelog.storage.record_batch import Buffer
+from oncelog.storage.record_rows import RecordInput, RecordTuple
+
+INTERFACE: int
+"""Of these functions; ``record_kernel`` uses only the one that it was written for."""
+
+StringsIn: TypeAlias = tuple[int, Any, Any, Any]
+"""First entry, validity bitmap or None, int32 offsets, data or None."""
+
+StringsOut: TypeAlias = tuple[bytes | None, bytes, bytes, int]
+"""Validity bitmap or None, int32 offsets, data, number of nulls."""
+
+HeadersIn: TypeAlias = tuple[int, Any, Any, StringsIn, StringsIn]
+"""First list, validity of the lists or None, their int32 offsets, all keys, all values."""
+
+def encode_columns(
+    count: int,
+    keys: StringsIn | None,
+    values: StringsIn,
+    timestamps: Any,
+    headers: HeadersIn | None,
+    head_room: int,
+    limit: int,
+) -> tuple[bytearray, int, int]:
+    """``head_room`` zero bytes and the records; base and maximum timestamp in ms.
+
+    ``timestamps`` is a buffer of int64, or one int for all records. Raises ``ValueError`` for
+    columns that contradict themselves, and for records of more than ``limit`` bytes.
+    """
+
+def encode_rows(
+    records: Sequence[RecordInput], head_room: int, limit: int
+) -> tuple[bytearray, int, int]:
+    """The same of records one by one. Raises ``TypeError`` for what is no record."""
+
+def decode_columns(
+    buffers: Sequence[Buffer],
+    checksum: Callable[[Any], int],
+    open_compressed: Callable[[Buffer, int], Buffer],
+    block_limit: int,
+    limit: int,
+) -> tuple[
+    int,
+    bytes,
+    bytes,
+    bytes,
+    StringsOut,
+    StringsOut,
+    bytes,
+    tuple[int, StringsOut, StringsOut] | None,
+    bool,
+]:
+    """All records of ``buffers``, whole batches one after the other.
+
+    Gives their count; offsets, timestamps in ms (int64) and timestamp types (int32); keys; values;
+    int32 offsets of their headers; the number, keys and values of these, None if there are none;
+    whether a header key is not ASCII. ``open_compressed`` checks and decompresses the batch of a
+    buffer at a position. Raises ``CorruptDataError``; ``ValueError`` if all records take more than
+    ``limit`` bytes.
+    """
+
+def decode_rows(
+    block: Buffer,
+    count: int,
+    base_offset: int,
+    last_delta: int,
+    base_time: int,
+    max_time: int,
+    is_append_time: bool,
+) -> list[RecordTuple]:
+    """The records of one uncompressed block. Raises ``CorruptDataError``."""

@@ -1,0 +1,428 @@
+# Bytes to records. Part of _kernel.pyx.
+
+cdef enum Problem:
+    FITS = 0
+    LEAVES_BATCH = 1
+    LEAVES_RECORD = 2
+    ORDER = 3
+    TIME = 4
+    OFFSET = 5
+
+cdef dict PROBLEMS = {
+    LEAVES_BATCH: "records do not fill their batch",
+    LEAVES_RECORD: "a field leaves its record, or is impossible",
+    ORDER: "an offset delta is out of order or leaves its batch",
+    TIME: "a timestamp exceeds 64 bits",
+    OFFSET: "an offset exceeds 64 bits",
+}
+
+cdef struct Batch:
+    const uint8_t *at
+    const uint8_t *end
+    int64_t base_offset
+    int64_t base_time
+    int64_t max_time
+    int32_t last_delta
+    int32_t count
+    bint is_append_time
+
+cdef struct Fields:
+    # One record; a length of -1 is null. ``headers`` is where the first header begins.
+    int64_t time
+    int64_t offset
+    const uint8_t *key
+    const uint8_t *value
+    const uint8_t *headers
+    int64_t key_length
+    int64_t value_length
+    int64_t header_count
+    const uint8_t *end
+
+cdef struct HeaderTotals:
+    int64_t count
+    int64_t key_bytes
+    int64_t value_bytes
+    uint8_t any_high_bit
+
+
+cdef inline const uint8_t *get_bytes(
+    const uint8_t *at, const uint8_t *end, const uint8_t **start, int64_t *length
+) noexcept nogil:
+    """Step over a nullable byte string; NULL if it passes ``end``."""
+    at = get_varint(at, end, 32, length)
+    if at == NULL or length[0] < -1 or length[0] > end - at:
+        return NULL
+    start[0] = at
+    return at + max(length[0], 0)
+
+
+cdef inline Problem get_record(
+    const Batch *batch, const uint8_t *at, int64_t least_delta, Fields *fields
+) noexcept nogil:
+    """Read the record at ``at``, all of it but the inside of its headers."""
+    cdef int64_t size, delta
+    at = get_varint(at, batch.end, 32, &size)
+    if at == NULL or size < 0 or size > batch.end - at:
+        return LEAVES_BATCH
+    cdef const uint8_t *end = at + size
+    fields.end = end
+    if size == 0:
+        return LEAVES_RECORD
+    at = get_varint(at + 1, end, 64, &delta)
+    if at == NULL:
+        return LEAVES_RECORD
+    fields.time = <int64_t>(<uint64_t>batch.base_time + <uint64_t>delta)
+    if ((batch.base_time ^ fields.time) & (delta ^ fields.time)) < 0:
+        return TIME
+    if batch.is_append_time:
+        fields.time = batch.max_time
+    at = get_varint(at, end, 32, &delta)
+    if at == NULL:
+        return LEAVES_RECORD
+    if delta < least_delta or delta > batch.last_delta:
+        return ORDER
+    fields.offset = <int64_t>(<uint64_t>batch.base_offset + <uint64_t>delta)
+    if fields.offset < batch.base_offset:
+        return OFFSET
+    at = get_bytes(at, end, &fields.key, &fields.key_length)
+    if at == NULL:
+        return LEAVES_RECORD
+    at = get_bytes(at, end, &fields.value, &fields.value_length)
+    if at == NULL:
+        return LEAVES_RECORD
+    at = get_varint(at, end, 32, &fields.header_count)
+    # A header takes two bytes at least, so no count makes a loop longer than its record.
+    if at == NULL or fields.header_count < 0 or fields.header_count > (end - at) // 2:
+        return LEAVES_RECORD
+    fields.headers = at
+    return FITS if fields.header_count or at == end else LEAVES_RECORD
+
+
+cdef bint check_headers(const Fields *fields, HeaderTotals *totals) noexcept nogil:
+    """Whether the headers fill the rest of their record."""
+    cdef const uint8_t *at = fields.headers
+    cdef const uint8_t *start = NULL
+    cdef int64_t length, index, byte
+    for _ in range(fields.header_count):
+        at = get_bytes(at, fields.end, &start, &length)
+        if at == NULL or length < 0:
+            return False
+        totals.key_bytes += length
+        for byte in range(length):
+            totals.any_high_bit |= start[byte] & 0x80
+        at = get_bytes(at, fields.end, &start, &length)
+        if at == NULL:
+            return False
+        totals.value_bytes += max(length, 0)
+    totals.count += fields.header_count
+    return at == fields.end
+
+
+cdef object corrupt(int64_t base_offset, object what):
+    return CorruptDataError(f"batch at offset {base_offset}: {what}")
+
+
+cdef Py_ssize_t size_of_batch(View view, Py_ssize_t position) except -1:
+    """The size of the batch at ``position``, all of which is there."""
+    cdef const uint8_t *at = view.at + position
+    cdef Py_ssize_t room = view.size - position, size
+    if room < HEADER_BYTES:
+        raise CorruptDataError(f"batch header at byte {position} is cut off")
+    if at[16] != MAGIC:
+        raise CorruptDataError(f"batch at byte {position} has magic {<int8_t>at[16]}, not {MAGIC}")
+    size = <Py_ssize_t>LENGTH_END + <int32_t>big32(at + 8)
+    if size < HEADER_BYTES:
+        raise CorruptDataError(f"batch at byte {position} has length {size - LENGTH_END}")
+    if size > room:
+        raise corrupt(big64(at), f"it is cut off or has a bad CRC: {room} of {size} bytes are left")
+    return size
+
+
+cdef class Batches:
+    """The uncompressed records of many batches, held while they are read."""
+
+    cdef list views
+    cdef Memory memory
+    cdef Batch *batches
+    cdef Py_ssize_t count, record_count
+    cdef int64_t size
+
+    def __cinit__(self, buffers, checksum, open_compressed, int64_t block_limit, int64_t limit):
+        cdef list sources = list(buffers)
+        cdef View view
+        cdef Batch *batch
+        cdef Py_ssize_t position, size
+        self.views = [View(source) for source in sources]
+        for view in self.views:
+            position = 0
+            while position < view.size:
+                position += size_of_batch(view, position)
+                self.count += 1
+        self.memory = Memory(self.count, sizeof(Batch))
+        self.batches = batch = <Batch *>self.memory.at
+        for source, view in zip(sources, list(self.views)):
+            position = 0
+            while position < view.size:
+                # Sizes are read again, since the bytes may not be ours alone.
+                size = size_of_batch(view, position)
+                if batch == self.batches + self.count:
+                    raise CorruptDataError("the buffer changes while it is read")
+                self.open(batch, source, view, position, size, checksum, open_compressed)
+                if batch.end - batch.at > block_limit:
+                    raise corrupt(batch.base_offset, f"records exceed {block_limit} bytes")
+                if batch.count < 0 or batch.count > (batch.end - batch.at) // RECORD_BYTES_MIN:
+                    raise corrupt(
+                        batch.base_offset,
+                        f"{batch.end - batch.at} bytes cannot hold {batch.count} records",
+                    )
+                self.record_count += batch.count
+                self.size += batch.end - batch.at
+                # Offsets into the bytes of a column are int32.
+                if self.size > min(limit, INT32_MAX):
+                    raise ValueError(f"batches decompress to more than {limit} bytes; pass fewer")
+                position += size
+                batch += 1
+        self.count = batch - self.batches
+
+    cdef int open(
+        self, Batch *batch, object source, View view, Py_ssize_t position, Py_ssize_t size,
+        object checksum, object open_compressed,
+    ) except -1:
+        cdef const uint8_t *at = view.at + position
+        cdef View block
+        cdef uint32_t crc
+        batch.base_offset = big64(at)
+        batch.is_append_time = (at[22] & LOG_APPEND_TIME) != 0
+        batch.last_delta = <int32_t>big32(at + 23)
+        batch.base_time = big64(at + 27)
+        batch.max_time = big64(at + 35)
+        batch.count = <int32_t>big32(at + 57)
+        if at[22] & CODEC_MASK:
+            # Checks the CRC and decompresses within the limit.
+            block = View(open_compressed(source, position))
+            self.views.append(block)
+            batch.at, batch.end = block.at, block.at + block.size
+            return 0
+        if size <= OWN_CRC_BYTES_MAX:
+            crc = crc32c_of(at + CHECKED_AT, size - CHECKED_AT)
+        else:
+            crc = checksum(memoryview(source)[position + CHECKED_AT : position + size])
+        if crc != big32(at + 17):
+            raise corrupt(batch.base_offset, "it is cut off or has a bad CRC")
+        batch.at, batch.end = at + HEADER_BYTES, at + size
+        return 0
+
+
+cdef class Output:
+    """A bytes object of known size, written before anybody else sees it."""
+
+    cdef bytes data
+    cdef uint8_t *at
+
+    def __cinit__(self, Py_ssize_t size):
+        self.data = PyBytes_FromStringAndSize(NULL, size)
+        self.at = <uint8_t *>PyBytes_AsString(self.data)
+
+
+cdef class StringColumn:
+    """A column of nullable byte strings in the making: first measured, then copied."""
+
+    cdef Output offsets, validity, data
+    cdef Memory starts
+    cdef int32_t *ends
+    cdef const uint8_t **sources
+    cdef uint8_t *bits
+    cdef int64_t size
+    cdef Py_ssize_t count, null_count
+
+    def __cinit__(self, Py_ssize_t count):
+        self.count = count
+        self.offsets = Output(4 * (count + 1))
+        self.validity = Output((count + 7) // 8)
+        self.starts = Memory(count, sizeof(uint8_t *))
+        self.sources = <const uint8_t **>self.starts.at
+        self.bits = self.validity.at
+        memset(self.bits, 0xFF, (count + 7) // 8)
+        self.ends = <int32_t *>self.offsets.at
+        self.ends[0] = 0
+
+    cdef inline void add(
+        self, Py_ssize_t index, const uint8_t *source, int64_t length
+    ) noexcept nogil:
+        if length < 0:
+            self.bits[index >> 3] &= ~(1 << (index & 7))
+            self.null_count += 1
+        else:
+            self.size += length
+        self.sources[index] = source
+        self.ends[index + 1] = <int32_t>self.size
+
+    cdef object copied(self):
+        """(validity or None, offsets, data, null count)."""
+        cdef Py_ssize_t index
+        cdef uint8_t *at
+        self.data = Output(self.size)
+        at = self.data.at
+        with nogil:
+            for index in range(self.count):
+                copy(
+                    at + self.ends[index], self.sources[index],
+                    self.ends[index + 1] - self.ends[index],
+                )
+        return (
+            self.validity.data if self.null_count else None,
+            self.offsets.data,
+            self.data.data,
+            self.null_count,
+        )
+
+
+def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int64_t limit):
+    cdef Batches batches = Batches(buffers, checksum, open_compressed, block_limit, limit)
+    cdef Py_ssize_t count = batches.record_count, row = 0, number, index
+    cdef Output offsets = Output(8 * count), times = Output(8 * count), types = Output(4 * count)
+    cdef Output header_ends = Output(4 * (count + 1))
+    cdef int64_t *offset_at = <int64_t *>offsets.at
+    cdef int64_t *time_at = <int64_t *>times.at
+    cdef int32_t *type_at = <int32_t *>types.at
+    cdef int32_t *header_at = <int32_t *>header_ends.at
+    cdef StringColumn keys = StringColumn(count), values = StringColumn(count)
+    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    # Where the headers of records that have any begin and end; found again on the second walk.
+    cdef Memory header_memory = Memory(count, sizeof(uint8_t *))
+    cdef const uint8_t **header_starts = <const uint8_t **>header_memory.at
+    cdef Batch *batch = NULL
+    cdef const uint8_t *at
+    cdef Fields fields
+    cdef int64_t least_delta
+    cdef Problem problem = FITS
+    header_at[0] = 0
+    with nogil:
+        for number in range(batches.count):
+            batch = batches.batches + number
+            at = batch.at
+            least_delta = 0
+            for index in range(batch.count):
+                problem = get_record(batch, at, least_delta, &fields)
+                if problem == FITS and fields.header_count:
+                    header_starts[row] = fields.headers
+                    if not check_headers(&fields, &totals):
+                        problem = LEAVES_RECORD
+                if problem != FITS:
+                    break
+                least_delta = fields.offset - batch.base_offset + 1
+                offset_at[row] = fields.offset
+                time_at[row] = fields.time
+                type_at[row] = batch.is_append_time
+                keys.add(row, fields.key, fields.key_length)
+                values.add(row, fields.value, fields.value_length)
+                header_at[row + 1] = <int32_t>totals.count
+                at = fields.end
+                row += 1
+            if problem == FITS and at != batch.end:
+                problem = LEAVES_BATCH
+            if problem != FITS:
+                break
+    if problem != FITS:
+        raise corrupt(batch.base_offset, PROBLEMS[problem])
+    return (
+        count, offsets.data, times.data, types.data, keys.copied(), values.copied(),
+        header_ends.data, None if totals.count == 0 else copied_headers(
+            batches, header_at, header_starts, totals.count
+        ),
+        totals.any_high_bit != 0,
+    )
+
+
+cdef object copied_headers(
+    Batches batches, const int32_t *ends, const uint8_t **starts, Py_ssize_t count
+):
+    """(count, keys, values) of the headers, which ``check_headers`` has found to be right."""
+    cdef StringColumn keys = StringColumn(count), values = StringColumn(count)
+    cdef Py_ssize_t number, row = 0, record, index
+    cdef Batch *batch
+    cdef const uint8_t *at
+    cdef const uint8_t *start = NULL
+    cdef int64_t length = 0
+    cdef bint has_changed = False
+    with nogil:
+        for number in range(batches.count):
+            batch = batches.batches + number
+            for record in range(batch.count):
+                at = starts[row]
+                for index in range(ends[row], ends[row + 1]):
+                    at = get_bytes(at, batch.end, &start, &length)
+                    keys.add(index, start, length)
+                    if at != NULL:
+                        at = get_bytes(at, batch.end, &start, &length)
+                    values.add(index, start, length)
+                    if at == NULL:
+                        has_changed = True
+                        break
+                row += 1
+                if has_changed:
+                    break
+            if has_changed:
+                break
+    if has_changed:
+        raise CorruptDataError("the buffer changes while it is read")
+    return count, keys.copied(), values.copied()
+
+
+def decode_rows(block, int32_t count, int64_t base_offset, int32_t last_delta, int64_t base_time,
+                int64_t max_time, bint is_append_time):
+    cdef View view = View(block)
+    cdef Batch batch = Batch(
+        view.at, view.at + view.size, base_offset, base_time, max_time, last_delta, count,
+        is_append_time,
+    )
+    cdef list rows = []
+    cdef object nothing = ()
+    cdef Fields fields
+    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef const uint8_t *at = view.at
+    cdef int64_t least_delta = 0
+    cdef Problem problem
+    cdef object offset, time, key, value, headers
+    for _ in range(count):
+        problem = get_record(&batch, at, least_delta, &fields)
+        headers = nothing
+        if problem == FITS and fields.header_count:
+            if check_headers(&fields, &totals):
+                headers = header_tuples(&fields)
+            else:
+                problem = LEAVES_RECORD
+        if problem != FITS:
+            raise corrupt(base_offset, PROBLEMS[problem])
+        key = value = None
+        if fields.key_length >= 0:
+            key = PyBytes_FromStringAndSize(<char *>fields.key, fields.key_length)
+        if fields.value_length >= 0:
+            value = PyBytes_FromStringAndSize(<char *>fields.value, fields.value_length)
+        offset, time = fields.offset, fields.time
+        rows.append(PyTuple_Pack(
+            5, <PyObject *>offset, <PyObject *>time, <PyObject *>key, <PyObject *>value,
+            <PyObject *>headers,
+        ))
+        least_delta = fields.offset - base_offset + 1
+        at = fields.end
+    if at != batch.end:
+        raise corrupt(base_offset, PROBLEMS[LEAVES_BATCH])
+    return rows
+
+
+cdef tuple header_tuples(const Fields *fields):
+    cdef list headers = []
+    cdef const uint8_t *at = fields.headers
+    cdef const uint8_t *start = NULL
+    cdef int64_t length = 0
+    cdef object key, value
+    for _ in range(fields.header_count):
+        at = get_bytes(at, fields.end, &start, &length)
+        key = PyUnicode_DecodeUTF8(<char *>start, length, "replace")
+        at = get_bytes(at, fields.end, &start, &length)
+        value = None
+        if length >= 0:
+            value = PyBytes_FromStringAndSize(<char *>start, length)
+        headers.append(PyTuple_Pack(2, <PyObject *>key, <PyObject *>value))
+    return tuple(headers)

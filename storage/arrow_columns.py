@@ -1,0 +1,137 @@
+"""Columns of records as Arrow has them: what they may be, and the schema of what is decoded."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+COLUMN_BYTES_MAX: Final = 2**30
+"""The most that the batches of one call may decompress to: Arrow's offsets are int32."""
+
+HEADER_TYPE: Final = pa.struct(
+    [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]
+)
+HEADERS_TYPE: Final = pa.list_(pa.field("item", HEADER_TYPE))
+
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp_ms", pa.int64(), nullable=False),
+        pa.field("timestamp_type", pa.int32(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE, nullable=False),
+    ]
+)
+"""Of ``decode_columns``. ``timestamp_type`` is 0 for CreateTime, 1 for LogAppendTime."""
+
+
+_HEADER_FIELDS: Final = list(HEADER_TYPE)
+
+Strings: TypeAlias = tuple[bytes | None, bytes, bytes, int]
+"""Validity bitmap or None, int32 offsets, data, number of nulls."""
+
+
+def as_binary(column: Any) -> Any:
+    """``column`` as one ``binary`` array; text becomes its UTF-8, a dictionary its values."""
+    column = _one_array(column)
+    return column if column.type == pa.binary() else column.cast(pa.binary())
+
+
+def as_milliseconds(timestamps_ms: Any) -> Any:
+    """One int, or an int64 array without nulls. Raises ``ValueError`` if there is a null."""
+    if isinstance(timestamps_ms, int):
+        return timestamps_ms
+    column = _one_array(timestamps_ms)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    if column.null_count:
+        raise ValueError("a timestamp is null")
+    return column.cast(pa.int64())
+
+
+def as_headers(headers: Any | None) -> Any | None:
+    """A ``list<struct<key: binary, value: binary>>`` array; None if no record has headers."""
+    if headers is None:
+        return None
+    column = _one_array(headers)
+    if column.null_count == len(column) or len(column.flatten()) == 0:
+        return None
+    if not pa.types.is_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    pairs = column.values
+    # A key is text, so bytes that are none are refused here.
+    keys = as_binary(_field(pairs, "key").cast(pa.string()))
+    values = as_binary(_field(pairs, "value"))
+    validity, offsets = column.buffers()[:2]
+    return pa.Array.from_buffers(
+        pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())])),
+        len(column),
+        [validity, offsets],
+        offset=column.offset,
+        children=[pa.StructArray.from_arrays([keys, values], ["key", "value"])],
+    )
+
+
+def _field(pairs: Any, name: str) -> Any:
+    """A field of each pair, null where the pair is."""
+    return pairs.flatten()[pairs.type.get_field_index(name)]
+
+
+def check_lengths(count: int, *columns: Any) -> None:
+    """Raise ``ValueError`` unless all columns, where they are arrays, have ``count`` entries."""
+    if any(
+        column is not None and not isinstance(column, int) and len(column) != count
+        for column in columns
+    ):
+        raise ValueError("columns are of different lengths")
+
+
+def number_column(kind: pa.DataType, count: int, data: bytes) -> Any:
+    """An array without nulls over ``data``."""
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)], null_count=0)
+
+
+def binary_column(count: int, strings: Strings) -> Any:
+    """A ``binary`` array over the parts of ``strings``."""
+    validity, offsets, data, null_count = strings
+    return pa.Array.from_buffers(
+        pa.binary(),
+        count,
+        [
+            None if validity is None else pa.py_buffer(validity),
+            pa.py_buffer(offsets),
+            pa.py_buffer(data),
+        ],
+        null_count=null_count,
+    )
+
+
+def as_text(column: Any, is_exotic: bool) -> Any:
+    """``column`` as text. What is no UTF-8 gets replacement characters, as in Java.
+
+    ``is_exotic`` says that not all bytes are ASCII.
+    """
+    if not is_exotic:
+        return column.view(pa.string())
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(
+            [value.decode("utf-8", "replace") for value in column.to_pylist()], pa.string()
+        )
+
+
+def _one_array(column: Any) -> Any:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def pairs_of(names: Any, contents: Any) -> Any:
+    """Headers one after the other, as the lists of ``HEADERS_TYPE`` hold them."""
+    return pa.StructArray.from_arrays([names, contents], fields=_HEADER_FIELDS)
+
+
+NO_PAIRS: Final = pairs_of(pa.array([], pa.string()), pa.array([], pa.binary()))

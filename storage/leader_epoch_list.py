@@ -1,0 +1,67 @@
+"""Sorted (leader epoch, start offset inclusive) pairs: what cuts at either end leave of them.
+
+Both rise strictly from pair to pair. Source: KIP-101, KIP-279.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final, TypeAlias
+
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
+
+LeaderEpochPairs: TypeAlias = Sequence[tuple[int, int]]
+
+_EPOCH = itemgetter(0)
+_START = itemgetter(1)
+
+OFFSET_MAX: Final = 2**63 - 1
+
+UNDEFINED_END: Final = (NO_LEADER_EPOCH, NO_OFFSET)
+"""The log knows nothing of such an epoch."""
+
+
+def end_of_epoch(
+    epochs: LeaderEpochPairs, leader_epoch: int, *, log_end_offset: int
+) -> tuple[int, int]:
+    """Where this log leaves ``leader_epoch``: (largest known epoch not above it, end, exclusive).
+
+    The latest epoch ends at the log end; one above it, or any of an empty list, is undefined; one
+    below the first ends where the first begins.
+    """
+    if not epochs or not 0 <= leader_epoch <= epochs[-1][0]:
+        return UNDEFINED_END
+    if leader_epoch == epochs[-1][0]:
+        return leader_epoch, log_end_offset
+    after = bisect_right(epochs, leader_epoch, key=_EPOCH)
+    if after == 0:
+        return leader_epoch, epochs[0][1]
+    return epochs[after - 1][0], epochs[after][1]
+
+
+def epoch_span(epochs: LeaderEpochPairs, offset: int) -> tuple[int | None, int]:
+    """The epoch that wrote at ``offset``, None if unknown, and where it ends (exclusive)."""
+    after = bisect_right(epochs, offset, key=_START)
+    end = epochs[after][1] if after < len(epochs) else OFFSET_MAX
+    return epochs[after - 1][0] if after else None, end
+
+
+def note_epoch(epochs: list[tuple[int, int]], epoch: int, base_offset: int) -> None:
+    """A batch of ``epoch`` begins at ``base_offset``: it begins there if it is a higher one."""
+    if epoch > (epochs[-1][0] if epochs else NO_LEADER_EPOCH):
+        epochs.append((epoch, base_offset))
+
+
+def without_end(epochs: LeaderEpochPairs, offset: int) -> list[tuple[int, int]]:
+    """The epochs of a log cut at ``offset``: those that began at or after it are gone."""
+    return list(epochs[: bisect_left(epochs, offset, key=_START)])
+
+
+def without_start(epochs: LeaderEpochPairs, offset: int) -> list[tuple[int, int]]:
+    """The epochs of a log that begins at ``offset``: there its first epoch now begins."""
+    below = bisect_right(epochs, offset, key=_START)
+    if not below:
+        return list(epochs)
+    return [(epochs[below - 1][0], offset), *epochs[below:]]

@@ -1,0 +1,121 @@
+"""The fast part of a recovery scan: the intact batches from the start of one segment.
+
+Recovery reads a segment twice in effect: this loop takes whole runs of good batches and stops at
+the first that is anything else, and ``recovery.inspect_batch`` then says what stands there. So
+this needs no opinion on defects, and a batch that it does not take is never lost by it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import crc32c as _crc32c
+
+from oncelog.storage.leader_epoch_list import LeaderEpochPairs, epoch_span, note_epoch
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_TIMESTAMP
+from oncelog.storage.record_batch import HEADER_BYTES, MAGIC
+from oncelog.storage.segment import Segment
+from oncelog.storage.segment_frames import BatchPlace
+
+_FIELDS: Final = struct.Struct(">qiibI2xi8xq")
+"""Base offset, length, leader epoch, magic, CRC, last offset delta and maximum timestamp."""
+
+_LENGTH_END: Final = 12
+_CHECKED_AT: Final = 21
+_CHUNK_BYTES: Final = 1_048_576
+
+
+class SegmentScan:
+    """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
+
+    ``position`` and ``expected_offset`` (exclusive) say how far it has come. ``leader_epochs``
+    grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
+    compaction may have removed batches, so the next one may begin later than expected. Of batches
+    whose epoch is known, others are not good.
+    """
+
+    __slots__ = (
+        "_gaps_end",
+        "_known_epochs",
+        "_leader_epochs",
+        "_segment",
+        "expected_offset",
+        "position",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        gaps_end: int,
+        leader_epochs: list[tuple[int, int]],
+        known_epochs: LeaderEpochPairs,
+    ) -> None:
+        self._segment = segment
+        self._gaps_end = gaps_end
+        self._leader_epochs = leader_epochs
+        self._known_epochs = known_epochs
+        self.position = 0
+        self.expected_offset = segment.base_offset
+
+    def run(self) -> None:
+        """Stop at the end of the file, or at the first batch that is not plainly good."""
+        size_bytes = self._segment.size_bytes
+        wanted = _CHUNK_BYTES
+        while self.position < size_bytes:
+            chunk = self._segment.log.read(self.position, min(wanted, size_bytes - self.position))
+            taken = self._take(chunk)
+            if taken:
+                wanted = _CHUNK_BYTES
+                continue
+            # Not even one: the batch is bad, or longer than a chunk.
+            if len(chunk) < HEADER_BYTES:
+                return
+            needed = int.from_bytes(chunk[8:_LENGTH_END], "big", signed=True) + _LENGTH_END
+            if not len(chunk) < needed <= size_bytes - self.position:
+                return
+            wanted = needed
+
+    def _take(self, chunk: bytes) -> int:
+        """Account for the good batches at the start of ``chunk``; returns their bytes."""
+        segment, view, crc32c = self._segment, memoryview(chunk), _crc32c.crc32c
+        epochs, gaps_end, expected = self._leader_epochs, self._gaps_end, self.expected_offset
+        epoch_now, epoch_end = NO_LEADER_EPOCH, 0
+        limit, at, end = len(chunk) - HEADER_BYTES, 0, 0
+        # Batches between two index entries only count by their sum and their largest timestamp.
+        room, run_bytes, run_max_ms, run_offset = segment.room_before_index, 0, NO_TIMESTAMP, 0
+        while at <= limit:
+            base_offset, length, epoch, magic, crc, delta, max_ms = _FIELDS.unpack_from(chunk, at)
+            end = at + _LENGTH_END + length
+            if (
+                magic != MAGIC
+                or not at + HEADER_BYTES <= end <= limit + HEADER_BYTES
+                or not (base_offset == expected or gaps_end > expected < base_offset)
+                or delta < 0
+                or crc32c(view[at + _CHECKED_AT : end]) != crc
+            ):
+                break
+            if epoch != epoch_now or base_offset >= epoch_end:
+                known, epoch_end = epoch_span(self._known_epochs, base_offset)
+                if known is not None and known != epoch:
+                    break
+                epoch_now = epoch
+                note_epoch(epochs, epoch, base_offset)
+            expected = base_offset + delta + 1
+            if run_bytes > room or self.position + at == 0:
+                if run_bytes:
+                    segment.account_unindexed(run_bytes, run_max_ms, run_offset)
+                place = self.position + at, self.position + end, base_offset, expected - 1, max_ms
+                segment.account(BatchPlace(*place))
+                room, run_bytes, run_max_ms = segment.room_before_index, 0, NO_TIMESTAMP
+            else:
+                run_bytes += end - at
+                if max_ms > run_max_ms:
+                    run_max_ms, run_offset = max_ms, expected - 1
+            at = end
+        if run_bytes:
+            segment.account_unindexed(run_bytes, run_max_ms, run_offset)
+        self.position += at
+        self.expected_offset = expected
+        return at

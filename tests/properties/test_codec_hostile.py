@@ -1,0 +1,172 @@
+"""Whatever arrives, both backends of the record codec answer alike: with records or an error.
+
+The fuzz itself is ``tests/helpers/codec_fuzz.py``, run in a process of its own with little memory,
+so that a crash, a hang, or an allocation that a peer can cause fails a test instead of ending it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncelog.storage import record_codec
+from oncelog.storage.compression import Codec
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.record_batch import seal
+from oncelog.storage.record_codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.varint import encode_varlong
+
+FUZZ = Path(__file__).resolve().parent.parent / "helpers" / "codec_fuzz.py"
+MEMORY_MIB = 900
+"""What decoding may take besides: a bomb's 128 MiB several times over, but not its gigabytes."""
+
+HAS_KERNEL = record_codec.CODEC_BACKEND == "kernel"
+BACKENDS = [
+    pytest.param("kernel", marks=pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")),
+    "python",
+]
+NUMBERS = st.sampled_from([0, -1, -2, 1, 63, 64, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63)])
+FIELDS = st.one_of(
+    NUMBERS.map(encode_varlong),
+    st.sampled_from([b"\xff" * 5, b"\xff" * 10, b"\x80" * 5 + b"\x00", b"\x80\x00", b"\xc0\xaf"]),
+    st.binary(max_size=3),
+)
+BODIES = st.lists(FIELDS, max_size=12).map(b"".join)
+BLOCKS = st.lists(
+    st.one_of(
+        BODIES.map(lambda body: encode_varlong(len(body)) + body),
+        st.tuples(NUMBERS, BODIES).map(lambda parts: encode_varlong(parts[0]) + parts[1]),
+        st.sampled_from([bytes.fromhex("0c000000010100"), bytes.fromhex("0c000002010100")]),
+    ),
+    max_size=5,
+).map(b"".join)
+KEYS = st.lists(
+    st.sampled_from(["", "a", "ä", "c0af", "eda080", "f4908080", "e282", "ff", "efbfbd"]),
+    max_size=4,
+)
+
+
+def sealed(block: bytes, count: int, last_offset_delta: int) -> bytes:
+    return bytes(
+        seal(
+            block,
+            codec=Codec.NONE,
+            record_count=count,
+            base_timestamp_ms=0,
+            max_timestamp_ms=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            is_transactional=False,
+            last_offset_delta=last_offset_delta,
+        )
+    )
+
+
+def results(batch: bytes) -> list[Any]:
+    """Rows and columns of a batch; None for damage."""
+    found: list[Any] = []
+    for decode in (lambda: decode_tuples(batch), lambda: decode_columns([batch]).to_pydict()):
+        try:
+            found.append(decode())
+        except CorruptDataError:
+            found.append(None)
+    return found
+
+
+def results_in_python(batch: bytes) -> list[Any]:
+    with mock.patch.object(record_codec, "record_kernel", None):
+        return results(batch)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hostile_batches_end_in_an_error_within_little_memory(backend: str, seed: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if backend == "python":
+        environment["ONCELOG_CODEC"] = "python"
+    done = subprocess.run(
+        [sys.executable, str(FUZZ), backend, str(seed), "1500", str(MEMORY_MIB)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
+@given(BLOCKS, st.integers(0, 5), st.sampled_from([0, 1, 4, 2**31 - 1, -1]))
+def test_kernel_and_python_agree_on_every_block(block: bytes, count: int, last: int) -> None:
+    batch = sealed(block, count, last)
+    assert results(batch) == results_in_python(batch)
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
+@given(KEYS)
+def test_kernel_and_python_agree_on_header_keys_that_are_no_text(keys: list[str]) -> None:
+    raw = [bytes.fromhex(key) if len(key) > 1 else key.encode() for key in keys]
+    body = b"".join((b"\0\0\0\x01\x01", encode_varlong(len(raw)))) + b"".join(
+        encode_varlong(len(key)) + key + b"\x01" for key in raw
+    )
+    batch = sealed(encode_varlong(len(body)) + body, 1, 0)
+    rows, columns = results(batch)
+    assert [rows, columns] == results_in_python(batch)
+    assert [key for key, _ in rows[0][4]] == [key.decode("utf-8", "replace") for key in raw]
+
+
+@pytest.mark.parametrize("change", [{"count": 2**31 - 1}, {"count": -1}, {"count": 10}])
+def test_count_is_checked_before_memory_is_taken_for_it(change: dict[str, int]) -> None:
+    assert results(sealed(bytes(69), change["count"], 2**31 - 1)) == [None, None]
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        ([(b"k", b"v", 0)], TypeError),
+        ([[b"k", b"v", 0, ()]], TypeError),
+        ([("k", b"v", 0, ())], TypeError),
+        ([(b"k", 5, 0, ())], TypeError),
+        ([(b"k", b"v", None, ())], TypeError),
+        ([(b"k", b"v", 0, [("a",)])], ValueError),
+        ([(b"k", b"v", 0, [(b"a", b"")])], TypeError),
+        ([(b"k", b"v", 0, [("\ud800", b"")])], ValueError),
+        ([(b"k", b"v", 2**63, ())], ValueError),
+    ],
+)
+def test_kernel_refuses_what_is_no_record(records: list[Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        encode_records(records)
+
+
+def test_any_bytes_like_object_is_a_key_or_value() -> None:
+    records: list[Any] = [(bytearray(b"k"), memoryview(b"value"), 0, [("h", bytearray(b"x"))])]
+    plain: list[Any] = [(b"k", b"value", 0, [("h", b"x")])]
+    assert encode_records(records) == encode_records(plain)
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
+def test_environment_variable_refuses_the_kernel() -> None:
+    script = "from oncelog.storage.record_codec import CODEC_BACKEND; print(CODEC_BACKEND)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ONCELOG_CODEC": "python"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "python"
+
+
+def test_arrays_that_share_no_memory_layout_are_refused() -> None:
+    with pytest.raises((ValueError, NotImplementedError)):
+        record_codec.encode_columns(
+            keys=None, values=pa.array([[b"v"]]), timestamps_ms=0, headers=None
+        )

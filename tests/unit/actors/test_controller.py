@@ -1,0 +1,178 @@
+"""The controller on a real directory: settings of topics, and who is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.controller import Controller
+from oncelog.actors.protocol.cluster_messages import (
+    AlterTopicRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    CreateTopicRequest,
+    MetadataRequest,
+)
+from oncelog.actors.protocol.messages import ConfigureReply, ConfigureRequest
+from oncelog.actors.ray_transport import ThreadBackground
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import TopicPartition
+
+
+class World:
+    """Clock, transport and launcher of one controller."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.told: list[tuple[str, ConfigureRequest]] = []
+        self.error = ErrorCode.NONE
+        self.serial = 0
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        self.told.append((actor, request))
+        return ConfigureReply(error=self.error)
+
+    async def start(self, replicas: Any) -> None:
+        pass
+
+    async def end(self, actors: Any) -> None:
+        pass
+
+    async def running(self) -> list[str]:
+        return []
+
+    def token_bytes(self, count: int) -> bytes:
+        self.serial += 1
+        return bytes([self.serial]) * count
+
+    async def controller(self) -> Controller:
+        async def epoch(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+        config = ReplicaConfig(
+            topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
+        )
+        controller = Controller(
+            replica=Replica(
+                config=config,
+                filesystem=RealFileSystem(),
+                clock=self,
+                background=ThreadBackground(),
+                epoch_source=epoch,
+            ),
+            clock=self,
+            transport=self,
+            launcher=self,
+            config=ClusterConfig(),
+            process_id=1,
+            token_bytes=self.token_bytes,
+        )
+        await controller.start()
+        return controller
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Any], None]:
+    """Run a scenario with a controller that knows a topic of two partitions."""
+
+    def run(scenario: Any) -> None:
+        async def body() -> None:
+            world = World(tmp_path)
+            controller = await world.controller()
+            request = CreateTopicRequest(
+                name="flights",
+                topic_id="a" * 32,
+                partitions=2,
+                settings=(("min_compaction_lag_ms", "5"), ("flush", "os")),
+            )
+            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            await scenario(world, controller)
+
+        asyncio.run(body())
+
+    return run
+
+
+def alter(**changes: str | None) -> AlterTopicRequest:
+    return AlterTopicRequest(name="flights", changes=tuple(changes.items()))
+
+
+async def settings_of(controller: Controller) -> dict[str, str]:
+    reply = await controller.metadata(MetadataRequest(topics=("flights",)))
+    return dict(reply.topics[0].settings)
+
+
+def test_an_altered_topic_tells_every_leader(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        reply = await controller.alter_topic(alter(retention_ms="7", flush=None))
+        assert reply.error is ErrorCode.NONE
+        expected = {"min_compaction_lag_ms": "5", "retention_ms": "7"}
+        assert await settings_of(controller) == expected
+        assert [actor for actor, _ in world.told] == [
+            "partition:flights-0@1",
+            "partition:flights-1@1",
+        ]
+        for _, request in world.told:
+            assert (dict(request.settings), request.settings_version) == (expected, 1)
+            assert request.topic_id == "a" * 32
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_a_leader_that_cannot_be_told_does_not_undo_the_change(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        world.error = ErrorCode.NETWORK_EXCEPTION
+        assert (await controller.alter_topic(alter(retention_ms="7"))).error is ErrorCode.NONE
+        assert (await settings_of(controller))["retention_ms"] == "7"
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"retention_ms": "-2"}, "retention_ms=-2"),
+        ({"max_compaction_lag_ms": "4"}, "min_compaction_lag_ms=5 is above"),
+    ],
+)
+def test_an_impossible_setting_changes_nothing(
+    play: Any, changes: dict[str, str], text: str
+) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        before = await settings_of(controller)
+        reply = await controller.alter_topic(alter(**changes))
+        assert reply.error is ErrorCode.INVALID_CONFIG
+        assert text in reply.detail
+        assert (await settings_of(controller), world.told) == (before, [])
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_altered_settings_survive_a_restart(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        await controller.alter_topic(alter(retention_ms="7"))
+        await controller.replica.stop()
+        controller = await world.controller()
+        assert (await settings_of(controller))["retention_ms"] == "7"
+        request = BecomeLeaderRequest(
+            topic_partition=TopicPartition("flights", 0), broker_id=1, incarnation="i"
+        )
+        led = await controller.become_leader(request)
+        assert (dict(led.settings)["retention_ms"], led.settings_version) == ("7", 1)
+        await controller.replica.stop()
+
+    play(scenario)
