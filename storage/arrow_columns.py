@@ -27,6 +27,9 @@ RECORD_SCHEMA: Final = pa.schema(
 """Of ``decode_columns``. ``timestamp_type`` is 0 for CreateTime, 1 for LogAppendTime."""
 
 
+# Making a type costs as much as a call of the kernel for a small batch.
+_INT64: Final = pa.int64()
+_BINARY: Final = pa.binary()
 _HEADER_FIELDS: Final = list(HEADER_TYPE)
 
 Strings: TypeAlias = tuple[bytes | None, bytes, bytes, int]
@@ -36,7 +39,7 @@ Strings: TypeAlias = tuple[bytes | None, bytes, bytes, int]
 def as_binary(column: Any) -> Any:
     """``column`` as one ``binary`` array; text becomes its UTF-8, a dictionary its values."""
     column = _one_array(column)
-    return column if column.type == pa.binary() else column.cast(pa.binary())
+    return column if column.type == _BINARY else column.cast(_BINARY)
 
 
 def as_milliseconds(timestamps_ms: Any) -> Any:
@@ -44,11 +47,13 @@ def as_milliseconds(timestamps_ms: Any) -> Any:
     if isinstance(timestamps_ms, int):
         return timestamps_ms
     column = _one_array(timestamps_ms)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
     if column.null_count:
         raise ValueError("a timestamp is null")
-    return column.cast(pa.int64())
+    if column.type == _INT64:
+        return column
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    return column.cast(_INT64)
 
 
 def as_headers(headers: Any | None) -> Any | None:
@@ -97,7 +102,7 @@ def binary_column(count: int, strings: Strings) -> Any:
     """A ``binary`` array over the parts of ``strings``."""
     validity, offsets, data, null_count = strings
     return pa.Array.from_buffers(
-        pa.binary(),
+        _BINARY,
         count,
         [
             None if validity is None else pa.py_buffer(validity),

@@ -92,8 +92,15 @@ class Segment:
 
     def create(self) -> None:
         """Make the empty file; its name is durable after the directory is synced."""
-        self._log = self._filesystem.open(self.path_of(LOG_SUFFIX), create=True)
-        self._log.truncate(0)
+        path = self.path_of(LOG_SUFFIX)
+        try:
+            self._log = self._filesystem.open(path, create=True)
+            self._log.truncate(0)
+        except OSError:
+            # Left there, it would look like the end of a segment that goes on growing.
+            self.release()
+            self._filesystem.remove(path)
+            raise
         self._own_from = 0
         self._reset()
 

@@ -91,6 +91,9 @@ def complete_swaps(filesystem: FileSystem, directory: Path) -> None:
     """
     names = filesystem.list_directory(directory)
     committed = [name for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    if committed:
+        # The process may have died before its own sync: the commit comes before what follows it.
+        filesystem.sync_directory(directory)
     for name in committed:
         base_offset = int(name.partition(".")[0])
         next_offset = _end_of(filesystem, directory, base_offset)

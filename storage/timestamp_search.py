@@ -22,15 +22,27 @@ def find_timestamp(
 
 
 def find_max_timestamp(segments: SegmentList, *, lowest_offset: int) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record with the largest timestamp; None without any."""
-    best: Segment | None = None
+    """(offset, timestamp) of the first record with the largest timestamp; None without any.
+
+    What a segment says of its largest timestamp is an upper bound: the record itself may have
+    been compacted away, and the next best may be in another segment.
+    """
+    candidates = []
     for segment in segments.opened_from(lowest_offset):
         segment.load_times()
-        if best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
-            best = segment
-    if best is None or best.max_timestamp_ms == NO_TIMESTAMP:
-        return None
-    return _find_record(best, best.max_timestamp_ms, lowest_offset)
+        if segment.max_timestamp_ms != NO_TIMESTAMP:
+            candidates.append(segment)
+    candidates.sort(key=lambda segment: -segment.max_timestamp_ms)
+    best: tuple[int, int] | None = None
+    for segment in candidates:
+        if best is not None and segment.max_timestamp_ms < best[1]:
+            break
+        found = _find_record(segment, segment.max_timestamp_ms, lowest_offset)
+        if found is None:
+            found = _find_largest(segment, lowest_offset)
+        if found is not None and (best is None or (-found[1], found[0]) < (-best[1], best[0])):
+            best = found
+    return best
 
 
 def _find_record(segment: Segment, timestamp_ms: int, lowest_offset: int) -> tuple[int, int] | None:
@@ -44,20 +56,38 @@ def _find_record(segment: Segment, timestamp_ms: int, lowest_offset: int) -> tup
             continue
         batch = segment.read_batch(place)
         header = parse_header(batch)
-        if header.is_log_append_time:
+        # Of a compacted batch the first record may be anywhere.
+        is_whole = header.record_count == header.last_offset_delta + 1
+        if is_whole and header.is_log_append_time:
             return max(header.base_offset, lowest_offset), header.max_timestamp_ms
         # The first record has the base timestamp, so most searches need no decoding.
         if (
-            not header.has_delete_horizon
+            is_whole
+            and not header.has_delete_horizon
             and header.base_timestamp_ms >= timestamp_ms
             and header.base_offset >= lowest_offset
-            and header.record_count
         ):
             return header.base_offset, header.base_timestamp_ms
-        # Imported here because it loads numpy and pyarrow, which no leader needs otherwise.
-        from oncelog.storage.record_codec import decode_records
-
-        for record in decode_records(batch):
-            if record.timestamp_ms >= timestamp_ms and record.offset >= lowest_offset:
-                return record.offset, record.timestamp_ms
+        for offset, found_ms in _times_of(batch):
+            if found_ms >= timestamp_ms and offset >= lowest_offset:
+                return offset, found_ms
     return None
+
+
+def _find_largest(segment: Segment, lowest_offset: int) -> tuple[int, int] | None:
+    """The same for the largest timestamp, from every batch: for a compacted segment."""
+    best: tuple[int, int] | None = None
+    for place in segment.walk(0):
+        if best is not None and place.max_timestamp_ms <= best[1]:
+            continue
+        for offset, timestamp_ms in _times_of(segment.read_batch(place)):
+            if offset >= lowest_offset and (best is None or timestamp_ms > best[1]):
+                best = offset, timestamp_ms
+    return best
+
+
+def _times_of(batch: bytes) -> list[tuple[int, int]]:
+    # Imported here because it loads numpy and pyarrow, which no leader needs otherwise.
+    from oncelog.storage.record_codec import decode_records
+
+    return [(record.offset, record.timestamp_ms) for record in decode_records(batch)]

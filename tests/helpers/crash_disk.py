@@ -174,6 +174,7 @@ class CrashDisk:
         self._root = Directory()
         self._locked: set[Path] = set()
         self._faults: list[Fault] = []
+        self._fault_at: tuple[int, Fault] | None = None
         self._stop_at = 0
         self._stop_part: float | None = None
 
@@ -203,9 +204,14 @@ class CrashDisk:
         """Plan a ``Fault``; ``call`` is the name of an operation, or ``read``."""
         self._faults.append(Fault(call, suffix, number, times, written))
 
+    def fail_at(self, operation: int, number: int = errno.EIO, *, written: float = 0.0) -> None:
+        """The operation of this number, from 1, fails once."""
+        self._fault_at = operation, Fault("", "", number, None, written)
+
     def heal(self) -> None:
         """Forget all planned faults."""
         self._faults.clear()
+        self._fault_at = None
 
     def after_kill(self) -> CrashDisk:
         """The disk of the next process after kill -9; what was unsynced still is."""
@@ -431,6 +437,8 @@ class CrashDisk:
         return node
 
     def _planned(self, call: str, path: Path) -> Fault | None:
+        if self._fault_at is not None and self._fault_at[0] == len(self.history):
+            return self._fault_at[1]
         for fault in self._faults:
             if fault.call == call and path.name.endswith(fault.suffix) and fault.times != 0:
                 if fault.times is not None:

@@ -7,6 +7,7 @@ of it was promised. ``inspect`` compares what a recovery found with both.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,10 @@ class SteppedReplica(Replica):
 
     def write(self, batch: bytearray, header: BatchHeader, control: ControlRecord | None) -> Any:
         patch(batch, base_offset=self.machine.log_end_offset, leader_epoch=self.leader_epoch)
+        header = parse_header(batch)
         self.history.batches.append(bytes(batch))
         outcome = super().write(batch, header, control)
-        if outcome.error is not ErrorCode.NONE:
+        if outcome.error is not ErrorCode.NONE and self.log.log_end_offset <= header.base_offset:
             self.history.batches.pop()
         self.history.written = len(self.history.batches)
         return outcome
@@ -142,7 +144,11 @@ class Life:
         """Recover and lead. All that is there is durable then, and so promised."""
         finish(self.replica.start())
         if self.replica.failure is None:
-            self.history.promise(self.replica.machine.log_end_offset)
+            end = self.replica.machine.log_end_offset
+            kept = self.history.safe
+            self.history.cut(end)
+            assert self.history.safe == kept
+            self.history.promise(end)
 
     def stop(self) -> None:
         """Close cleanly; the next life begins on the same disk."""
@@ -151,6 +157,7 @@ class Life:
             self.history.safe = len(self.history.batches)
 
     def data(self, pid: int, *values: bytes, epoch: int = 0, is_transactional: bool = False) -> Any:
+        self._check_leading()
         sequence = self._sequences.get(pid, 0)
         batch = encode_records(
             [(b"key", value, NOW_MS, ()) for value in values],
@@ -168,6 +175,10 @@ class Life:
         )
         self._sequences[pid] = 0
         return self.replica.append_marker(marker, 7, NOW_MS)
+
+    def _check_leading(self) -> None:
+        if self.replica.availability() is not ErrorCode.NONE:
+            raise OSError(errno.EIO, f"the replica is offline: {self.replica.failure}")
 
     def begin_sync(self) -> SyncPoint:
         return self.replica.log.sync_point()
@@ -239,7 +250,7 @@ def inspect(replica: Replica, history: History) -> None:
     assert machine.last_stable_offset == model.last_stable_offset
     assert machine.snapshot() == model.snapshot()
     assert _aborted_index(replica) == [
-        entry for entry in aborted if entry.last_offset >= log.base_offset_of(0)
+        entry for entry in aborted if entry.last_offset >= log.log_start_offset
     ]
     for header in map(parse_header, expected):
         starts = [epoch for epoch, start in log.leader_epochs if start <= header.base_offset]
@@ -257,8 +268,14 @@ def _read_all(replica: Replica) -> bytes:
 
 
 def _aborted_index(replica: Replica) -> list[AbortedIndexEntry]:
-    segments = replica.log._segments.from_offset(0)
-    return [entry for segment in segments for entry in segment.txn_index.entries]
+    """All entries that a reader could ask for."""
+    log = replica.log
+    return [
+        entry
+        for segment in log._segments.from_offset(log.log_start_offset)
+        for entry in segment.txn_index.entries
+        if entry.last_offset >= log.log_start_offset
+    ]
 
 
 def _replayed(

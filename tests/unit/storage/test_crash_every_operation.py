@@ -123,7 +123,7 @@ def lives(script: Script, part: float | None = None) -> Iterator[tuple[int, Cras
             return
 
 
-def recover(disk: CrashDisk, history: History) -> CrashDisk:
+def check_recovery(disk: CrashDisk, history: History) -> CrashDisk:
     """Recover and compare; recover again, and find nothing to do. The disk after the first."""
     found = Life(disk, history.copy())
     found.open()
@@ -141,7 +141,7 @@ def recover(disk: CrashDisk, history: History) -> CrashDisk:
 def test_kill_after_any_operation_loses_no_batch_that_was_written(script):
     for _, disk, history in lives(script):
         history.safe = history.written
-        recover(disk.after_kill(), history)
+        check_recovery(disk.after_kill(), history)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -149,7 +149,7 @@ def test_power_loss_after_any_operation_loses_no_acknowledged_batch(script):
     """Each operation with one of the ways to lose power; the slow test has all of them."""
     for number, disk, history in lives(script):
         loss = POWER_LOSSES[number % len(POWER_LOSSES)]
-        recover(disk.after_power_loss(*loss, Random(number)), history)
+        check_recovery(disk.after_power_loss(*loss, Random(number)), history)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_power_loss_after_any_operation_loses_no_acknowledged_batch(script):
 def test_power_loss_of_every_kind_after_any_operation(script, loss):
     for number, disk, history in lives(script):
         for seed in range(3):
-            recover(disk.after_power_loss(*loss, Random(f"{number} {seed}")), history)
+            check_recovery(disk.after_power_loss(*loss, Random(f"{number} {seed}")), history)
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_power_loss_of_every_kind_after_any_operation(script, loss):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_kill_within_any_operation_tears_at_most_one_unacknowledged_batch(script, part):
     for _, disk, history in lives(script, part):
-        recover(disk.after_kill(), history)
+        check_recovery(disk.after_kill(), history)
 
 
 @pytest.mark.slow
@@ -181,8 +181,10 @@ def test_crash_at_any_operation_of_the_recovery_is_recovered_too(script):
             try:
                 Life(torn, history.copy()).open()
             except Crash:
-                recover(torn.after_kill(), history)
-                recover(torn.after_power_loss(DataLoss.TAIL, NameLoss.SOME, Random(step)), history)
+                check_recovery(torn.after_kill(), history)
+                check_recovery(
+                    torn.after_power_loss(DataLoss.TAIL, NameLoss.SOME, Random(step)), history
+                )
             else:
                 break
 
@@ -199,4 +201,4 @@ def test_recovered_log_takes_and_keeps_new_batches(script):
         history.cut(life.replica.machine.log_end_offset)
         life.data(77, b"new" * 100)
         life.sync()
-        recover(survived.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0)), history)
+        check_recovery(survived.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0)), history)
