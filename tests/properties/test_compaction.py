@@ -134,6 +134,17 @@ class History:
         assert replayed.last_stable_offset == stable
         assert replayed.log_end_offset == log.machine.log_end_offset
 
+    def check_end(self) -> None:
+        """Decide what is open, then compact until tombstones and markers have gone."""
+        for producer_id in list(self.undecided):
+            self.end(producer_id, False, True)
+        for _ in range(2):
+            self.roll()
+            self.clean(1_000)
+            self.wait(2 * RETENTION_MS)
+        self.clean(1_000)
+        self.reopen(is_clean=False)
+
     def check_records(self, before: list[Record]) -> None:
         found = self.log.committed()
         assert [record for record in before if record in found] == found
@@ -167,12 +178,5 @@ def test_readers_and_producers_see_the_same_log_after_each_pass(steps, segment_b
         history = History(Path(directory) / "flights-0", segment_bytes)
         for step in steps:
             history.run(step)
-        for producer_id in list(history.undecided):
-            history.end(producer_id, False, True)
-        for _ in range(2):
-            history.roll()
-            history.clean(1_000)
-            history.wait(2 * RETENTION_MS)
-        history.clean(1_000)
-        history.reopen(is_clean=False)
+        history.check_end()
         history.log.log.close(None)

@@ -56,7 +56,7 @@ def crashes() -> Iterator[tuple[int, CrashDisk]]:
             return
 
 
-def check(disk: CrashDisk, expected: dict, state: dict, end: int) -> None:
+def check_recovered(disk: CrashDisk, expected: dict, state: dict, end: int) -> None:
     log = TransactionalLog(DIRECTORY, SETTINGS, disk)
     assert log.log.log_end_offset == end
     assert latest(log) == expected
@@ -79,14 +79,14 @@ def expected():
 
 def test_kill_after_any_operation_leaves_the_log_before_or_after_each_replacement(expected):
     for _, disk in crashes():
-        check(disk.after_kill(), *expected)
+        check_recovered(disk.after_kill(), *expected)
 
 
 def test_power_loss_after_any_operation_leaves_the_log_before_or_after(expected):
     """Each operation with one of the ways to lose power; the slow test has all of them."""
     for number, disk in crashes():
         loss = POWER_LOSSES[number % len(POWER_LOSSES)]
-        check(disk.after_power_loss(*loss, Random(number)), *expected)
+        check_recovered(disk.after_power_loss(*loss, Random(number)), *expected)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_power_loss_after_any_operation_leaves_the_log_before_or_after(expected)
 def test_power_loss_of_every_kind_after_any_operation(expected, loss):
     for number, disk in crashes():
         for seed in range(3):
-            check(disk.after_power_loss(*loss, Random(f"{number} {seed}")), *expected)
+            check_recovered(disk.after_power_loss(*loss, Random(f"{number} {seed}")), *expected)
 
 
 def test_crash_while_a_replacement_is_being_finished_is_finished_by_the_next_open(expected):
@@ -106,6 +106,6 @@ def test_crash_while_a_replacement_is_being_finished_is_finished_by_the_next_ope
                 TransactionalLog(DIRECTORY, SETTINGS, torn)
             except Crash:
                 loss = POWER_LOSSES[(number + step) % len(POWER_LOSSES)]
-                check(torn.after_power_loss(*loss, Random(step)), *expected)
+                check_recovered(torn.after_power_loss(*loss, Random(step)), *expected)
             else:
                 break

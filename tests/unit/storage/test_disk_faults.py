@@ -116,8 +116,8 @@ def test_failed_sync_is_remembered_though_the_next_one_succeeds(append, sync):
 def test_failed_roll_leaves_no_file_that_a_recovery_would_take_for_the_next_segment(append, sync):
     disk = CrashDisk()
     log = open_log(disk)
-    append(log)
-    append(log)
+    append(log, size_bytes=80)
+    append(log, size_bytes=80)
     disk.fail("truncate", f"{2:020d}.log", errno.ENOSPC)
     with pytest.raises(OSError, match="planned"):
         log.roll([])
@@ -149,7 +149,7 @@ def test_flipped_leader_epoch_is_never_taken_for_a_new_one(append, sync, is_sync
     disk = disk.after_kill()
     disk.flip_bit(DIRECTORY / f"{0:020d}.log", 112, 6)
     if is_synced:
-        with pytest.raises(CorruptDataError, match="byte 100, offset 1: .* leader epoch"):
+        with pytest.raises(CorruptDataError, match=r"byte 100, offset 1: .* leader epoch"):
             open_log(disk)
     else:
         found = open_log(disk)
