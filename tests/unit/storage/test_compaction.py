@@ -385,12 +385,26 @@ def test_segments_that_were_cut_off_meanwhile_are_not_replaced(log):
 
 def test_snapshot_that_shows_a_decided_transaction_as_open_is_removed(log):
     """A replay from it would not meet the marker any more and wait for it for ever."""
+    log.send([(b"p1", b"v" * 2_500)])
     log.send([(b"k", b"1")], producer_id=1, is_transactional=True)
     log.roll()
     log.end(1, committed=True)
-    log.send([(b"k", b"2")])
+    log.send([(b"p2", b"v" * 2_500)])
     compact(log)
-    assert not (log.directory / f"{1:020d}.snapshot").exists()
+    assert log.log.base_offset_of(2) == 2
+    assert not (log.directory / f"{2:020d}.snapshot").exists()
+
+
+def test_snapshots_stay_with_their_segments_and_go_with_them(log):
+    log.send([(b"p1", b"v" * 2_500)])
+    log.roll()
+    log.send([(b"p2", b"v" * 2_500)])
+    log.roll()
+    log.send([(b"p3", b"v")])
+    compact(log)
+    snapshots = {int(path.stem) for path in log.directory.glob("*.snapshot")}
+    assert [log.log.base_offset_of(offset) for offset in (0, 1, 2, 3)] == [0, 1, 1, 3]
+    assert snapshots == {1, 3}
 
 
 @pytest.mark.parametrize(
