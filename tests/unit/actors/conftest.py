@@ -40,6 +40,7 @@ class LeaderHarness:
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory
         self.settings = settings or {}
+        self.topic_id = TOPIC_ID
         self.clock = ManualClock()
         self.background: Any = ThreadBackground()
         self.filesystem: Any = RealFileSystem()
@@ -55,7 +56,7 @@ class LeaderHarness:
         async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
             return BecomeLeaderReply(
                 leader_epoch=last_epoch + 1,
-                topic_id=TOPIC_ID,
+                topic_id=self.topic_id,
                 cluster_key=KEY,
                 settings=tuple(self.settings.items()),
             )

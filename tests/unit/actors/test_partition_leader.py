@@ -393,3 +393,35 @@ def test_after_a_crash_every_batch_that_was_in_flight_is_recognised(harness: Any
         await harness.replica.stop()
 
     asyncio.run(body())
+
+
+def test_many_batches_in_reverse_order_do_not_wait_for_the_time_to_run_out(play: Play) -> None:
+    """A batch that goes on waiting must be woken by the next one as well.
+
+    1. Batches 5 to 1 of a producer arrive, each before its predecessor. 2. Each that is written
+    wakes the others, which look again and go on waiting. 3. All land; the clock never moved.
+    """
+
+    async def scenario(h: Any) -> None:
+        await h.produce(h.batch(b"0", pid=7, epoch=0, seq=0))
+        batches = [h.batch(b"x", pid=7, epoch=0, seq=n) for n in (5, 4, 3, 2, 1)]
+        producing = asyncio.gather(*(h.produce(batch) for batch in batches))
+        replies = await asyncio.wait_for(producing, timeout=0.15)
+        assert [reply.base_offset for reply in replies] == [5, 4, 3, 2, 1]
+
+    play(scenario)
+
+
+def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_taken_over(harness: Any) -> None:
+    async def body() -> None:
+        await harness.start()
+        await harness.produce(harness.batch(b"old"))
+        await harness.replica.stop()
+        harness.topic_id = "b" * 32
+        await harness.start()
+        assert harness.replica.machine.log_end_offset == 0
+        fetched = await harness.leader.fetch(harness.fetch_request(0))
+        assert (fetched.error, fetched.records) == (ErrorCode.NONE, b"")
+        await harness.replica.stop()
+
+    asyncio.run(body())

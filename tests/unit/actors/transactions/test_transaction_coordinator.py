@@ -210,6 +210,23 @@ def test_a_coordinator_that_a_partition_refuses_leaves_the_completion(world: Any
     world.run(scenario)
 
 
+def test_a_decision_is_completed_though_its_caller_went_away(world: Any) -> None:
+    """1. end_txn logs PREPARE. 2. Its caller is cancelled meanwhile. 3. The markers go out."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1")
+        ending = asyncio.create_task(end(coordinator, producer_id, epoch))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ending.cancel()
+        await asyncio.sleep(10)
+        assert state_of(coordinator) == "CompleteCommit"
+
+    world.run(scenario)
+
+
 def test_an_open_transaction_is_aborted_when_its_time_is_over(world: Any) -> None:
     async def scenario() -> None:
         coordinator = await world.coordinator()

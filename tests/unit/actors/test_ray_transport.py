@@ -1,0 +1,47 @@
+"""Waiting for an answer: in time, too late, and told to stop in the very turn it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from oncelog.actors.ray_transport import _within
+
+
+def test_an_answer_in_time_is_returned() -> None:
+    async def body() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer.set_result(7)
+        assert await _within(1_000, answer) == 7
+
+    asyncio.run(body())
+
+
+def test_no_answer_in_time_is_none_and_is_waited_for_no_more() -> None:
+    async def body() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        assert await _within(1, answer) is None
+        assert answer.cancelled()
+
+    asyncio.run(body())
+
+
+def test_a_caller_that_is_cancelled_in_the_turn_of_the_answer_does_not_go_on() -> None:
+    """A late answer must not reach a task that was told to stop.
+
+    1. A task waits for an answer. 2. The answer comes. 3. In the same turn the task is cancelled.
+    4. The task ends: it does not go on with the answer.
+    """
+
+    async def body() -> None:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        calling = asyncio.create_task(_within(1_000, answer))
+        await asyncio.sleep(0)
+        answer.set_result(7)
+        await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    asyncio.run(body())
