@@ -184,6 +184,19 @@ class FakeProducer:
         self.world.note("close producer")
 
 
+def consumers_of(world):
+    """The consumers that the world will give out, as they are made."""
+    consumers, connect = [], world.connect
+
+    def remember(*settings):
+        clients = connect(*settings)
+        consumers.append(clients.consumer)
+        return clients
+
+    world.connect = remember
+    return consumers
+
+
 def sunk(world):
     return [value for _, value in world.sink]
 
@@ -358,15 +371,7 @@ def test_a_rebalance_aborts_what_the_earlier_generation_began():
     # 1 two records are polled and sent  2 the group rebalances, the consumer begins again at the
     # committed offset  3 the same records come again.
     world = World(VALUES)
-    consumers = []
-    connect = world.connect
-
-    def remember(*settings):
-        clients = connect(*settings)
-        consumers.append(clients.consumer)
-        return clients
-
-    world.connect = remember
+    consumers = consumers_of(world)
 
     def rebalance():
         if world.calls.count("poll") == 1:
@@ -379,6 +384,24 @@ def test_a_rebalance_aborts_what_the_earlier_generation_began():
 
     assert sunk(world) == VALUES
     assert progress.aborts == 1
+
+
+def test_output_is_never_committed_without_the_offsets_of_its_input():
+    # 1 two records are polled and sent  2 a rebalance begins: the consumer has no positions, the
+    # generation is still the old one  3 the commit falls due.
+    world = World(VALUES[:2])
+    consumers = consumers_of(world)
+
+    def rebalance():
+        if world.calls.count("poll") == 1:
+            consumers[0].positions = dict
+
+    world.before_poll = rebalance
+
+    world.run(commit_interval_ms=1)
+
+    assert sunk(world) == VALUES[:2]
+    assert world.committed == {TP: 2}
 
 
 def test_nothing_is_processed_without_a_generation():
