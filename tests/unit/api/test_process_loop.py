@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from oncelog.api.process_loop import Clients, ProcessLoop, worker_settings
+from oncelog.api.process_loop import Clients, ProcessLoop
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
 from oncelog.storage.exceptions import (
@@ -486,26 +486,3 @@ def test_a_missing_source_ends_the_worker_with_its_name():
 
     assert progress.state is WorkerState.FAILED
     assert "no topic 'in'" in progress.reason
-
-
-# --- settings ---------------------------------------------------------------------------------
-
-
-def test_a_workers_clients_have_ids_that_a_restart_repeats():
-    config = ProcessConfig(
-        source="in",
-        sink="out",
-        group_id="g",
-        worker_index=3,
-        function=len,
-        producer_settings={"transactional_id": "other", "linger_ms": 0},
-        consumer_settings={"session_timeout_ms": 9_000},
-    )
-
-    producer, consumer = worker_settings(config)
-
-    assert (producer.transactional_id, producer.linger_ms) == ("g-3", 0)
-    assert (consumer.group_id, consumer.group_instance_id) == ("g", "g-3")
-    assert consumer.session_timeout_ms == 9_000
-    assert not consumer.enable_auto_commit
-    assert consumer.auto_offset_reset == "earliest"

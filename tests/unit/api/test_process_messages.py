@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from oncelog.api.process_loop import worker_settings
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.storage.exceptions import InvalidSettingError
 
@@ -35,3 +36,23 @@ def test_a_worker_that_is_stopped_fenced_or_failed_has_ended():
     ended = {state for state in WorkerState if state.is_ended}
 
     assert ended == {WorkerState.STOPPED, WorkerState.FENCED, WorkerState.FAILED}
+
+
+def test_a_workers_clients_have_ids_that_a_restart_repeats():
+    config = ProcessConfig(
+        source="in",
+        sink="out",
+        group_id="g",
+        worker_index=3,
+        function=len,
+        producer_settings={"transactional_id": "other", "linger_ms": 0},
+        consumer_settings={"session_timeout_ms": 9_000},
+    )
+
+    producer, consumer = worker_settings(config)
+
+    assert (producer.transactional_id, producer.linger_ms) == ("g-3", 0)
+    assert (consumer.group_id, consumer.group_instance_id) == ("g", "g-3")
+    assert consumer.session_timeout_ms == 9_000
+    assert not consumer.enable_auto_commit
+    assert consumer.auto_offset_reset == "earliest"
