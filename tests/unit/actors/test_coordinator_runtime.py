@@ -7,6 +7,8 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import Reply
@@ -130,6 +132,28 @@ def test_a_failed_append_takes_the_pending_mark_back_and_applies_nothing(harness
         reply = await ledger.add()
         assert reply.error is ErrorCode.NOT_COORDINATOR
         assert (ledger.applied, ledger.abandoned) == ([], ["a"])
+
+    play(harness, body)
+
+
+def test_an_append_that_raises_takes_the_pending_mark_back_and_the_key_can_be_used_again(
+    harness: Any,
+) -> None:
+    """1. A transition is decided. 2. Its append raises. 3. The next one of the key is served."""
+
+    async def body(ledger: Ledger) -> None:
+        append = harness.replica.append
+
+        def broken(*_records: Any, **_fields: Any) -> Any:
+            harness.replica.append = append
+            raise ZeroDivisionError
+
+        harness.replica.append = broken
+        with pytest.raises(ZeroDivisionError):
+            await ledger.add()
+        assert (ledger.applied, ledger.abandoned) == ([], ["a"])
+        assert (await ledger.add()).error is ErrorCode.NONE
+        assert (ledger.applied, ledger.abandoned) == ([b"a0"], ["a"])
 
     play(harness, body)
 

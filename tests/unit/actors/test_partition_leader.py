@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages import (
     DescribeProducersRequest,
     ListOffsetsRequest,
@@ -16,6 +18,7 @@ from oncelog.actors.protocol.messages import (
     TxnMarker,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.record_codec import decode_records
@@ -412,6 +415,33 @@ def test_many_batches_in_reverse_order_do_not_wait_for_the_time_to_run_out(play:
     play(scenario)
 
 
+def test_reversed_batches_land_without_any_timer(harness: Any) -> None:
+    """1. Batches 4 to 1 of a producer wait for their predecessors. 2. Batch 0 is written and wakes
+    them. 3. Batch 1 is written; the others look again, and wait again. 4. Each is woken by the one
+    before it: turns of the event loop are enough, though the wait may last an hour.
+    """
+
+    async def body() -> None:
+        harness.cluster = ClusterConfig(out_of_order_wait_ms=3_600_000)
+        harness.background.run = at_once
+        await harness.start()
+        batches = [harness.batch(b"x", pid=7, epoch=0, seq=n) for n in (4, 3, 2, 1, 0)]
+        producing = [asyncio.create_task(harness.produce(batch)) for batch in batches]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        landed = [task.result().base_offset for task in producing if task.done()]
+        for task in producing:
+            task.cancel()
+        assert landed == [4, 3, 2, 1, 0]
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_taken_over(harness: Any) -> None:
     async def body() -> None:
         await harness.start()
@@ -423,5 +453,37 @@ def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_taken_over(harness: An
         fetched = await harness.leader.fetch(harness.fetch_request(0))
         assert (fetched.error, fetched.records) == (ErrorCode.NONE, b"")
         await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("leader_epoch", [0, 1])
+def test_a_recreated_topic_starts_empty_and_keeps_what_it_gets(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, leader_epoch: int
+) -> None:
+    """1. A topic is deleted while its replica does not hear of it. 2. One of its name is created,
+    whose epochs begin again. 3. Nothing old is read. 4. What the new one got survives a restart.
+    """
+    epochs = iter([0, leader_epoch, leader_epoch + 1])
+    source = Replica._leadership
+
+    async def leadership(replica: Replica) -> Any:
+        return dataclasses.replace(await source(replica), leader_epoch=next(epochs))
+
+    monkeypatch.setattr(Replica, "_leadership", leadership)
+
+    async def body() -> None:
+        await harness.start()
+        await harness.produce(harness.batch(b"old", b"older"))
+        await harness.replica.stop()
+        harness.topic_id = "b" * 32
+        for expected in ([b"new"], [b"new", b"newer"]):
+            await harness.start()
+            assert harness.replica.failure is None
+            reply = await harness.produce(harness.batch(expected[-1]))
+            assert (reply.error, reply.base_offset) == (ErrorCode.NONE, len(expected) - 1)
+            fetched = await harness.leader.fetch(harness.fetch_request(0))
+            assert values_of(fetched.records) == expected
+            await harness.replica.stop()
 
     asyncio.run(body())

@@ -91,6 +91,100 @@ def test_a_seek_makes_the_fetch_on_its_way_nobodys(fake_cluster, run):
     assert run(scenario()) == [1]
 
 
+def deaf_to_cancelling(cluster):
+    """Make the next fetch wait, and answer all the same when its caller is told to stop."""
+    answer_of = cluster.answers[FetchRequest]
+    begun = asyncio.Event()
+
+    async def hook(request):
+        del cluster.hooks[FetchRequest]
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await answer_of(request)
+
+    cluster.hooks[FetchRequest] = hook
+    return begun
+
+
+def test_an_answer_that_meets_a_seek_is_dropped(fake_cluster, run):
+    """1. A fetch waits at the end. 2. Records come. 3. The reader goes back to the beginning.
+
+    4. In that turn the answer for the end arrives. 5. The reader gets all from the beginning on.
+    """
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+    log.append(b"1")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        begun = deaf_to_cancelling(fake_cluster)
+        fetcher.seek(TP, 2)
+        await begun.wait()
+        log.append(b"2")
+        fetcher.seek(TP, 0)
+        await settle()
+        return [record.offset for record in fetcher.take_records(10)]
+
+    assert run(scenario()) == [0, 1, 2]
+
+
+def test_a_fetch_that_did_not_hear_of_its_end_does_not_go_on_beside_its_successor(
+    fake_cluster, run
+):
+    """1. A fetch waits. 2. The reader seeks to the same place. 3. The old fetch is answered.
+
+    4. Only the new one goes on: each place is asked for once.
+    """
+    (log,) = fake_cluster.create("t")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        begun = deaf_to_cancelling(fake_cluster)
+        fetcher.seek(TP, 0)
+        await begun.wait()
+        log.append(b"0")
+        fetcher.seek(TP, 0)
+        await settle()
+        taken = [record.offset for record in fetcher.take_records(10)]
+        await settle()
+        return taken, [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
+
+    assert run(scenario()) == ([0], [0, 0, 1])
+
+
+def test_an_answer_for_a_place_that_was_left_meanwhile_is_dropped(fake_cluster, run):
+    """1. A fetch from 0 is on its way. 2. The position moves to 1. 3. The answer comes.
+
+    4. Nothing of it is delivered; the same task asks again, from 1.
+    """
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP])
+        begun, answer = asyncio.Event(), asyncio.Event()
+
+        async def held(request):
+            begun.set()
+            await answer.wait()
+
+        fake_cluster.hooks[FetchRequest] = held
+        fetcher.seek(TP, 0)
+        await begun.wait()
+        fetcher.partition(TP).seek(1)
+        answer.set()
+        await settle()
+        asked = [request.fetch_offset for request in fake_cluster.requests(FetchRequest)]
+        return asked[:2], [record.offset for record in fetcher.take_records(10)]
+
+    assert run(scenario()) == ([0, 1], [1])
+
+
 @pytest.mark.parametrize(
     "error",
     [

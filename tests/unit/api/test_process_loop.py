@@ -404,6 +404,17 @@ def test_output_is_never_committed_without_the_offsets_of_its_input():
     assert world.committed == {TP: 2}
 
 
+def test_records_taken_away_in_their_own_poll_are_left_to_another_worker():
+    """1 a poll returns records  2 within it their partition is taken away  3 none is processed."""
+    world = World(VALUES[:2])
+    consumers = consumers_of(world)
+    world.before_poll = lambda: (setattr(consumers[0], "positions", dict), world.stop.set())
+
+    progress = world.run()
+
+    assert (world.sink, world.committed, progress.records_in) == ([], {}, 0)
+
+
 def test_nothing_is_processed_without_a_generation():
     world = World(VALUES, per_poll=5)
     world.group = replace(world.group, generation_id=-1)

@@ -19,6 +19,7 @@ from oncelog.storage.exceptions import (
     MessageTooLargeError,
     OncelogError,
     RequestTimedOutError,
+    TransactionAbortableError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -370,3 +371,48 @@ def test_close_fails_what_is_not_delivered_in_time(cluster: Any, run: Any) -> No
             await future
 
     run(story())
+
+
+def test_two_refusals_in_one_turn_leave_a_producer_that_can_abort(cluster: Any, run: Any) -> None:
+    """1. Batches for two partitions of a transaction are on their way. 2. The first is refused: the
+    transaction is spoilt and the other call is given up. 3. Its answer, a refusal, arrives all the
+    same. 4. The producer aborts, and the next transaction commits.
+    """
+    leaders = cluster.create("t", 2)
+    begun = asyncio.Event()
+    late: list[ProduceRequest] = []
+
+    async def refuse(request: ProduceRequest) -> Any:
+        del leaders[0].produce
+        await begun.wait()
+        return request.failed(ErrorCode.INVALID_PRODUCER_EPOCH)
+
+    async def refuse_though_cancelled(request: ProduceRequest) -> Any:
+        del leaders[1].produce
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            late.append(request)
+        return request.failed(ErrorCode.INVALID_PRODUCER_EPOCH)
+
+    leaders[0].produce = refuse
+    leaders[1].produce = refuse_though_cancelled
+
+    async def story() -> None:
+        producer = cluster.producer("loader")
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        for number in range(2):
+            await producer.send("t", b"lost", partition=number)
+        with pytest.raises(TransactionAbortableError):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        for number in range(2):
+            await producer.send("t", b"kept", partition=number)
+        assert await producer.commit_transaction() is True
+
+    run(story())
+    assert len(late) == 1
+    assert [leader.committed_values() for leader in leaders] == [[b"kept"], [b"kept"]]
