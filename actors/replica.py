@@ -15,16 +15,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
+from oncelog.actors.group_sync import GroupSync
 from oncelog.actors.interfaces import Background, Clock, ResultT
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import DescribeReplicaReply, TxnMarker
-from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
+from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.replica_opening import (
+    ReplayedBatch,
+    ReplicaDirectory,
+    ask_until_told,
+    index_if_aborted,
+    log_settings,
+    read_back,
+)
 from oncelog.actors.replica_waiters import ReplicaWaiters
-from oncelog.storage.control_record import ControlRecord, decode_control, encode_marker
+from oncelog.storage.control_record import ControlRecord, encode_marker
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
+from oncelog.storage.fs import FileSystem
 from oncelog.storage.model import (
     INTERNAL_TOPICS,
     NO_OFFSET,
@@ -34,18 +43,11 @@ from oncelog.storage.model import (
     AppendOrigin,
     TopicPartition,
 )
-from oncelog.storage.partition_log import LogSettings, PartitionLog
+from oncelog.storage.partition_log import PartitionLog
 from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
-from oncelog.storage.record_codec import Record, decode_records, encode_records
+from oncelog.storage.record_codec import encode_records
 
 _logger = logging.getLogger(__name__)
-
-LOCK_FILE: Final = ".lock"
-METADATA_FILE: Final = "partition.metadata"
-"""Whose files these are: the topic id, in the form that Kafka keeps it."""
-
-LOCK_RETRY_MS: Final = 50
-"""How often a starting replica looks whether a process of an earlier incarnation let go."""
 
 DISK_FULL_RETRY_MS: Final = 1_000
 """How often a starting replica looks whether a full disk has room again."""
@@ -59,15 +61,6 @@ class AppendOutcome:
     base_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedBatch:
-    """One batch of the log as a coordinator reads it back."""
-
-    header: BatchHeader
-    records: Sequence[Record]
-    control: ControlRecord | None
 
 
 class Replica:
@@ -93,17 +86,23 @@ class Replica:
         self.topic = TopicConfig()
         self.leadership = BecomeLeaderReply()
         self.failure: str | None = None
-        self._filesystem = filesystem
+        self.directory = ReplicaDirectory(
+            config=config, filesystem=filesystem, clock=clock, machine=self.machine
+        )
         self._clock = clock
         self._background = background
         self._epoch_source = epoch_source
-        self._lock: Lock | None = None
         self._log: PartitionLog | None = None
         self._is_leading = False
-        self._synced_offset = 0
         self._settings_version = 0
-        self._sync_task: asyncio.Task[None] | None = None
         self._waiters = ReplicaWaiters()
+        self._sync = GroupSync(
+            machine=self.machine,
+            background=background,
+            waiters=self._waiters,
+            on_failure=self._note_failed_sync,
+            is_offline=lambda: self.failure is not None,
+        )
 
     # --- state ----------------------------------------------------------------------------
 
@@ -153,16 +152,15 @@ class Replica:
         Never raises for the disk: a failure leaves the replica offline with its reason.
         """
         try:
-            await self._take_lock()
-            await self._background.run(self._open)
-            self.machine.advance_high_watermark(self.machine.log_end_offset)
+            await self.directory.lock()
+            self._use(await self._background.run(lambda: self.directory.open(self.topic)))
         except (OSError, CorruptDataError) as error:
             self._go_offline(f"cannot open {self.config.directory}: {error}")
             return
-        self.leadership = await self._leadership()
+        last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else -1
+        self.leadership = await ask_until_told(self._epoch_source, last_epoch)
         try:
-            await self._background.run(self._claim_directory)
-            self.machine.advance_high_watermark(self.machine.log_end_offset)
+            self._use(await self._background.run(self._claim_directory))
         except (OSError, CorruptDataError) as error:
             self._go_offline(f"cannot take over {self.config.directory}: {error}")
             return
@@ -198,68 +196,15 @@ class Replica:
             self.topic = internal_topic_config(self.config.topic)
         else:
             self.topic = TopicConfig.from_text(dict(settings))
-        self.log.settings = _log_settings(self.topic)
+        self.log.settings = log_settings(self.topic)
 
-    async def _take_lock(self) -> None:
-        self._filesystem.make_directory(self.config.directory)
-        while self._lock is None:
-            try:
-                self._lock = self._filesystem.lock(self.config.directory / LOCK_FILE)
-            except DirectoryLockedError:
-                await asyncio.sleep(LOCK_RETRY_MS / 1000)
-
-    def _open(self) -> None:
-        """Recover the log and rebuild the machine from it. Durable to its end on return."""
-        log = PartitionLog.open(
-            filesystem=self._filesystem,
-            directory=self.config.directory,
-            settings=_log_settings(self.topic),
-            now_ms=self._clock.now_ms(),
-        )
-        machine = self.machine
-        snapshot_offset, entries = log.latest_snapshot()
-        # A snapshot below the log start tells of producers by what stands between the two.
-        first_offset = min(log.log_start_offset, snapshot_offset)
-        machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-        replay_from = machine.replay_from
-        if not log.was_clean and replay_from > log.head.first_base_offset:
-            # A snapshot remembers one batch per producer; the segment before it restores the
-            # other four, so that a retry of any batch that was in flight is recognised.
-            replay_from = log.base_offset_of(replay_from - 1)
-        for header, batch in log.replay(replay_from):
-            control = decode_control(batch, header) if header.is_control else None
-            self._index_if_aborted(log, machine.apply(header, control))
-        machine.advance_log_start(log.log_start_offset)
-        point = log.sync_point()
-        point.run()
-        log.mark_synced(point)
-        self._synced_offset = point.log_end_offset
+    def _use(self, log: PartitionLog) -> None:
+        """Take an opened log, which is durable to its end, for this replica's."""
         self._log = log
+        self._sync.begin()
 
-    def _claim_directory(self) -> None:
-        """Make sure that the files are those of this topic, not of a deleted one of its name."""
-        filesystem, directory = self._filesystem, self.config.directory
-        path = directory / METADATA_FILE
-        claim = f"version: 0\ntopic_id: {self.leadership.topic_id}\n".encode()
-        if filesystem.exists(path) and filesystem.read_whole(path) != claim:
-            _logger.warning("%s: removing the log of a deleted topic of this name", directory)
-            self.log.close(None)
-            for name in filesystem.list_directory(directory):
-                if name != LOCK_FILE:
-                    filesystem.remove(directory / name)
-            self._open()
-        if not filesystem.exists(path):
-            filesystem.write_atomically(path, claim)
-
-    async def _leadership(self) -> BecomeLeaderReply:
-        last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else -1
-        delay_ms = LOCK_RETRY_MS
-        while True:
-            reply = await self._epoch_source(last_epoch)
-            if reply.error is ErrorCode.NONE:
-                return reply
-            await asyncio.sleep(delay_ms / 1000)
-            delay_ms = min(2 * delay_ms, 1_000)
+    def _claim_directory(self) -> PartitionLog:
+        return self.directory.claim(self.log, self.leadership.topic_id, self.topic)
 
     async def stop(self, *, remove_data: bool = False) -> None:
         """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
@@ -268,19 +213,14 @@ class Replica:
         """
         self._is_leading = False
         self._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if self._sync_task is not None:
-            await self._sync_task
+        await self._sync.drain()
         if self._log is not None:
             log, self._log = self._log, None
             try:
-                log.close(self.machine.snapshot() if self.failure is None else None)
-                if remove_data:
-                    self._filesystem.remove_tree(self.config.directory)
+                self.directory.close(log, is_sound=self.failure is None, remove_data=remove_data)
             except OSError as error:
                 self._go_offline(f"cannot close {self.config.directory}: {error}")
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self.directory.release()
 
     def _go_offline(self, reason: str) -> None:
         _logger.error("%s is offline: %s", self.topic_partition, reason)
@@ -368,7 +308,7 @@ class Replica:
             ):
                 log.roll(machine.snapshot())
             log.append(batch, header)
-            self._index_if_aborted(log, machine.apply(header, control))
+            index_if_aborted(log, machine.apply(header, control))
         except OSError as error:
             if log.failure is not None:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
@@ -377,16 +317,6 @@ class Replica:
         return AppendOutcome(
             error=ErrorCode.NONE, base_offset=base_offset, next_offset=header.next_offset
         )
-
-    @staticmethod
-    def _index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:
-        if completed is not None and completed.is_aborted:
-            log.append_aborted(
-                producer_id=completed.producer_id,
-                first_offset=completed.first_offset,
-                last_offset=completed.last_offset,
-                last_stable_offset=completed.last_stable_offset,
-            )
 
     # --- group sync -----------------------------------------------------------------------
 
@@ -407,29 +337,10 @@ class Replica:
         await self._waiters.progress(timeout_ms)
 
     def _request_sync(self) -> None:
-        if self.topic.flush == "os":
-            # The sync goes on behind, so that a restart has little to scan; nobody waits for it.
-            self.machine.advance_high_watermark(self.machine.log_end_offset)
-            self._waiters.release(self.machine.high_watermark)
-        if self._sync_task is None:
-            self._sync_task = asyncio.get_running_loop().create_task(self._sync())
+        self._sync.request(self.log, is_awaited=self.topic.flush != "os")
 
-    async def _sync(self) -> None:
-        """Sync until nothing is unsynced: appends made meanwhile share the next round."""
-        try:
-            while self._synced_offset < self.machine.log_end_offset:
-                point = self.log.sync_point()
-                await self._background.run(point.run)
-                if self.failure is not None:
-                    return
-                self.log.mark_synced(point)
-                self._synced_offset = point.log_end_offset
-                self.machine.advance_high_watermark(point.log_end_offset)
-                self._waiters.release(self.machine.high_watermark)
-        except OSError as error:
-            self._go_offline(f"cannot sync {self.config.directory}: {error}")
-        finally:
-            self._sync_task = None
+    def _note_failed_sync(self, error: OSError) -> None:
+        self._go_offline(f"cannot sync {self.config.directory}: {error}")
 
     async def sync_all(self) -> ErrorCode:
         """Make all that is unsynced now durable, the checkpoint included, and wait for it."""
@@ -444,8 +355,8 @@ class Replica:
             if self._log is not log:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)
-        except OSError as error:
-            self._go_offline(f"cannot sync {self.config.directory}: {error}")
+        except OSError as failure:
+            self._note_failed_sync(failure)
         return self.availability()
 
     def advance_log_start(self, offset: int) -> bool:
@@ -477,20 +388,4 @@ class Replica:
 
     def replay(self) -> Iterator[ReplayedBatch]:
         """Read the whole log back, decoded, in offset order: how a coordinator loads."""
-        for header, batch in self.log.replay(self.log.log_start_offset):
-            if header.is_control:
-                yield ReplayedBatch(
-                    header=header, records=(), control=decode_control(batch, header)
-                )
-            else:
-                yield ReplayedBatch(
-                    header=header, records=decode_records(batch, header), control=None
-                )
-
-
-def _log_settings(topic: TopicConfig) -> LogSettings:
-    return LogSettings(
-        segment_bytes=topic.segment_bytes,
-        segment_ms=topic.segment_ms,
-        index_interval_bytes=topic.index_interval_bytes,
-    )
+        return read_back(self.log)

@@ -3,9 +3,7 @@
 Rules. ``decide_append`` and ``decide_marker`` change nothing; ``apply`` is the one mutator for log
 content, the same live, on recovery and on a follower. The shell checks, writes and applies in one
 turn of its loop, with nothing awaited in between; only then does the next batch see the result.
-Offsets: ``log_start_offset`` ≤ ``last_stable_offset`` ≤ ``high_watermark`` ≤ ``log_end_offset``
-(I-01). The last stable offset is the first unstable one where that lies below the high watermark,
-else the high watermark.
+What may be read, and the offsets that say so, are in ``partition_bounds``.
 
 ========  ====================  =================================================================
 role      event                 answer
@@ -36,17 +34,15 @@ Source: KIP-98, KIP-101, KIP-890; enrolment tickets are ours (ADR 0002).
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.leader_epochs import LeaderEpochs
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction
-from oncelog.actors.protocol.producer_state import Enrolment, ProducerStates
+from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
+from oncelog.actors.protocol.producer_state import Enrolment
 from oncelog.actors.protocol.tickets import check_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
@@ -56,31 +52,12 @@ from oncelog.storage.model import (
     NO_OFFSET,
     NO_TIMESTAMP,
     AppendOrigin,
-    IsolationLevel,
     TopicPartition,
 )
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
 
 __all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachine", "Role"]
-
-
-class Role(enum.Enum):
-    """What a replica is to its partition."""
-
-    LOADING = "loading"
-    FOLLOWER = "follower"
-    LEADER = "leader"
-
-
-LEGAL_ROLES: Final = MappingProxyType(
-    {
-        Role.LOADING: frozenset({Role.LEADER, Role.FOLLOWER}),
-        Role.FOLLOWER: frozenset({Role.LEADER, Role.FOLLOWER}),
-        Role.LEADER: frozenset({Role.LEADER, Role.FOLLOWER}),
-    }
-)
-"""Role → roles it may take; ``load`` leads back to LOADING from each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,75 +82,17 @@ ACCEPTED: Final = AppendVerdict()
 """Append it now."""
 
 
-class PartitionMachine:
-    """The state of one replica. Offsets are as their names say: starts inclusive, ends exclusive.
+class PartitionMachine(PartitionBounds):
+    """The state of one replica; its offsets and what may be read are ``PartitionBounds``."""
 
-    ``log_start_offset`` moves by retention only, ``log_end_offset`` by ``apply`` only,
-    ``high_watermark`` by ``advance_high_watermark`` only, and ``last_stable_offset`` follows.
-    """
-
-    __slots__ = (
-        "_cluster_key",
-        "_high_watermark",
-        "_latest_ms",
-        "_log_end_offset",
-        "_log_start_offset",
-        "_replay_from",
-        "_snapshot_offset",
-        "_stable_seen",
-        "_topic_id",
-        "leader_epoch",
-        "leader_epochs",
-        "producers",
-        "role",
-        "topic_partition",
-    )
+    __slots__ = ("_cluster_key", "_latest_ms", "_topic_id", "leader_epoch")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
-        self.topic_partition = topic_partition
-        self.role = Role.LOADING
+        super().__init__(topic_partition)
         self.leader_epoch = NO_LEADER_EPOCH
         self._topic_id = ""
         self._cluster_key = b""
         self._latest_ms = NO_TIMESTAMP
-        self.load(0, 0, ())
-
-    # --- loading -----------------------------------------------------------------------------
-
-    def load(
-        self,
-        log_start_offset: int,
-        snapshot_offset: int,
-        entries: Iterable[ProducerSnapshotEntry],
-        *,
-        leader_epochs: Iterable[tuple[int, int]] = (),
-    ) -> None:
-        """Forget everything and begin at a producer snapshot; then replay from ``replay_from``.
-
-        ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also the
-        way to follow a truncation: nothing is ever undone.
-        """
-        self.role = Role.LOADING
-        self.producers = ProducerStates(entries)
-        self.leader_epochs = LeaderEpochs(leader_epochs)
-        self._log_start_offset = log_start_offset
-        self._snapshot_offset = max(snapshot_offset, log_start_offset)
-        self._log_end_offset = self._snapshot_offset
-        self._high_watermark = log_start_offset
-        self._stable_seen = log_start_offset
-        first_open = self.producers.transactions.first_ongoing_offset
-        has_open_before = first_open != NO_OFFSET and first_open < self._snapshot_offset
-        begin = first_open if has_open_before else self._snapshot_offset
-        self._replay_from = max(begin, log_start_offset)
-
-    @property
-    def replay_from(self) -> int:
-        """Inclusive offset from which the log must be replayed after ``load``.
-
-        Before the snapshot while transactions are open in it: their record counts are not in a
-        snapshot. Replaying from further back is harmless, and restores remembered batches.
-        """
-        return self._replay_from
 
     # --- role --------------------------------------------------------------------------------
 
@@ -327,42 +246,7 @@ class PartitionMachine:
         self._check_bounds()
         return completed
 
-    def advance_high_watermark(self, offset: int) -> bool:
-        """Everything below ``offset`` (exclusive) is synced on every in-sync replica.
-
-        A lower offset than before changes nothing; one past the log end is refused as our bug
-        (I-04). Returns whether the high watermark moved, and so whether readers are to be woken.
-        """
-        invariant(
-            offset <= self._log_end_offset,
-            "I-04",
-            f"{self}: high watermark {offset} past the log end {self._log_end_offset}",
-        )
-        if offset <= self._high_watermark:
-            return False
-        self._high_watermark = offset
-        self.producers.transactions.forget_before(offset)
-        self._check_bounds()
-        return True
-
-    def advance_log_start(self, offset: int) -> bool:
-        """Records below ``offset`` (exclusive) are gone; a lower offset changes nothing.
-
-        Producers and open transactions stay: their markers are still to come.
-        """
-        invariant(
-            offset <= self._log_end_offset,
-            "I-01",
-            f"{self}: log start {offset} past the log end {self._log_end_offset}",
-        )
-        if offset <= self._log_start_offset:
-            return False
-        self._log_start_offset = offset
-        self._high_watermark = max(self._high_watermark, offset)
-        self.producers.transactions.forget_before(self._high_watermark)
-        self.leader_epochs.truncate_start(offset)
-        self._check_bounds()
-        return True
+    # --- producers ---------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> int:
         """Forget producers that were silent for a day; returns how many. Call it periodically."""
@@ -370,64 +254,6 @@ class PartitionMachine:
         if expired_count:
             self._latest_ms = max(self._latest_ms, now_ms)
         return expired_count
-
-    # --- read --------------------------------------------------------------------------------
-
-    @property
-    def log_start_offset(self) -> int:
-        """Inclusive offset of the first record that may be read."""
-        return self._log_start_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        """Exclusive: the offset of the next record."""
-        return self._log_end_offset
-
-    @property
-    def high_watermark(self) -> int:
-        """Exclusive: everything below is synced on every in-sync replica."""
-        return self._high_watermark
-
-    @property
-    def first_unstable_offset(self) -> int:
-        """Inclusive first offset of the oldest transaction that is not decided, -1 if none."""
-        unstable = self.producers.transactions.first_unstable_offset
-        return unstable if unstable == NO_OFFSET else max(unstable, self._log_start_offset)
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Exclusive: every transaction with data below is decided, and the decision replicated.
-
-        A snapshot does not tell which of the transactions completed before it are unreplicated,
-        so nothing is taken for stable until the high watermark has reached the loaded snapshot.
-        """
-        if self._high_watermark < self._snapshot_offset:
-            return self._log_start_offset
-        unstable = self.first_unstable_offset
-        if unstable == NO_OFFSET:
-            return self._high_watermark
-        return min(unstable, self._high_watermark)
-
-    def fetch_bound(self, isolation_level: IsolationLevel) -> int:
-        """Exclusive offset up to which a reader sees records."""
-        if isolation_level is IsolationLevel.READ_COMMITTED:
-            return self.last_stable_offset
-        return self._high_watermark
-
-    def check_fetch(self, offset: int) -> ErrorCode:
-        """Whether a fetch may begin at ``offset``; between bound and log end it waits, empty."""
-        if self._log_start_offset <= offset <= self._log_end_offset:
-            return ErrorCode.NONE
-        return ErrorCode.OFFSET_OUT_OF_RANGE
-
-    def check_latest(self) -> ErrorCode:
-        """Whether "latest" may be told: not until the high watermark reached this epoch's start.
-
-        Otherwise a reader could see it go back after a failover. Source: KIP-207.
-        """
-        if self._high_watermark < self.leader_epochs.latest_start_offset:
-            return ErrorCode.OFFSET_NOT_AVAILABLE
-        return ErrorCode.NONE
 
     @property
     def producer_count(self) -> int:
@@ -458,11 +284,6 @@ class PartitionMachine:
 
     # --- invariants --------------------------------------------------------------------------
 
-    def _take_role(self, role: Role) -> None:
-        invariant(role in LEGAL_ROLES[self.role], "I-22", f"{self} is to become {role.value}")
-        self.role = role
-        self._stable_seen = self.last_stable_offset
-
     def _check_place(self, header: BatchHeader) -> None:
         """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps."""
         is_leader = self.role is Role.LEADER
@@ -473,12 +294,3 @@ class PartitionMachine:
             invariant(False, "I-02", f"{self}: batch at {header.base_offset}")
         if is_leader and header.leader_epoch != self.leader_epoch:
             invariant(False, "I-08", f"{self}: batch of leader epoch {header.leader_epoch}")
-
-    def _check_bounds(self) -> None:
-        """I-01 after every change, I-03 on a leader; a text is built only when it is needed."""
-        stable = self.last_stable_offset
-        if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
-            invariant(False, "I-01", str(self))
-        if self.role is Role.LEADER and stable < self._stable_seen:
-            invariant(False, "I-03", f"{self}: was stable to {self._stable_seen}")
-        self._stable_seen = stable

@@ -41,6 +41,7 @@ class LeaderHarness:
         self.directory = directory
         self.settings = settings or {}
         self.topic_id = TOPIC_ID
+        self.next_epoch: Callable[[int], int] = lambda last_epoch: last_epoch + 1
         self.clock = ManualClock()
         self.background: Any = ThreadBackground()
         self.filesystem: Any = RealFileSystem()
@@ -55,7 +56,7 @@ class LeaderHarness:
     async def start(self) -> PartitionLeader:
         async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
             return BecomeLeaderReply(
-                leader_epoch=last_epoch + 1,
+                leader_epoch=self.next_epoch(last_epoch),
                 topic_id=self.topic_id,
                 cluster_key=KEY,
                 settings=tuple(self.settings.items()),

@@ -166,7 +166,7 @@ def test_a_producer_outlives_its_data(harness: Any, is_clean: bool) -> None:
         if is_clean:
             await harness.replica.stop()
         else:
-            harness.replica._lock.release()  # What the end of the process does.
+            harness.replica.directory.release()  # What the end of the process does.
         await harness.start()
         await expect_gap_refused(harness)
         retried = await harness.produce(harness.batch(b"x" * 1_500, pid=7, epoch=0, seq=3))
@@ -184,12 +184,12 @@ def test_a_producer_outlives_its_data_even_if_its_snapshots_were_lost(harness: A
         await fill(harness, 4)
         harness.clock.time_ms += DAY_MS + 1
         await fill(harness, 1, pid=8)
-        harness.replica._lock.release()  # What the end of the process does.
+        harness.replica.directory.release()  # What the end of the process does.
         for path in (harness.directory / "flights-0").glob("*.snapshot"):
             path.unlink()
         await harness.start()
         assert await retain(harness) == 2
-        harness.replica._lock.release()
+        harness.replica.directory.release()
         await harness.start()
         assert harness.replica.machine.log_start_offset == 4
         await fill(harness, 1, first=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from oncelog.actors.protocol.messages import (
     TxnMarker,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.record_codec import decode_records
@@ -308,7 +306,7 @@ def test_after_a_restart_everything_acknowledged_is_there_in_a_higher_epoch(
         if is_clean:
             await harness.replica.stop()
         else:
-            harness.replica._lock.release()  # What the end of the process does.
+            harness.replica.directory.release()  # What the end of the process does.
         await harness.start()
         assert harness.replica.leader_epoch == 1
         machine = harness.replica.machine
@@ -387,7 +385,7 @@ def test_after_a_crash_every_batch_that_was_in_flight_is_recognised(harness: Any
         for batch in batches:
             await harness.produce(batch)
         assert harness.replica.log.segment_count == 3
-        harness.replica._lock.release()  # What the end of the process does.
+        harness.replica.directory.release()  # What the end of the process does.
         await harness.start()
         again = [await harness.produce(batch) for batch in batches[2:]]
         assert [(reply.error, reply.base_offset) for reply in again] == [
@@ -459,18 +457,13 @@ def test_a_log_of_a_deleted_topic_of_the_same_name_is_not_taken_over(harness: An
 
 @pytest.mark.parametrize("leader_epoch", [0, 1])
 def test_a_recreated_topic_starts_empty_and_keeps_what_it_gets(
-    harness: Any, monkeypatch: pytest.MonkeyPatch, leader_epoch: int
+    harness: Any, leader_epoch: int
 ) -> None:
     """1. A topic is deleted while its replica does not hear of it. 2. One of its name is created,
     whose epochs begin again. 3. Nothing old is read. 4. What the new one got survives a restart.
     """
     epochs = iter([0, leader_epoch, leader_epoch + 1])
-    source = Replica._leadership
-
-    async def leadership(replica: Replica) -> Any:
-        return dataclasses.replace(await source(replica), leader_epoch=next(epochs))
-
-    monkeypatch.setattr(Replica, "_leadership", leadership)
+    harness.next_epoch = lambda _last_epoch: next(epochs)
 
     async def body() -> None:
         await harness.start()

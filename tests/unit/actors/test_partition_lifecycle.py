@@ -196,7 +196,7 @@ def test_after_a_restart_deleted_records_stay_deleted_and_retries_are_recognised
         if is_clean:
             await harness.replica.stop()
         else:
-            harness.replica._lock.release()  # What the end of the process does.
+            harness.replica.directory.release()  # What the end of the process does.
         await harness.start()
         machine = harness.replica.machine
         assert (machine.log_start_offset, machine.log_end_offset) == (offset, 3)
@@ -236,7 +236,7 @@ def test_an_open_transaction_whose_head_is_deleted_ends_normally_after_a_restart
         if is_clean:
             await harness.replica.stop()
         else:
-            harness.replica._lock.release()  # What the end of the process does.
+            harness.replica.directory.release()  # What the end of the process does.
         await harness.start()
         machine = harness.replica.machine
         assert (machine.last_stable_offset, machine.open_transaction_count) == (2, 1)
