@@ -20,14 +20,20 @@ from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.held_records import HeldRecordsReader
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
 from oncelog.actors.marker_sender import Delivery, MarkerSender
+from oncelog.actors.protocol.admin_messages import (
+    AbortTransactionReply,
+    AbortTransactionRequest,
+    DeleteTransactionalIdReply,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
+)
 from oncelog.actors.protocol.cluster_messages import AllocateProducerIdsRequest, TopicMetadata
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
-    DescribeTransactionsReply,
-    DescribeTransactionsRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -266,13 +272,41 @@ class TransactionCoordinator:
         error = self._runtime.unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
+        if request.transactional_ids is None:
+            found = self.machine.matching(request, self._clock.now_ms())
+            return DescribeTransactionsReply(transactions=found)
         found = self.machine.describe(request.transactional_ids)
         known = {description.transactional_id for description in found}
-        unknown = [name for name in request.transactional_ids or () if name not in known]
+        unknown = [name for name in request.transactional_ids if name not in known]
         return DescribeTransactionsReply(
             error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else ErrorCode.NONE,
             detail=f"unknown: {', '.join(unknown)}" if unknown else "",
             transactions=found,
+        )
+
+    async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
+        """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reserve_producer_ids()
+        reply = await self._runtime.execute(
+            request.transactional_id, lambda now_ms: self.machine.decide_abort(request, now_ms)
+        )
+        completion = self._completion(request.transactional_id)
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        return dataclasses.replace(reply, visible=await self._is_visible(completion))
+
+    async def delete_transactional_id(
+        self, request: DeleteTransactionalIdRequest
+    ) -> DeleteTransactionalIdReply:
+        """Forget an id at rest, durably."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        return await self._runtime.execute(
+            request.transactional_id, lambda _now_ms: self.machine.decide_delete(request)
         )
 
     def _refusal(self, transactional_id: str) -> Refusal:

@@ -12,6 +12,10 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.protocol.admin_messages import (
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
 from oncelog.actors.protocol.cluster_messages import (
     AlterTopicRequest,
     CreateTopicRequest,
@@ -31,12 +35,10 @@ from oncelog.actors.protocol.messages import (
     DescribeProducersRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
-    DescribeTransactionsRequest,
     ProducerDescription,
     Reply,
     ReplyT,
     Request,
-    TransactionDescription,
 )
 from oncelog.api.consumer import as_committed
 from oncelog.api.event_loop import LoopThread

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.protocol.messages import DescribeTransactionsRequest, Run, Winner
+from oncelog.actors.protocol.admin_messages import DescribeTransactionsRequest
+from oncelog.actors.protocol.messages import Run, Winner
 from oncelog.actors.ray_environment import prepare_to_join
 from oncelog.api.config import ProducerSettings
 from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait

@@ -5,7 +5,7 @@ with ``error`` and every other field has a default, so that a lost call is answe
 ``request.failed(code)``. Several partitions in one message carry one ``ErrorCode`` each. Times are
 milliseconds since the Unix epoch, durations milliseconds, sizes bytes. This file holds the
 messages of data and transactions; ``group_messages.py`` those of groups, ``cluster_messages.py``
-those of the controller.
+those of the controller, ``admin_messages.py`` those of operators.
 """
 
 from __future__ import annotations
@@ -428,38 +428,3 @@ class EndTxnRequest(Request[EndTxnReply]):
     token: bytes | None = None
     run: Run | None = None
     winners: tuple[Winner, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionDescription:
-    """One transactional id as its coordinator knows it; ``state`` is Kafka's name of it."""
-
-    transactional_id: str
-    state: str
-    producer_id: int
-    producer_epoch: int
-    transaction_timeout_ms: int
-    transaction_start_ms: int = NO_TIMESTAMP
-    partitions: tuple[TopicPartition, ...] = ()
-    commit_token: bytes | None = None
-    member_count: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionsReply(Reply):
-    """The transactional ids asked for that exist on this shard."""
-
-    transactions: tuple[TransactionDescription, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionsRequest(Request[DescribeTransactionsReply]):
-    """Describe transactional ids; ``None`` lists all of the shard.
-
-    An id that was asked for and is unknown makes the error ``TRANSACTIONAL_ID_NOT_FOUND``.
-    """
-
-    method = "describe_transactions"
-    reply_type = DescribeTransactionsReply
-
-    transactional_ids: tuple[str, ...] | None = None

@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -51,7 +51,6 @@ from oncelog.actors.protocol.transaction_end import (
     is_retry_of_previous_id,
     run_end_verdict,
 )
-from oncelog.actors.protocol.transaction_log import encode_key
 from oncelog.actors.protocol.transaction_members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -62,6 +61,7 @@ from oncelog.actors.protocol.transaction_members import (
     free_member,
     with_member,
 )
+from oncelog.actors.protocol.transaction_operations import TransactionOperations
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     PREPARED,
@@ -78,14 +78,13 @@ from oncelog.actors.protocol.transaction_state import (
     raised,
     run_begun,
 )
-from oncelog.actors.protocol.transaction_table import TransactionTable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 NOTHING_HELD: Final = HeldRecords()
 
 
-class TransactionMachine(TransactionTable):
+class TransactionMachine(TransactionOperations):
     """Decides what becomes of the transactional ids of one coordinator shard."""
 
     # --- producers --------------------------------------------------------------------------
@@ -345,9 +344,7 @@ class TransactionMachine(TransactionTable):
         metadata = self._transactions.get(transactional_id)
         if metadata is None or not self._is_idle(metadata, now_ms):
             return Decision(reply=Reply())
-        self._pending[transactional_id] = TransactionState.DEAD
-        tombstone = LogRecord(encode_key(transactional_id), None)
-        return Decision(reply=Reply(), records=(tombstone,))
+        return self._forgotten(transactional_id, Reply())
 
     # --- leaves -----------------------------------------------------------------------------
 

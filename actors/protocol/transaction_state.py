@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from oncelog.actors.protocol.messages import Run, TransactionDescription, TxnMarker
+from oncelog.actors.protocol.admin_messages import TransactionDescription, TransactionMember
+from oncelog.actors.protocol.messages import Run, TxnMarker
 from oncelog.actors.protocol.transaction_members import (
     Members,
     MemberStatus,
@@ -300,8 +301,19 @@ def described(metadata: TransactionMetadata) -> TransactionDescription:
         producer_id=metadata.producer_id,
         producer_epoch=metadata.producer_epoch,
         transaction_timeout_ms=metadata.transaction_timeout_ms,
-        transaction_start_ms=metadata.start_ms,
+        transaction_start_ms=NO_TIMESTAMP if metadata.state in AT_REST else metadata.start_ms,
+        last_update_ms=metadata.last_update_ms,
         partitions=tuple(sorted(metadata.all_partitions)),
         commit_token=metadata.commit_token,
         member_count=active_count(metadata.members),
+        members=tuple(
+            TransactionMember(
+                producer_id=member.producer_id,
+                producer_epoch=member.producer_epoch,
+                status=member.status.name,
+                partitions=tuple(sorted(member.partitions)),
+            )
+            for _, member in sorted(metadata.members.items())
+            if member.status is not MemberStatus.FREE
+        ),
     )

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from oncelog.actors.protocol.admin_messages import (
+    TransactionDescription,
+)
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import (
     EndTxnRequest,
     ReplyT,
     Request,
-    TransactionDescription,
     TxnMarker,
 )
 from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
@@ -197,6 +199,12 @@ class TransactionTable:
             now_ms=now_ms,
             spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
         )
+
+    def _forgotten(self, transactional_id: str, reply: ReplyT) -> Decision[ReplyT]:
+        """The tombstone of an id at rest; DEAD is pending until it is committed."""
+        self._pending[transactional_id] = TransactionState.DEAD
+        tombstone = LogRecord(encode_key(transactional_id), None)
+        return Decision(reply=reply, records=(tombstone,))
 
     def _decision(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
         """The records that lead one id through ``steps``, and the pending mark of the last."""

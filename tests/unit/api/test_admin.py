@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from oncelog.actors.protocol.admin_messages import (
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
 from oncelog.actors.protocol.cluster_messages import (
     AlterTopicReply,
     AlterTopicRequest,
@@ -24,10 +29,7 @@ from oncelog.actors.protocol.messages import (
     DescribeProducersRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
-    DescribeTransactionsReply,
-    DescribeTransactionsRequest,
     ProducerDescription,
-    TransactionDescription,
 )
 from oncelog.api.admin import Admin, AsyncAdmin
 from oncelog.storage.errors import ErrorCode

@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.protocol.admin_messages import (
+    DescribeTransactionsRequest,
+)
 from oncelog.actors.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
-    DescribeTransactionsRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
