@@ -1,0 +1,264 @@
+"""How each kind of process is put together, wherever it runs: shell, replica and maintenance.
+
+``processes.py`` and ``controller_process.py`` give these classes the surroundings of production
+and make Ray actors of them; the simulator gives them its own. Constructors only set fields, because
+an exception there would end a Ray actor for good; recovery runs in a task, and while it runs
+requests are answered with a code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.controller import Controller, Launcher
+from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, Transport
+from oncelog.actors.log_cleaning import clean_if_dirty
+from oncelog.actors.maintenance import Maintenance
+from oncelog.actors.partition_leader import PartitionLeader
+from oncelog.actors.protocol.cluster_messages import (
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    MetadataRequest,
+    ShutdownReply,
+    ShutdownRequest,
+)
+from oncelog.actors.protocol.messages import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.replica import Replica
+from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.fs import FileSystem
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a process finds where it runs.
+
+    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant or
+    another bug of ours, and ends the process at once: it does not return.
+    """
+
+    filesystem: FileSystem
+    clock: Clock
+    background: Background
+    transport: Transport
+    random: Random
+    incarnation: str
+    process_id: int
+    die: Callable[[BaseException], None]
+
+
+class ReplicaServer:
+    """What every process that holds a log has: its replica, its start and its maintenance."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        self.config = config
+        self.surroundings = surroundings
+        self.clock = surroundings.clock
+        self.transport = surroundings.transport
+        self.failure = ""
+        self.replica = Replica(
+            config=config,
+            filesystem=surroundings.filesystem,
+            clock=surroundings.clock,
+            background=surroundings.background,
+            epoch_source=self.ask_for_epoch,
+        )
+        self.maintenance = Maintenance(
+            replica=self.replica,
+            clock=surroundings.clock,
+            on_failure=surroundings.die,
+            refresh=self.refresh_settings,
+            compact=self.compact_log,
+        )
+
+    def begin(self) -> None:
+        """Start serving in a task of its own; the last line of a constructor."""
+        self._start_task = asyncio.get_running_loop().create_task(self._start())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
+
+    async def start_serving(self) -> None:
+        """Open the replica and whatever is on top of it."""
+        await self.replica.start()
+
+    async def ask_for_epoch(self, _last_epoch: int) -> BecomeLeaderReply:
+        """Ask the controller for an epoch that nobody had before."""
+        request = BecomeLeaderRequest(
+            topic_partition=self.replica.topic_partition,
+            broker_id=self.config.broker_id,
+            incarnation=self.surroundings.incarnation,
+        )
+        return await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+
+    async def refresh_settings(self) -> None:
+        """Follow the settings that the controller has of the topic, in case a call was lost."""
+        request = MetadataRequest(topics=(self.config.topic,))
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        for topic in reply.topics:
+            if topic.topic_id == self.replica.leadership.topic_id:
+                self.replica.configure(topic.settings, topic.settings_version)
+
+    async def compact_log(self) -> None:
+        """Compact the log, which is of a compacted topic, if it is worth while."""
+        await clean_if_dirty(
+            self.replica,
+            now_ms=self.clock.now_ms(),
+            is_wanted=lambda: self.maintenance.is_running,
+        )
+
+    async def _start(self) -> None:
+        try:
+            await self.start_serving()
+            self.maintenance.start()
+        except InvariantViolation as error:
+            self.surroundings.die(error)
+        except Exception as error:
+            # Kept for ``health``: the actor lives on and answers that it does not lead.
+            _logger.exception("%r could not start", self)
+            self.failure = f"could not start: {error!r}"
+
+    async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
+        """Describe the replica's bounds and role."""
+        return self.replica.describe(self.surroundings.process_id)
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop serving, flush and release the directory; the process stays to be killed."""
+        await self.maintenance.stop()
+        await self.stop_serving(remove_data=request.remove_data)
+        if self.replica.failure is not None:
+            return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, self.replica.failure)
+        return ShutdownReply()
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Stop what is on top of the replica, then the replica."""
+        await self.replica.stop(remove_data=remove_data)
+
+
+class PartitionServer(PartitionLeader, ReplicaServer):
+    """One partition replica."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        PartitionLeader.__init__(self, replica=self.replica, clock=self.clock)
+        self.on_log_start_raised = self.maintenance.retain_soon
+        self.begin()
+
+
+class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
+    """One shard of transactional ids."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        TransactionCoordinator.__init__(
+            self,
+            replica=self.replica,
+            transport=self.transport,
+            clock=self.clock,
+            rng=surroundings.random,
+            on_failure=surroundings.die,
+        )
+        self.begin()
+
+    async def start_serving(self) -> None:
+        """Lead the log partition, then load the shard from it."""
+        await self.replica.start()
+        await TransactionCoordinator.start(self)
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Stop what runs in the background, then the replica."""
+        await TransactionCoordinator.stop(self)
+        await self.replica.stop(remove_data=remove_data)
+
+
+class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
+    """One shard of consumer groups."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        GroupCoordinator.__init__(
+            self,
+            replica=self.replica,
+            clock=self.clock,
+            random=surroundings.random,
+            settings=group_settings(config.cluster),
+        )
+        self.begin()
+
+    async def start_serving(self) -> None:
+        """Lead the log partition, then load the shard from it."""
+        await self.replica.start()
+        await self.load()
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Send the parked members away, then stop the replica."""
+        self.resign()
+        await self.replica.stop(remove_data=remove_data)
+
+
+class ControllerServer(Controller, ReplicaServer):
+    """The controller: its own log, its own epochs."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        surroundings: Surroundings,
+        *,
+        launcher: Launcher,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        Controller.__init__(
+            self,
+            replica=self.replica,
+            clock=self.clock,
+            transport=self.transport,
+            launcher=launcher,
+            config=config.cluster,
+            process_id=surroundings.process_id,
+            token_bytes=token_bytes,
+        )
+        self.begin()
+
+    def __repr__(self) -> str:
+        return "Controller"
+
+    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """The next epoch of the metadata log: its directory lock lets one process lead it."""
+        return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+    async def refresh_settings(self) -> None:
+        """Nothing to ask for: the metadata log has no settings."""
+
+    async def start_serving(self) -> None:
+        """Load the metadata log and start every replica."""
+        await self.start()
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop every replica of the cluster, then the metadata log."""
+        await self.maintenance.stop()
+        return await Controller.shutdown(self, request)
+
+
+def server_of(
+    topic: str,
+) -> type[PartitionServer | TransactionCoordinatorServer | GroupCoordinatorServer]:
+    """The class that serves a partition of ``topic``; not for the metadata log."""
+    if topic == TRANSACTION_STATE_TOPIC:
+        return TransactionCoordinatorServer
+    if topic == CONSUMER_OFFSETS_TOPIC:
+        return GroupCoordinatorServer
+    return PartitionServer

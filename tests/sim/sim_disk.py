@@ -1,0 +1,160 @@
+"""The disk and the disk thread of a simulated process.
+
+Several lives of an actor share one tree: kill -9 leaves the page cache as it is, and a zombie may
+write beside its successor if only the directory lock lets it. A power loss makes a new tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from crash_disk import Crash, CrashDisk, CrashLock, DataLoss, NameLoss
+from disk_image import Directory, File, clone_tree
+
+
+class SimDisk(CrashDisk):
+    """What one life of a process sees of its disk. ``on_death`` is told before ``Crash`` is raised.
+
+    ``operation_count`` counts like ``history``, which is not kept beyond what is needed.
+    """
+
+    def __init__(self, root: Directory, locked: set[Path]) -> None:
+        super().__init__()
+        self._root = root
+        self._locked = locked
+        self._own_locks: list[Path] = []
+        self.on_death: Callable[[str], None] | None = None
+
+    @classmethod
+    def of(cls, root: Directory) -> SimDisk:
+        """A disk on its own copy of ``root``, which nobody has locked."""
+        return cls(clone_tree(root, {}), set())
+
+    @property
+    def operation_count(self) -> int:
+        """Operations done in this life."""
+        return len(self.history)
+
+    @property
+    def root(self) -> Directory:
+        """The tree, as processes see it and as it would survive."""
+        return self._root
+
+    def next_life(self) -> SimDisk:
+        """The same files for another process; planned failures stay behind."""
+        disk = SimDisk(self._root, self._locked)
+        disk.capacity_bytes = self.capacity_bytes
+        return disk
+
+    def after_loss(self, data: DataLoss, names: NameLoss, random: Random) -> SimDisk:
+        """What a power loss leaves, for a process of the next boot."""
+        survivor = self.after_power_loss(data, names, random)
+        disk = SimDisk(survivor._root, set())
+        disk.capacity_bytes = self.capacity_bytes
+        return disk
+
+    def kill(self) -> None:
+        """Die now; the kernel takes the locks back."""
+        self.is_dead = True
+        for path in self._own_locks:
+            self._locked.discard(path)
+        self._own_locks.clear()
+
+    def lock(self, path: Path) -> CrashLock:
+        """See ``CrashDisk.lock``."""
+        lock = super().lock(path)
+        self._own_locks.append(path)
+        return lock
+
+    def unlock(self, path: Path) -> None:
+        """See ``CrashDisk.unlock``; what a dead process does is in vain."""
+        if not self.is_dead and path in self._own_locks:
+            self._own_locks.remove(path)
+            self._locked.discard(path)
+
+    def _die(self) -> None:
+        operation = f"{len(self.history)}: {self.history[-1]}"
+        self.kill()
+        if self.on_death is not None:
+            self.on_death(operation)
+        raise Crash(f"stopped at operation {operation}")
+
+
+def settle(directory: Directory) -> Directory:
+    """The tree with everything durable, as after a long time of peace."""
+    for node in directory.entries.values():
+        if isinstance(node, File):
+            node.sync()
+        else:
+            settle(node)
+    directory.sync()
+    return directory
+
+
+class SimBackground:
+    """``Background`` that takes a drawn time per piece of work, one piece after another.
+
+    Work takes effect somewhere within its time, so a crash may come before or after it.
+    ``slowness`` multiplies the time. While ``is_held`` nothing is begun; ``release`` goes on.
+    """
+
+    def __init__(self, random: Random, delay_ms: tuple[float, float]) -> None:
+        self.slowness = 1.0
+        self.is_held = False
+        self._random = random
+        self._delay_ms = delay_ms
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._is_busy = False
+
+    @property
+    def waiting_count(self) -> int:
+        """Pieces of work that were given and are not begun."""
+        return len(self._waiting)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """See ``Background.run``."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, future))
+        self._begin()
+        return await future
+
+    def hold(self) -> None:
+        """Begin nothing from now on."""
+        self.is_held = True
+
+    def release(self) -> None:
+        """Go on; to be called in the context of the process (``Process.run``)."""
+        self.is_held = False
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._is_busy or self.is_held or not self._waiting:
+            return
+        self._is_busy = True
+        work, future = self._waiting.popleft()
+        delay_s = self._random.uniform(*self._delay_ms) * self.slowness / 1_000
+        before_s = delay_s * self._random.random()
+        loop = asyncio.get_running_loop()
+        loop.call_later(before_s, self._do, work, future, delay_s - before_s)
+
+    def _do(self, work: Callable[[], Any], future: asyncio.Future[Any], after_s: float) -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        asyncio.get_running_loop().call_later(after_s, self._settle, future, result, error)
+
+    def _settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        self._is_busy = False
+        if not future.done():
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._begin()

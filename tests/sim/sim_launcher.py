@@ -1,0 +1,82 @@
+"""Starting and ending of actors in a simulated world, and clusters that were founded before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from disk_image import Directory
+from sim_disk import settle
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import actor_of
+from oncelog.storage.model import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sim_process import Process
+    from sim_world import World, WorldSettings
+
+_FOUNDED: dict[str, dict[str, Directory]] = {}
+"""Disks of clusters with their topics, by what they were founded with: most worlds begin alike."""
+
+
+class SimLauncher:
+    """``Launcher``: each request takes a drawn time, as a thread that asks Ray does."""
+
+    def __init__(self, world: World, process: Process, config: ReplicaConfig) -> None:
+        self._world = world
+        self._process = process
+        self._config = config
+
+    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        """See ``Launcher.start``."""
+        for tp, broker_id in replicas:
+            await self._pass_time(1 / max(len(replicas), 1))
+            config = ReplicaConfig(
+                topic=tp.topic,
+                partition=tp.partition,
+                broker_id=broker_id,
+                data_dir=self._config.data_dir,
+                cluster=self._config.cluster,
+            )
+            self._world.driver.soon(self._world.start_actor, actor_of(tp, broker_id), config)
+
+    async def end(self, actors: list[str]) -> None:
+        """See ``Launcher.end``."""
+        await self._pass_time()
+        for name in actors:
+            self._world.driver.soon(self._world.end_actor, name)
+
+    async def running(self) -> list[str]:
+        """See ``Launcher.running``."""
+        await self._pass_time()
+        return self._world.actor_names()
+
+    async def _pass_time(self, share: float = 1.0) -> None:
+        delay_ms = self._process.random.uniform(*self._world.settings.launch_ms)
+        await asyncio.sleep(delay_ms * share / 1_000)
+
+
+def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:
+    """The disks of a cluster that was founded and has its topics, everything on them durable."""
+    key = repr((sorted(topics.items()), settings.cluster, settings.topic_settings))
+    if key not in _FOUNDED:
+        _FOUNDED[key] = _found(topics, settings)
+    return _FOUNDED[key]
+
+
+def _found(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:
+    from sim_world import World
+
+    async def create(client: Any) -> None:
+        admin = client.admin()
+        for topic, partitions in topics.items():
+            await admin.create_topic(topic, partitions, **settings.topic_settings.get(topic, {}))
+
+    with World(-1, topics={}, settings=settings, is_founded=False) as world:
+        founder = world.client("founder")
+        world.run(founder.spawn(create(founder)))
+        world.quiesce()
+        return {name: settle(disk.root) for name, disk in world.disks.items()}

@@ -1,0 +1,351 @@
+"""Calls between simulated processes: delayed, repeated, lost, held at a gate; never in order.
+
+What crosses is pickled, as Ray does it, so nothing is shared. Actors are addressed by name: a late
+request reaches whoever has the name then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from crash_disk import Crash
+
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+
+if TYPE_CHECKING:
+    from sim_process import Process
+    from sim_world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFaults:
+    """How calls suffer: probabilities from 0 to 1 per call, times in milliseconds.
+
+    ``delay`` stretches a request or reply by something between both bounds, any order of magnitude
+    being as likely. ``break_off`` answers NETWORK_EXCEPTION at once though the call goes through. A
+    dropped request or reply is answered with NETWORK_EXCEPTION or times out.
+    """
+
+    latency_ms: tuple[float, float] = (0.1, 1.0)
+    delay: float = 0.0
+    delay_ms: tuple[float, float] = (1.0, 60_000.0)
+    duplicate: float = 0.0
+    drop_request: float = 0.0
+    drop_reply: float = 0.0
+    break_off: float = 0.0
+
+
+class Exchange:
+    """One call: its request, who made it, and the future that waits for its reply."""
+
+    __slots__ = ("callee", "caller", "future", "method", "number", "request", "request_bytes")
+
+    def __init__(self, number: int, caller: Process, callee: str, request: Any) -> None:
+        self.number = number
+        self.caller = caller
+        self.callee = callee
+        self.method: str = request.method
+        self.request = request
+        self.request_bytes = pickle.dumps(request, protocol=5)
+        self.future: asyncio.Future[Any] | None = None
+
+    def settle(self, reply: Any) -> None:
+        """Give the caller its answer, unless it has one."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(reply)
+
+    def fail(self, error: ErrorCode) -> None:
+        """Answer with a code of the transport."""
+        self.settle(self.request.failed(error))
+
+
+@dataclass(slots=True, kw_only=True)
+class Match:
+    """Which messages: patterns as of a shell over names, and ``when`` over the message itself."""
+
+    method: str = "*"
+    caller: str = "*"
+    callee: str = "*"
+    is_reply: bool = False
+    when: Callable[[Any], bool] | None = None
+
+    def fits(self, exchange: Exchange, message: Any, *, is_reply: bool) -> bool:
+        """Whether this message is meant."""
+        return (
+            is_reply == self.is_reply
+            and fnmatchcase(exchange.method, self.method)
+            and fnmatchcase(exchange.caller.name, self.caller)
+            and fnmatchcase(exchange.callee, self.callee)
+            and (self.when is None or self.when(message))
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A message that stands at a gate; ``deliver`` brings it to where it was going."""
+
+    exchange: Exchange
+    message: Any
+    deliver: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Gate:
+    """Holds messages that match, after the first ``skip`` of them, at most ``limit`` in all.
+
+    Held messages are numbered by arrival. A caller gives up in its own time; a held request that is
+    released later still arrives.
+    """
+
+    network: Network
+    match: Match
+    skip: int = 0
+    limit: int | None = None
+    held: list[Held] = field(default_factory=list)
+    seen_count: int = 0
+    is_open: bool = False
+    _watchers: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list)
+
+    def catches(self, held: Held, *, is_reply: bool) -> bool:
+        """Hold the message if it is one of those."""
+        if self.is_open or not self.match.fits(held.exchange, held.message, is_reply=is_reply):
+            return False
+        self.seen_count += 1
+        taken = self.seen_count - self.skip
+        if taken <= 0 or (self.limit is not None and taken > self.limit):
+            return False
+        self.held.append(held)
+        for count, watcher in self._watchers:
+            if len(self.held) >= count and not watcher.done():
+                watcher.set_result(None)
+        return True
+
+    async def wait_held(self, count: int = 1) -> None:
+        """Wait until ``count`` messages stand here."""
+        if len(self.held) < count:
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watchers.append((count, watcher))
+            await watcher
+
+    def release(self, index: int = 0, *, times: int = 1, keep: bool = False) -> None:
+        """Deliver message ``index`` now, ``times`` times; ``keep`` it to deliver it again later."""
+        held = self.held[index] if keep else self.held.pop(index)
+        for _ in range(times):
+            held.deliver()
+
+    def release_all(self) -> None:
+        """Deliver all and hold nothing any more."""
+        self.is_open = True
+        while self.held:
+            self.release()
+
+    def drop(self, index: int = 0) -> None:
+        """Lose message ``index``: its caller's time runs out."""
+        self.held.pop(index)
+
+
+class Network:
+    """Every message on its way. ``counts`` tells how many faults of each kind were injected."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self.faults = NetworkFaults()
+        self.counts: Counter[str] = Counter()
+        self.call_count = 0
+        self._world = world
+        self._random = random
+        self._rules: list[tuple[Match, NetworkFaults]] = []
+        self._gates: list[Gate] = []
+
+    # --- for tests ----------------------------------------------------------------------------
+
+    def set_faults(
+        self, faults: NetworkFaults, *, method: str = "*", caller: str = "*", callee: str = "*"
+    ) -> None:
+        """``faults`` for these calls only; the newest rule that fits wins."""
+        self._rules.insert(0, (Match(method=method, caller=caller, callee=callee), faults))
+
+    def partition(self, caller: str, callee: str, *, is_total: bool = True) -> None:
+        """No call from ``caller`` arrives at ``callee``; ``heal`` mends it."""
+        self.set_faults(
+            NetworkFaults(drop_request=1.0 if is_total else 0.5), caller=caller, callee=callee
+        )
+
+    def heal(self) -> None:
+        """No faults, no rules, all gates open; what was delayed stays delayed."""
+        self.faults = NetworkFaults()
+        self._rules.clear()
+        for gate in self._gates:
+            gate.release_all()
+        self._gates.clear()
+
+    def hold(
+        self,
+        method: str = "*",
+        *,
+        caller: str = "*",
+        callee: str = "*",
+        reply: bool = False,
+        when: Callable[[Any], bool] | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+    ) -> Gate:
+        """Hold requests (or replies) from now on; ``when`` is asked about the message."""
+        match = Match(method=method, caller=caller, callee=callee, is_reply=reply, when=when)
+        gate = Gate(self, match, skip, limit)
+        self._gates.append(gate)
+        return gate
+
+    # --- a call -------------------------------------------------------------------------------
+
+    async def call(self, caller: Process, callee: str, request: Any, timeout_ms: int) -> Any:
+        """See ``Transport.call``."""
+        if caller.is_dead:
+            raise Crash(f"{caller.name} is dead")
+        loop = self._world.loop
+        self.call_count += 1
+        exchange = Exchange(self.call_count, caller, callee, request)
+        exchange.future = future = loop.create_future()
+        self._world.tell(caller.name, f"→ {callee}", request)
+        self._send(exchange)
+        timer = loop.call_later(timeout_ms / 1_000, exchange.fail, ErrorCode.REQUEST_TIMED_OUT)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def _faults_of(self, exchange: Exchange) -> NetworkFaults:
+        for match, faults in self._rules:
+            if match.fits(exchange, exchange.request, is_reply=False):
+                return faults
+        return self.faults
+
+    def _send(self, exchange: Exchange) -> None:
+        faults = self._faults_of(exchange)
+        if self._happens(faults.break_off, "break_off", exchange):
+            self._later(self._latency(faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
+        if self._happens(faults.drop_request, "drop_request", exchange):
+            self._lose(exchange, faults)
+        else:
+            self._later(self._delay(faults, exchange), self._request_arrives, exchange)
+        if self._happens(faults.duplicate, "duplicate", exchange):
+            delay_s = self._latency(faults) + self._stretch(faults)
+            self._later(delay_s, self._request_arrives, exchange)
+
+    def _happens(self, probability: float, kind: str, exchange: Exchange) -> bool:
+        if not probability or self._random.random() >= probability:
+            return False
+        self.counts[kind] += 1
+        self._world.tell(exchange.caller.name, f"* {kind} → {exchange.callee} {exchange.method}")
+        return True
+
+    def _lose(self, exchange: Exchange, faults: NetworkFaults) -> None:
+        if self._random.random() < 0.5:
+            self._later(self._latency(faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
+
+    def _latency(self, faults: NetworkFaults) -> float:
+        return self._random.uniform(*faults.latency_ms) / 1_000
+
+    def _stretch(self, faults: NetworkFaults) -> float:
+        low_ms, high_ms = faults.delay_ms
+        return low_ms * (high_ms / low_ms) ** self._random.random() / 1_000
+
+    def _delay(self, faults: NetworkFaults, exchange: Exchange) -> float:
+        delay_s = self._latency(faults)
+        if self._happens(faults.delay, "delay", exchange):
+            delay_s += self._stretch(faults)
+        return delay_s
+
+    def _later(self, delay_s: float, callback: Callable[..., None], *args: Any) -> None:
+        context = self._world.driver.context
+        self._world.loop.call_later(delay_s, callback, *args, context=context)
+
+    # --- at the callee ------------------------------------------------------------------------
+
+    def _request_arrives(self, exchange: Exchange) -> None:
+        request = pickle.loads(exchange.request_bytes)
+        held = Held(exchange, request, lambda: self._deliver_request(exchange))
+        if any(gate.catches(held, is_reply=False) for gate in self._gates):
+            self._world.tell(exchange.callee, f"* held: request of {exchange.caller.name}", request)
+            return
+        self._deliver_request(exchange)
+
+    def _deliver_request(self, exchange: Exchange) -> None:
+        callee = self._world.actor(exchange.callee)
+        if callee is None:
+            self._later(self._latency(self.faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
+            return
+        callee.calls[exchange.number] = exchange
+        self._world.loop.call_soon(self._begin, callee, exchange, context=callee.context)
+
+    def _begin(self, callee: Process, exchange: Exchange) -> None:
+        request = pickle.loads(exchange.request_bytes)
+        self._world.loop.create_task(self._serve(callee, exchange, request))
+
+    async def _serve(self, callee: Process, exchange: Exchange, request: Any) -> None:
+        method = getattr(callee.server, exchange.method, None)
+        if method is None:
+            detail = f"it has no method {exchange.method!r}"
+            reply = request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, detail)
+        else:
+            try:
+                reply = await method(request)
+            except InvariantViolation as error:
+                callee.die_of_bug(error)
+            except Exception as error:
+                self._world.fail(error, f"{callee.name}.{exchange.method} raised")
+                reply = request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+        self._answer(callee, exchange, reply)
+
+    # --- back at the caller -------------------------------------------------------------------
+
+    def _answer(self, callee: Process, exchange: Exchange, reply: Any) -> None:
+        if callee.is_dead:
+            raise Crash(f"{callee.name} is dead")
+        callee.calls.pop(exchange.number, None)
+        data = pickle.dumps(reply, protocol=5)
+        faults = self._faults_of(exchange)
+        if self._happens(faults.drop_reply, "drop_reply", exchange):
+            self._lose(exchange, faults)
+            return
+        self._later(self._delay(faults, exchange), self._reply_arrives, exchange, data)
+
+    def _reply_arrives(self, exchange: Exchange, data: bytes) -> None:
+        reply = pickle.loads(data)
+        held = Held(exchange, reply, lambda: self._deliver_reply(exchange, pickle.loads(data)))
+        if any(gate.catches(held, is_reply=True) for gate in self._gates):
+            self._world.tell(exchange.caller.name, f"* held: reply of {exchange.callee}", reply)
+            return
+        self._deliver_reply(exchange, reply)
+
+    def _deliver_reply(self, exchange: Exchange, reply: Any) -> None:
+        if not exchange.caller.is_dead:
+            self._world.tell(exchange.caller.name, f"← {exchange.callee}", reply)
+            exchange.settle(reply)
+
+    def callee_died(self, exchange: Exchange) -> None:
+        """The connection broke while the call ran: the caller hears of it soon."""
+        self._later(self._latency(self.faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
+
+
+def faults_with(faults: NetworkFaults, **changes: Any) -> NetworkFaults:
+    """``faults`` with some of it changed."""
+    return replace(faults, **changes)
+
+
+class SimTransport:
+    """``Transport`` of one process."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        """See ``Transport.call``."""
+        return await self._network.call(self._process, actor, request, timeout_ms)

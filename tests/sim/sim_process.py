@@ -1,0 +1,174 @@
+"""A simulated process: its callbacks, its clock, its disk, and what runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from crash_disk import Crash
+from sim_disk import SimBackground, SimDisk
+from sim_loop import PROCESS, SimHandle
+from sim_network import Exchange, SimTransport
+
+from oncelog.actors.assembly import Surroundings
+from oncelog.api.admin import AsyncAdmin
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.consumer import AsyncConsumer
+from oncelog.api.member import AsyncTransactionMember, Membership, RunEnd, end_run
+from oncelog.api.producer import AsyncProducer
+from oncelog.api.routing import Router
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+EPOCH_MS = 1_700_000_000_000
+"""The wall clock at virtual time 0."""
+
+
+class SimClock:
+    """``Clock`` of one machine: virtual time, from ``EPOCH_MS``, and an offset of its own."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+
+    def now_ms(self) -> int:
+        """See ``Clock.now_ms``."""
+        offset_ms = self._world.clock_offsets_ms.get(self._name, 0)
+        return EPOCH_MS + int(self._world.loop.time() * 1_000) + offset_ms
+
+
+class Process:
+    """One life of one process. ``incarnation`` counts the lives of its name, from 1."""
+
+    def __init__(self, world: World, name: str, incarnation: int, random: Random) -> None:
+        world.process_count += 1
+        self.world = world
+        self.name = name
+        self.number = world.process_count
+        self.incarnation = incarnation
+        self.is_dead = False
+        self.is_paused = False
+        self.ready: deque[SimHandle] = deque()
+        self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        self.calls: dict[int, Exchange] = {}
+        self.server: Any = None
+        self.random = random
+        self.clock = SimClock(world, name)
+        self.transport = SimTransport(world.network, self)
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine in this process."""
+        return self.context.copy().run(self.world.loop.create_task, coroutine)
+
+    def soon(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Call something in this process, in its turn."""
+        self.world.loop.call_soon(callback, *args, context=self.context)
+
+    def die_of_bug(self, error: BaseException) -> NoReturn:
+        """A broken invariant: the process is gone, and the simulation has failed."""
+        self.world.fail(error, f"{self.name} ends")
+        self.world.end_process(self, "died of a bug")
+        raise Crash(f"{self.name} died of a bug")
+
+
+class ActorProcess(Process):
+    """The process of an actor: it has a disk and serves calls by its name."""
+
+    def __init__(
+        self, world: World, name: str, incarnation: int, random: Random, disk: SimDisk
+    ) -> None:
+        super().__init__(world, name, incarnation, random)
+        self.disk = disk
+        self.background = SimBackground(random, world.settings.sync_ms)
+        self.background.slowness = world.slowness.get(name, 1.0)
+        disk.on_death = self._disk_stopped
+
+    def surroundings(self) -> Surroundings:
+        """What the server of this process is made with."""
+        return Surroundings(
+            filesystem=self.disk,
+            clock=self.clock,
+            background=self.background,
+            transport=self.transport,
+            random=self.random,
+            incarnation=self.random.randbytes(8).hex(),
+            process_id=self.number,
+            die=self.die_of_bug,
+        )
+
+    def _disk_stopped(self, operation: str) -> None:
+        self.world.count("disk_stop")
+        self.world.end_process(self, f"crashed at disk operation {operation}")
+
+
+class Client(Process):
+    """The process of a program that uses the cluster.
+
+    What it makes belongs to it, so make and use it in coroutines that run here (``spawn``): then
+    ``world.kill`` and ``world.pause`` reach it.
+    """
+
+    def __init__(self, world: World, name: str, incarnation: int, random: Random) -> None:
+        super().__init__(world, name, incarnation, random)
+
+    def router(self) -> Router:
+        """A view of the cluster of its own."""
+        return Router(self.transport, self.clock)
+
+    def producer(self, **settings: Any) -> AsyncProducer:
+        """An ``AsyncProducer``; ``settings`` are those of ``ProducerSettings``."""
+        self._check_here()
+        return AsyncProducer(
+            self.router(), ProducerSettings.from_options(settings), random=self.random
+        )
+
+    def consumer(self, **settings: Any) -> AsyncConsumer:
+        """An ``AsyncConsumer``; ``settings`` are those of ``ConsumerSettings``."""
+        self._check_here()
+        return AsyncConsumer(self.router(), ConsumerSettings.from_options(settings), self.random)
+
+    def admin(self, **options: Any) -> AsyncAdmin:
+        """An ``AsyncAdmin``."""
+        self._check_here()
+        return AsyncAdmin(self.router(), random=self.random, **options)
+
+    def member(self, membership: Membership, **settings: Any) -> AsyncTransactionMember:
+        """One task attempt of a distributed write."""
+        self._check_here()
+        return AsyncTransactionMember(
+            self.router(),
+            ProducerSettings.from_options(settings),
+            membership,
+            random=self.random,
+        )
+
+    async def end_run(
+        self, membership: Membership, *, committed: bool, winners: Any = (), **settings: Any
+    ) -> RunEnd:
+        """End a distributed write."""
+        self._check_here()
+        return await end_run(
+            self.router(),
+            ProducerSettings.from_options(settings),
+            membership,
+            committed=committed,
+            winners=winners,
+            random=self.random,
+        )
+
+    def _check_here(self) -> None:
+        if PROCESS.get(None) is not self:
+            raise AssertionError(
+                f"make clients of {self.name} in a coroutine of its own: {self.name}.spawn(...)"
+            )

@@ -1,0 +1,484 @@
+"""A whole cluster and its clients in one process, under virtual time; one seed decides everything.
+
+The shells, machines, storage and clients are those of production; only transport, clock, disk,
+background and event loop are of the simulator::
+
+    with World(seed=7, topics={"flights": 2}) as world:
+        async def write(client):
+            producer = client.producer(transactional_id="t")
+            await producer.init_transactions()
+            ...
+        client = world.client("writer")
+        world.run(client.spawn(write(client)))
+        world.kill("partition:flights-0@1")
+        world.quiesce()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from crash_disk import Crash, DataLoss, NameLoss
+from disk_image import Directory, walk
+from sim_disk import SimDisk
+from sim_launcher import SimLauncher, founded_disks
+from sim_loop import PROCESS, Runnable, SimLoop, StuckError
+from sim_network import Network
+from sim_process import ActorProcess, Client, Process
+from sim_story import Story, StoryHandler
+
+from oncelog.actors.assembly import ControllerServer, server_of
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of
+from oncelog.actors.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+BROKER_ID = 1
+DATA_DIR = "/data"
+BOOT_LIMIT_S = 60.0
+
+
+class SimulationError(AssertionError):
+    """The simulated world met a bug; the text has the seed and the end of the story."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSettings:
+    """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    topic_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sync_ms: tuple[float, float] = (0.2, 3.0)
+    restart_ms: tuple[float, float] = (100.0, 2_000.0)
+    launch_ms: tuple[float, float] = (1.0, 50.0)
+
+
+class World:
+    """One simulated world. Use it as a context manager, or ``close`` it.
+
+    ``failure`` is the first bug it met. ``after_event`` are called with (world, process) after each
+    callback of an actor's process. ``counts`` tells how many faults of each kind were injected.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        topics: Mapping[str, int] | None = None,
+        settings: WorldSettings | None = None,
+        is_founded: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.settings = settings or WorldSettings()
+        self.topics = dict({"flights": 1} if topics is None else topics)
+        self.random = Random(f"oncelog {seed}")
+        self.story = Story()
+        self.failure: SimulationError | None = None
+        self.after_event: list[Callable[[World, Process], None]] = []
+        self.clock_offsets_ms: dict[str, int] = {}
+        self.slowness: dict[str, float] = {}
+        self.process_count = 0
+        self.disks: dict[str, SimDisk] = {}
+        self._message_trace = 0
+        self._counts: Counter[str] = Counter()
+        self._processes: dict[str, Process] = {}
+        self._zombies: list[Process] = []
+        self._incarnations: Counter[str] = Counter()
+        self._configs: dict[str, ReplicaConfig] = {}
+        self._kill_at_event: tuple[int, str] | None = None
+        self._logging = StoryHandler(self._tell_log)
+        self.loop = SimLoop(self._split_random(), self._callback_failed)
+        self.network = Network(self, self._split_random())
+        self.driver = Process(self, "world", 1, self._split_random())
+        self.loop.after_event = self._after_event
+        self._logging.install()
+        try:
+            self._boot(is_founded)
+        except BaseException:
+            self.close()
+            raise
+
+    def _split_random(self) -> Random:
+        return Random(self.random.getrandbits(64))
+
+    # --- boot ---------------------------------------------------------------------------------
+
+    def _boot(self, is_founded: bool) -> None:
+        if is_founded:
+            for name, root in founded_disks(self.topics, self.settings).items():
+                self.disks[name] = SimDisk.of(root)
+        self.start_actor(CONTROLLER_ACTOR, self._config_of(CLUSTER_METADATA_TOPIC, 0))
+        self.run(self._until_serving(), limit_s=BOOT_LIMIT_S)
+
+    async def _until_serving(self) -> None:
+        while not self.is_serving():
+            await asyncio.sleep(0.01)
+
+    def is_serving(self) -> bool:
+        """Whether every replica that the controller knows leads and has loaded its log."""
+        controller = self.server(CONTROLLER_ACTOR)
+        if controller is None or not controller._runtime.is_loaded:
+            return False
+        names = [actor_of(tp, broker) for tp, broker in controller.machine.placements()]
+        return bool(names) and all(self.is_ready(name) for name in names)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the actor lives, leads its log and has loaded it."""
+        server = self.server(name)
+        return (
+            server is not None
+            and server.replica.availability() is ErrorCode.NONE
+            and server.maintenance.is_running
+        )
+
+    def _config_of(self, topic: str, partition: int) -> ReplicaConfig:
+        return ReplicaConfig(
+            topic=topic,
+            partition=partition,
+            broker_id=BROKER_ID,
+            data_dir=DATA_DIR,
+            cluster=self.settings.cluster,
+        )
+
+    # --- running ------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time since the boot began."""
+        return self.loop.time()
+
+    def run(
+        self, work: Coroutine[Any, Any, Any] | asyncio.Task[Any], *, limit_s: float = 600
+    ) -> Any:
+        """Run until ``work`` is done and return its result; ``SimulationError`` after ``limit_s``.
+
+        A coroutine runs as the driver of the world, which nothing kills; a task where it is.
+        """
+        task = work if isinstance(work, asyncio.Task) else self.driver.spawn(work)
+        if not self._run_until(task.done, self.now_s + limit_s):
+            raise self._failed(f"{task!r} was not done within {limit_s} s of virtual time")
+        return task.result()
+
+    def run_for(self, seconds: float) -> None:
+        """Let the world go on for this long."""
+        self._run_until(lambda: False, self.now_s + seconds)
+
+    def _run_until(self, is_over: Callable[[], bool], until_s: float) -> bool:
+        try:
+            over = self.loop.run_until(lambda: self.failure is not None or is_over(), until_s)
+        except StuckError as error:
+            raise self._failed(str(error)) from error
+        if self.failure is not None:
+            raise self.failure
+        return over
+
+    # --- actors -------------------------------------------------------------------------------
+
+    def actor(self, name: str) -> ActorProcess | None:
+        """The living process that has the name of an actor now."""
+        process = self._processes.get(name)
+        return process if isinstance(process, ActorProcess) else None
+
+    def actors(self) -> list[ActorProcess]:
+        """Every living actor, zombies left out."""
+        return [found for found in self._processes.values() if isinstance(found, ActorProcess)]
+
+    def server(self, name: str) -> Any:
+        """What runs in an actor: ``PartitionServer`` and the like; ``None`` while it is dead."""
+        process = self.actor(name)
+        return None if process is None else process.server
+
+    def replicas(self) -> dict[str, Replica]:
+        """The replica of every living actor, by the actor's name."""
+        return {process.name: process.server.replica for process in self.actors()}
+
+    def actor_names(self) -> list[str]:
+        """Every actor that there is, dead ones that are to be restarted included."""
+        return list(self._configs)
+
+    def start_actor(self, name: str, config: ReplicaConfig) -> None:
+        """Start an actor; does nothing if it runs or is about to be restarted."""
+        if name not in self._configs:
+            self._configs[name] = config
+            self._start_life(name)
+
+    def end_actor(self, name: str) -> None:
+        """Kill an actor for good."""
+        if self._configs.pop(name, None) is not None and (process := self._processes.get(name)):
+            self.end_process(process, "ended for good")
+
+    def _start_life(self, name: str) -> None:
+        config = self._configs.get(name)
+        if config is None or name in self._processes:
+            return
+        disk = self.disks.get(name)
+        disk = SimDisk(Directory(), set()) if disk is None else disk.next_life()
+        self.disks[name] = disk
+        self._incarnations[name] += 1
+        process = ActorProcess(self, name, self._incarnations[name], self._split_random(), disk)
+        self._processes[name] = process
+        self.tell(name, f"* starts, incarnation {process.incarnation}")
+        process.context.run(self._build, process, config)
+
+    def _build(self, process: ActorProcess, config: ReplicaConfig) -> None:
+        surroundings = process.surroundings()
+        asyncio._set_running_loop(self.loop)
+        if config.topic == CLUSTER_METADATA_TOPIC:
+            process.server = ControllerServer(
+                config,
+                surroundings,
+                launcher=SimLauncher(self, process, config),
+                token_bytes=process.random.randbytes,
+            )
+        else:
+            process.server = server_of(config.topic)(config, surroundings)
+        if not self.loop.is_running():
+            asyncio._set_running_loop(None)
+
+    # --- death and sleep ----------------------------------------------------------------------
+
+    def end_process(self, process: Process, reason: str) -> None:
+        """The process is gone at once, as by kill -9; an actor comes back by itself."""
+        if process.is_dead:
+            return
+        self.tell(process.name, f"* {reason}")
+        self.loop.bury(process)
+        if isinstance(process, ActorProcess):
+            process.disk.kill()
+        for exchange in process.calls.values():
+            self.network.callee_died(exchange)
+        process.calls.clear()
+        if process in self._zombies:
+            self._zombies.remove(process)
+        elif self._processes.get(process.name) is process:
+            del self._processes[process.name]
+            self._restart_later(process.name)
+
+    def _restart_later(self, name: str) -> None:
+        if name in self._configs:
+            delay_s = self.random.uniform(*self.settings.restart_ms) / 1_000
+            self.loop.call_later(delay_s, self._start_life, name, context=self.driver.context)
+
+    def kill(self, name: str) -> bool:
+        """kill -9 of an actor or a client; its files stay as they are. False if it is dead."""
+        process = self._processes.get(name)
+        if process is None:
+            return False
+        self.count("kill")
+        self.end_process(process, "killed")
+        return True
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: what it should do waits; calls to it are held, its locks and files too."""
+        process = self._processes.get(name)
+        if process is not None and not process.is_paused:
+            self.count("pause")
+            self.tell(name, "* paused")
+            self.loop.pause(process)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT, also of zombies of that name."""
+        for process in [*self._processes.values(), *self._zombies]:
+            if process.name == name and process.is_paused:
+                self.tell(name, "* resumed")
+                self.loop.resume(process)
+
+    def replace(self, name: str) -> Process | None:
+        """A successor takes the name while the old process, now a zombie, lives on beside it."""
+        process = self.actor(name)
+        if process is None:
+            return None
+        self.count("replace")
+        self.tell(name, "* becomes a zombie")
+        self._zombies.append(process)
+        del self._processes[name]
+        self._restart_later(name)
+        return process
+
+    def power_loss(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        data: DataLoss | None = None,
+        entries: NameLoss | None = None,
+    ) -> None:
+        """The machine of these actors (of all) loses power: what was not synced may be lost."""
+        self.count("power_loss")
+        for name in sorted(self._configs) if names is None else names:
+            for process in [*self._zombies, *self._processes.values()]:
+                if process.name == name:
+                    self.end_process(process, "lost its power")
+            self.disks[name] = self.disks[name].after_loss(
+                data or self.random.choice(list(DataLoss)),
+                entries or self.random.choice(list(NameLoss)),
+                self.random,
+            )
+
+    # --- other faults -------------------------------------------------------------------------
+
+    def crash_at_disk_operation(self, name: str, number: int, part: float | None = None) -> None:
+        """The process dies after its ``number``-th disk operation from now, or within it."""
+        process = self.actor(name)
+        if process is not None:
+            at = process.disk.operation_count + number
+            if part is None:
+                process.disk.stop_after(at)
+            else:
+                process.disk.stop_within(at, part)
+
+    def kill_at_event(self, name: str, number: int) -> None:
+        """Kill a process after the ``number``-th callback from now, of any process."""
+        self._kill_at_event = (self.loop.event_count + number, name)
+
+    def jump_clock(self, name: str, offset_ms: int) -> None:
+        """The clock of a process is off by this much from now on, its next lives included."""
+        self.count("clock_jump")
+        self.tell(name, f"* clock off by {offset_ms} ms")
+        self.clock_offsets_ms[name] = offset_ms
+
+    def slow_disk(self, name: str, factor: float) -> None:
+        """Syncs take ``factor`` times as long from now on, in its next lives too."""
+        self.count("slow_disk")
+        self.tell(name, f"* disk slower by {factor}")
+        self.slowness[name] = factor
+        process = self.actor(name)
+        if process is not None:
+            process.background.slowness = factor
+
+    def disk(self, name: str) -> SimDisk:
+        """The disk of an actor's present or last life: for planned errors, bit flips, capacity."""
+        return self.disks[name]
+
+    # --- clients ------------------------------------------------------------------------------
+
+    def client(self, name: str) -> Client:
+        """A new process of a program; a name may be used again once its last process is dead."""
+        if name in self._processes:
+            raise AssertionError(f"{name} runs already")
+        self._incarnations[name] += 1
+        client = Client(self, name, self._incarnations[name], self._split_random())
+        self._processes[name] = client
+        return client
+
+    # --- peace --------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed."""
+        self.network.heal()
+        self.clock_offsets_ms.clear()
+        self.slowness.clear()
+        self._kill_at_event = None
+        for process in list(self._zombies):
+            self.end_process(process, "zombie killed")
+        for process in list(self._processes.values()):
+            self.resume(process.name)
+            if isinstance(process, ActorProcess):
+                process.disk.heal()
+                process.disk.stop_after(0)
+                process.disk.capacity_bytes = None
+                process.background.slowness = 1.0
+                if process.background.is_held:
+                    process.soon(process.background.release)
+                if process.server.replica.failure is not None:
+                    self.end_process(process, "restarted, because its replica is offline")
+
+    def quiesce(self, *, limit_s: float = 120.0) -> None:
+        """Heal, and run until every actor serves and no transaction is open or undecided."""
+        self.heal()
+        self.tell("world", "* quiesce")
+        self.run(self._until_quiet(), limit_s=limit_s)
+
+    async def _until_quiet(self) -> None:
+        while not (self.is_serving() and self.is_quiet()):
+            await asyncio.sleep(0.1)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is unstable in any partition and no transaction waits for its markers."""
+        for process in self.actors():
+            machine = process.server.replica.machine
+            if machine.last_stable_offset != machine.log_end_offset:
+                return False
+            if process.name.startswith("transaction:") and process.server.machine.unfinished():
+                return False
+        return True
+
+    # --- telling ------------------------------------------------------------------------------
+
+    def tell(self, process: str, what: str, about: Any = None) -> None:
+        """Add to the story and to the trace."""
+        self._message_trace = zlib.crc32(f"{process} {what}".encode(), self._message_trace)
+        self.story.add(self.loop.time(), process, what, about)
+
+    def note(self, text: str, about: Any = None) -> None:
+        """What a workload has to say; told as by the process that says it."""
+        process = PROCESS.get(self.driver)
+        self.tell(process.name, f"* {text}", about)
+
+    def _tell_log(self, text: str) -> None:
+        self.story.add(self.loop.time(), PROCESS.get(self.driver).name, text)
+
+    def count(self, kind: str) -> None:
+        """One more injected fault."""
+        self._counts[kind] += 1
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Injected faults by kind, those of the network included."""
+        return self._counts + self.network.counts
+
+    def trace_hash(self) -> str:
+        """Two runs of a seed are the same if this is: schedule, messages, and all bytes on disk."""
+        files = 0
+        for name in sorted(self.disks):
+            for path, content in sorted(walk(self.disks[name].root, Path("/"))):
+                files = zlib.crc32(content, zlib.crc32(f"{name} {path}".encode(), files))
+        return f"{self.loop.trace:012x}-{self._message_trace:08x}-{files:08x}"
+
+    def fail(self, error: BaseException, text: str) -> None:
+        """The simulation has met a bug: the first is raised out of ``run``."""
+        if self.failure is None:
+            self.tell("world", f"* FAILED: {text}: {error!r}")
+            self.failure = self._failed(f"{text}: {error!r}")
+            self.failure.__cause__ = error
+
+    def _failed(self, text: str) -> SimulationError:
+        return SimulationError(
+            f"seed {self.seed}, virtual time {self.now_s:.6f} s: {text}\n"
+            f"--- the last of the story:\n{self.story.text()}"
+        )
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _callback_failed(self, process: Runnable | None, error: BaseException) -> None:
+        is_dead = process is not None and process.is_dead
+        if not is_dead and not isinstance(error, (Crash, asyncio.CancelledError)):
+            name = "somebody" if process is None else process.name
+            self.fail(error, f"unhandled in {name}")
+
+    def _after_event(self, process: Runnable) -> None:
+        plan = self._kill_at_event
+        if plan is not None and self.loop.event_count >= plan[0]:
+            self._kill_at_event = None
+            self.kill(plan[1])
+        if self.after_event and isinstance(process, ActorProcess) and not process.is_dead:
+            for check in self.after_event:
+                check(self, process)
+
+    def close(self) -> None:
+        """Throw the world away."""
+        self._logging.remove()
+        self.loop.close()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
