@@ -151,6 +151,7 @@ class Controller:
             topics=self.machine.metadata(request.topics),
             transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
             offsets_partitions=founded.offsets_partitions if founded else 0,
+            transaction_max_timeout_ms=self._config.transaction_max_timeout_ms,
             process_id=self._process_id,
             version=__version__,
         )

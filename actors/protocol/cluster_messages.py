@@ -48,6 +48,7 @@ class MetadataReply(Reply):
     topics: tuple[TopicMetadata, ...] = ()
     transaction_state_partitions: int = 0
     offsets_partitions: int = 0
+    transaction_max_timeout_ms: int = 900_000
     process_id: int = -1
     version: str = ""
 

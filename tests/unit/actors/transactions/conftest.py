@@ -154,7 +154,9 @@ class World:
                 )
                 for name in request.topics or ()
                 if name in topics
-            )
+            ),
+            transaction_state_partitions=1,
+            offsets_partitions=2,
         )
 
     def add_partition(self, tp: TopicPartition, leader: int = 1) -> None:

@@ -1,0 +1,252 @@
+"""Hanging transactions: open on a partition, and no coordinator will ever end them.
+
+Rules. A partition's open transaction is *owned* by the transactional id that has its producer id,
+in that epoch, with the partition enrolled; its marker will come. To tell, the leader is asked
+first, then every coordinator, then the leader again: a transaction that ended between the first
+two answers had its marker before its coordinator forgot it, so the third answer shows that.
+A transaction is therefore never called hanging because it was about to end.
+
+Aborting writes the marker that is missing, to one partition. Its epoch is one above that of the
+data, so that it can close nothing but that transaction or an older one, and its coordinator epoch
+is the one that the leader knows, so that it fences no coordinator. What an id may still end or
+write to is refused, without exception: a part of a live transaction would be aborted and the rest
+committed. Its owner has to be ended first.
+
+Source: KIP-664; KIP-98, "Tools"; the epochs of markers are those of KIP-890.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from oncelog.actors.protocol.admin_messages import (
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
+from oncelog.actors.protocol.messages import (
+    DescribeProducersRequest,
+    ProducerDescription,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.api.admin_calls import ATTEMPT_TIMEOUT_MS, AdminCalls, check
+from oncelog.storage.exceptions import InvalidTxnStateError
+from oncelog.storage.model import NO_OFFSET, TRANSACTION_STATE_TOPIC, TopicPartition
+
+LATE_GRACE_MS: Final = 300_000
+"""How far beyond the longest transaction timeout an open transaction is late (KIP-664)."""
+
+_ONGOING: Final = "Ongoing"
+_PREPARED: Final = ("PrepareCommit", "PrepareAbort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangingTransaction:
+    """One transaction that is open on one partition and ended everywhere else.
+
+    ``start_offset`` is that of its first record; readers of committed records stop there.
+    ``transactional_id`` is set when its producer id still belongs to one, which moved on.
+    """
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transactional_id: str | None = None
+
+
+async def find_hanging(
+    calls: AdminCalls, partitions: Iterable[TopicPartition], *, older_than_ms: int
+) -> list[HangingTransaction]:
+    """The hanging transactions of ``partitions``, by partition and start offset.
+
+    Only those whose newest record is older than ``older_than_ms``, by this client's clock and
+    the records' timestamps.
+    """
+    wanted = sorted(set(partitions))
+    seen = await asyncio.gather(*(_open_on(calls, tp, None) for tp in wanted))
+    horizon_ms = calls.router.clock.now_ms() - older_than_ms
+    suspects = {
+        tp: [one for one in producers if one.last_timestamp_ms <= horizon_ms]
+        for tp, producers in zip(wanted, seen, strict=True)
+    }
+    producer_ids = {one.producer_id for producers in suspects.values() for one in producers}
+    ids = await _ids_of(calls, producer_ids)
+    unowned = {
+        tp: [one for one in producers if not _is_owned(ids.get(one.producer_id), one, tp)]
+        for tp, producers in suspects.items()
+    }
+    still = await asyncio.gather(
+        *(_still_open(calls, tp, producers) for tp, producers in unowned.items() if producers)
+    )
+    return [
+        HangingTransaction(
+            topic_partition=tp,
+            producer_id=one.producer_id,
+            producer_epoch=one.producer_epoch,
+            start_offset=one.current_txn_first_offset,
+            last_timestamp_ms=one.last_timestamp_ms,
+            coordinator_epoch=one.coordinator_epoch,
+            transactional_id=_name(ids.get(one.producer_id)),
+        )
+        for tp, producers in still
+        for one in producers
+    ]
+
+
+async def abort_hanging(
+    calls: AdminCalls, topic_partition: TopicPartition, *, start_offset: int
+) -> HangingTransaction:
+    """Abort the transaction that began at ``start_offset`` of one partition; what it was.
+
+    Durable on return. ``InvalidTxnStateError`` when none is open there, or when a transactional
+    id may still end it or write to it.
+    """
+    for one in await _open_on(calls, topic_partition, None):
+        if one.current_txn_first_offset == start_offset:
+            break
+    else:
+        raise _none_open(topic_partition, start_offset)
+    ids = await _ids_of(calls, {one.producer_id})
+    owner = ids.get(one.producer_id)
+    if owner is not None and (_is_owned(owner, one, topic_partition) or _may_join(owner, one)):
+        raise _owned(owner, one, topic_partition)
+    _, still = await _still_open(calls, topic_partition, (one,))
+    if not still:
+        raise _none_open(topic_partition, start_offset)
+    await _write_marker(calls, topic_partition, one)
+    return HangingTransaction(
+        topic_partition=topic_partition,
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        start_offset=start_offset,
+        last_timestamp_ms=one.last_timestamp_ms,
+        coordinator_epoch=one.coordinator_epoch,
+        transactional_id=_name(owner),
+    )
+
+
+async def _write_marker(
+    calls: AdminCalls, topic_partition: TopicPartition, one: ProducerDescription
+) -> None:
+    request = WriteTxnMarkersRequest(
+        coordinator_epoch=max(one.coordinator_epoch, 0),
+        markers=(
+            TxnMarker(
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch + 1,
+                committed=False,
+                partitions=(topic_partition,),
+            ),
+        ),
+    )
+
+    async def attempt() -> WriteTxnMarkersReply:
+        reply = await calls.router.call_leader(
+            topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+        )
+        errors = [result.error for result in reply.results]
+        return replace(reply, error=errors[0]) if errors else reply
+
+    reply = await calls.retried(attempt)
+    check(reply, f"the abort marker was refused by {topic_partition}: look again what is open")
+
+
+async def _open_on(
+    calls: AdminCalls, topic_partition: TopicPartition, producer_ids: tuple[int, ...] | None
+) -> list[ProducerDescription]:
+    """The producers with an open transaction on a partition, by its first offset."""
+    request = DescribeProducersRequest(topic_partition=topic_partition, producer_ids=producer_ids)
+    reply = await calls.leader(topic_partition, request)
+    check(reply, f"producers of {topic_partition}")
+    found = [one for one in reply.producers if one.current_txn_first_offset != NO_OFFSET]
+    return sorted(found, key=lambda one: one.current_txn_first_offset)
+
+
+async def _still_open(
+    calls: AdminCalls, topic_partition: TopicPartition, producers: Sequence[ProducerDescription]
+) -> tuple[TopicPartition, list[ProducerDescription]]:
+    """Those of ``producers`` whose transaction is open as it was."""
+    before = {(one.producer_id, one.current_txn_first_offset) for one in producers}
+    producer_ids = tuple(one.producer_id for one in producers)
+    found = await _open_on(calls, topic_partition, producer_ids)
+    return topic_partition, [
+        one for one in found if (one.producer_id, one.current_txn_first_offset) in before
+    ]
+
+
+async def _ids_of(
+    calls: AdminCalls, producer_ids: set[int]
+) -> Mapping[int, TransactionDescription]:
+    """The transactional id of each producer id that belongs to one, asked from every shard."""
+    if not producer_ids:
+        return {}
+    request = DescribeTransactionsRequest(producer_ids=tuple(sorted(producer_ids)))
+    replies = await calls.shards(TRANSACTION_STATE_TOPIC, request)
+    found: dict[int, TransactionDescription] = {}
+    for reply in replies:
+        for description in reply.transactions:
+            members = [member.producer_id for member in description.members]
+            for producer_id in (description.producer_id, *members):
+                found[producer_id] = description
+    return found
+
+
+def _is_owned(
+    owner: TransactionDescription | None, one: ProducerDescription, tp: TopicPartition
+) -> bool:
+    """Whether the marker of this very transaction will come to the partition."""
+    if owner is None:
+        return False
+    epoch, partitions = _part_of(owner, one.producer_id)
+    if owner.state == _ONGOING:
+        return one.producer_epoch == epoch and tp in partitions
+    return owner.state in _PREPARED and one.producer_epoch == epoch - 1 and tp in partitions
+
+
+def _may_join(owner: TransactionDescription, one: ProducerDescription) -> bool:
+    """Whether the id may yet enrol the partition and write on in the same transaction."""
+    return _part_of(owner, one.producer_id)[0] == one.producer_epoch
+
+
+def _part_of(
+    owner: TransactionDescription, producer_id: int
+) -> tuple[int, tuple[TopicPartition, ...]]:
+    """Epoch and partitions of one of the producer ids of an id."""
+    for member in owner.members:
+        if member.producer_id == producer_id:
+            return member.producer_epoch, member.partitions
+    return owner.producer_epoch, owner.partitions
+
+
+def _name(owner: TransactionDescription | None) -> str | None:
+    return None if owner is None else owner.transactional_id
+
+
+def _owned(
+    owner: TransactionDescription, one: ProducerDescription, topic_partition: TopicPartition
+) -> InvalidTxnStateError:
+    call = "abort_transaction" if owner.state == _ONGOING else "delete_transactional_id"
+    advice = (
+        "wait until it is complete"
+        if owner.state in _PREPARED
+        else f"use {call}({owner.transactional_id!r}) first"
+    )
+    return InvalidTxnStateError(
+        f"the transaction at {one.current_txn_first_offset} of {topic_partition} may still be "
+        f"ended or written to by the transactional id {owner.transactional_id!r}, which is in "
+        f"state {owner.state}; {advice}"
+    )
+
+
+def _none_open(topic_partition: TopicPartition, start_offset: int) -> InvalidTxnStateError:
+    return InvalidTxnStateError(
+        f"no transaction is open from offset {start_offset} of {topic_partition} on; look with "
+        "find_hanging_transactions()"
+    )
