@@ -288,7 +288,11 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._is_closed:
             return
+        future = context.get("future")
         error = context.get("exception")
+        if error is not None and future is not None and not isinstance(future, asyncio.Task):
+            # The outcome of a record that a program does not ask for is no bug.
+            return
         if error is None:
             error = AssertionError(str(context.get("message")))
         self._on_error(PROCESS.get(None), error)

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from oncelog.storage.model import TopicPartition
+
 EVENTS_KEPT = 20_000
-TEXT_LENGTH_MAX = 48
+BYTES_SHOWN_MAX = 16
+LINE_LENGTH_MAX = 240
 
 
 class Story:
@@ -34,7 +37,8 @@ class Story:
             if subject is not None:
                 line += f" {_shown(subject)}"
             if not about or what.startswith("*") or any(word in line for word in about):
-                chosen.append(line)
+                is_short = len(line) <= LINE_LENGTH_MAX
+                chosen.append(line if is_short else line[:LINE_LENGTH_MAX] + "…")
         return list(chosen)
 
     def text(self, *, last: int = 100, about: tuple[str, ...] = ()) -> str:
@@ -46,6 +50,8 @@ def _shown(value: Any) -> str:
     """A message with those fields that are not as they are by default."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, TopicPartition):
+        return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = [
             f"{field.name}={_shown(found)}"
@@ -53,7 +59,7 @@ def _shown(value: Any) -> str:
             if (found := getattr(value, field.name)) != field.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
-    if isinstance(value, (bytes, bytearray)) and len(value) > TEXT_LENGTH_MAX:
+    if isinstance(value, (bytes, bytearray)) and len(value) > BYTES_SHOWN_MAX:
         return f"<{len(value)} bytes>"
     if type(value) is tuple:
         return f"({', '.join(_shown(item) for item in value)})"
