@@ -8,7 +8,7 @@ and never depends on which waiter wakes first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oncelog.actors.protocol.effects import LogRecord
@@ -36,11 +36,20 @@ class ApplyQueue:
     """Appends to ``replica`` and applies to ``table``, for the epoch ``replica`` leads with now.
 
     A coordinator that loads again makes a new queue: what an older one holds is never applied.
+    ``on_failure`` is told when a committed record could not be applied: the table is not what the
+    log says any more.
     """
 
-    def __init__(self, *, replica: Replica, table: GroupTable) -> None:
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        table: GroupTable,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._replica = replica
         self._table = table
+        self._on_failure = on_failure
         self._entries: deque[_Entry] = deque()
         self._leader_epoch = replica.leader_epoch
         self._is_closed = False
@@ -59,8 +68,9 @@ class ApplyQueue:
     ) -> AppendOutcome:
         """Append records of one group as one batch; wait for it with ``applied``.
 
-        With ``transaction`` the batch belongs to that producer's transaction: its epoch and its
-        ticket are checked, and its positions are pending until a marker follows.
+        With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
+        and ticket are checked, and its positions are pending until a marker follows. A batch that
+        was appended before is waited for like a new one, and not applied a second time.
         """
         producer_id = NO_PRODUCER_ID
         if transaction is None:
@@ -72,10 +82,11 @@ class ApplyQueue:
                 now_ms=now_ms,
                 producer_id=producer_id,
                 producer_epoch=transaction.producer_epoch,
+                base_sequence=transaction.base_sequence,
                 transactional_id=transaction.transactional_id,
                 ticket=transaction.ticket,
             )
-        if outcome.error is ErrorCode.NONE:
+        if outcome.error is ErrorCode.NONE and not outcome.is_duplicate:
             self._entries.append(
                 _Entry(
                     base_offset=outcome.base_offset,
@@ -128,15 +139,21 @@ class ApplyQueue:
         """Apply, in log order, whatever is committed by now."""
         high_watermark = self._replica.machine.high_watermark
         while self._entries and self._entries[0].next_offset <= high_watermark:
-            entry = self._entries.popleft()
-            if entry.marker is not None:
-                self._table.apply_marker(entry.marker.producer_id, committed=entry.marker.committed)
-            for place, record in enumerate(entry.records):
-                self._table.apply(
-                    record,
-                    record_offset=entry.base_offset + place,
-                    producer_id=entry.producer_id,
-                )
+            try:
+                self._apply(self._entries.popleft())
+            except Exception as error:
+                self._on_failure(error)
+                raise
+
+    def _apply(self, entry: _Entry) -> None:
+        if entry.marker is not None:
+            self._table.apply_marker(entry.marker.producer_id, committed=entry.marker.committed)
+        for place, record in enumerate(entry.records):
+            self._table.apply(
+                record,
+                record_offset=entry.base_offset + place,
+                producer_id=entry.producer_id,
+            )
 
     @property
     def group_ids(self) -> set[str]:

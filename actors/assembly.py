@@ -195,6 +195,7 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
             clock=self.clock,
             random=surroundings.random,
             settings=group_settings(config.cluster),
+            on_failure=surroundings.die,
         )
         self.begin()
 

@@ -9,7 +9,7 @@ positions under the new generation sees those commits: as committed, or as unsta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Final
 
@@ -71,6 +71,7 @@ PRODUCER_ERRORS: Final = frozenset(
         ErrorCode.INVALID_PRODUCER_EPOCH,
         ErrorCode.INVALID_TXN_STATE,
         ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         ErrorCode.TRANSACTION_ABORTABLE,
     }
 )
@@ -90,17 +91,26 @@ class GroupCoordinator:
     """Serves the groups of the shard whose log ``replica`` leads.
 
     After the replica leads, ``load`` must run once; before, requests are told to come back.
+    ``on_failure`` gets what went wrong outside a call, or while a committed record was applied:
+    it is a bug that leaves the shard unusable, so production ends the process, which loads again.
     """
 
     def __init__(
-        self, *, replica: Replica, clock: Clock, random: Random, settings: GroupSettings
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        random: Random,
+        settings: GroupSettings,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
         self._clock = clock
         self._random = random
         self._settings = settings
         self._machine = GroupMachine(settings)
-        self._queue = ApplyQueue(replica=replica, table=self._machine)
+        self._on_failure = on_failure
+        self._queue = ApplyQueue(replica=replica, table=self._machine, on_failure=self._break)
         self._epoch = NO_COORDINATOR_EPOCH
         self._call_count = 0
         self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
@@ -132,7 +142,7 @@ class GroupCoordinator:
             if count % LOAD_BATCHES_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._machine = machine
-        self._queue = ApplyQueue(replica=self.replica, table=machine)
+        self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
         self._epoch = self.replica.leader_epoch
         self._run(machine.finish_load(self._clock.now_ms()))
         self._spawn(self._expire_for_ever())
@@ -418,8 +428,9 @@ class GroupCoordinator:
                 self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        """Something failed outside a call: let every call raise it, so that the process ends."""
+        """The shard is unusable: every call raises why, until the process has ended."""
         self._breakage = error
         for _, reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(error)
+        self._on_failure(error)

@@ -39,6 +39,7 @@ from oncelog.storage.model import (
     NO_OFFSET,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
+    NO_SEQUENCE,
     NO_TIMESTAMP,
     AppendOrigin,
     TopicPartition,
@@ -61,6 +62,8 @@ class AppendOutcome:
     base_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
+    is_duplicate: bool = False
+    """The batch stood there before: its first copy tells what became of it."""
 
 
 class Replica:
@@ -237,12 +240,14 @@ class Replica:
         now_ms: int,
         producer_id: int = NO_PRODUCER_ID,
         producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
     ) -> AppendOutcome:
         """Append records of a coordinator as one batch; transactional iff it names a producer.
 
-        In the log, not yet durable, on return: wait with ``committed``.
+        In the log, not yet durable, on return: wait with ``committed``. With a sequence a batch
+        that is there already is not appended again.
         """
         error = self.availability()
         if error is not ErrorCode.NONE:
@@ -251,6 +256,7 @@ class Replica:
             [(record.key, record.value, now_ms, ()) for record in records],
             producer_id=producer_id,
             producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
             is_transactional=producer_id != NO_PRODUCER_ID,
         )
         header = parse_header(batch)
@@ -263,6 +269,13 @@ class Replica:
         )
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
+        if verdict.duplicate_base_offset is not None:
+            return AppendOutcome(
+                error=ErrorCode.NONE,
+                base_offset=verdict.duplicate_base_offset,
+                next_offset=verdict.duplicate_next_offset,
+                is_duplicate=True,
+            )
         return self.write(batch, header, None)
 
     def append_marker(

@@ -127,7 +127,12 @@ class ProducerCore:
                 return
             ticket = await self._offsets_ticket(state, group.group_id)
             reply = await self._requests.commit_offsets(
-                state.transactional_id, state.identity, offsets, group, ticket
+                state.transactional_id,
+                state.identity,
+                offsets,
+                group,
+                ticket,
+                base_sequence=state.take_offset_sequence(len(offsets)),
             )
             if reply.error is not ErrorCode.NONE:
                 # Even a timeout spoils the transaction: it must not commit without them.

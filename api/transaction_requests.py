@@ -145,13 +145,19 @@ class TransactionRequests:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
         ticket: bytes,
+        *,
+        base_sequence: int,
     ) -> OffsetCommitReply:
-        """Hand the offsets to the group's coordinator, where they wait for the marker."""
+        """Hand the offsets to the group's coordinator, where they wait for the marker.
+
+        ``base_sequence`` counts the positions that the transaction has sent before.
+        """
         request = TxnOffsetCommitRequest(
             transactional_id=transactional_id,
             group_id=group.group_id,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
+            base_sequence=base_sequence,
             offsets=tuple(offsets.items()),
             ticket=ticket,
             generation_id=group.generation_id,

@@ -26,7 +26,12 @@ from oncelog.storage.exceptions import (
     TransactionAbortableError,
     exception_for,
 )
-from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TopicPartition,
+    sequence_after,
+)
 
 
 class TransactionStatus(enum.Enum):
@@ -131,6 +136,7 @@ class TransactionState:
 
     __slots__ = (
         "_error",
+        "_offset_sequence",
         "_status",
         "has_work",
         "identity",
@@ -146,6 +152,7 @@ class TransactionState:
         self.token: bytes | None = None
         self.has_work = False
         """Whether the coordinator may know of the open transaction, so that it must be ended."""
+        self._offset_sequence = 0
         self._status = _S.UNINITIALIZED
         self._error: OncelogError | None = None
 
@@ -223,6 +230,12 @@ class TransactionState:
         """Partitions are in the transaction, with the tickets that prove it."""
         self.tickets.update(tickets)
 
+    def take_offset_sequence(self, position_count: int) -> int:
+        """The sequence of the first of ``position_count`` positions that are sent now."""
+        sequence = self._offset_sequence
+        self._offset_sequence = sequence_after(sequence, position_count)
+        return sequence
+
     def ended(self, identity: ProducerIdentity) -> None:
         """The transaction is decided; ``identity`` is that of the next one."""
         self._move(_S.READY)
@@ -254,6 +267,7 @@ class TransactionState:
     def _forget(self, identity: ProducerIdentity) -> None:
         self.identity = identity
         self.tickets = {}
+        self._offset_sequence = 0
         self.token = None
         self.has_work = False
 

@@ -61,6 +61,7 @@ from oncelog.storage.model import (
     GROUP_ID_MAX_BYTES,
     NO_PRODUCER_ID,
     PRODUCER_EPOCH_MAX,
+    SEQUENCE_MAX,
     TRANSACTIONAL_ID_MAX_BYTES,
 )
 
@@ -355,6 +356,7 @@ def _names_producer(request: TxnOffsetCommitRequest) -> bool:
     return (
         NO_PRODUCER_ID < request.producer_id <= _PRODUCER_ID_MAX
         and 0 <= request.producer_epoch <= PRODUCER_EPOCH_MAX
+        and 0 <= request.base_sequence <= SEQUENCE_MAX
         and bool(request.transactional_id)
         and _fits(request.transactional_id, TRANSACTIONAL_ID_MAX_BYTES)
     )

@@ -183,7 +183,9 @@ class OffsetCommitRequest(Request[OffsetCommitReply]):
 class TxnOffsetCommitRequest(Request[OffsetCommitReply]):
     """Commit positions as part of a transaction: pending until its marker arrives (KIP-447).
 
-    ``ticket`` enrols the group's offsets partition, as for ``produce``.
+    ``ticket`` enrols the group's offsets partition, as for ``produce``. ``base_sequence`` counts
+    the positions that the transaction has sent before, in any group, and wraps as sequences do:
+    a request that was delayed cannot put back what a later one of its transaction has set.
     """
 
     method = "txn_offset_commit"
@@ -193,6 +195,7 @@ class TxnOffsetCommitRequest(Request[OffsetCommitReply]):
     group_id: str
     producer_id: int
     producer_epoch: int
+    base_sequence: int
     offsets: tuple[tuple[TopicPartition, OffsetAndMetadata], ...]
     ticket: bytes | None = None
     generation_id: int = -1

@@ -50,6 +50,7 @@ from oncelog.storage.model import (
     INTERNAL_TOPICS,
     NO_LEADER_EPOCH,
     NO_OFFSET,
+    NO_SEQUENCE,
     NO_TIMESTAMP,
     AppendOrigin,
     TopicPartition,
@@ -151,7 +152,7 @@ class PartitionMachine(PartitionBounds):
                 return AppendVerdict(error=error)
         if header.producer_id < 0:
             return ACCEPTED
-        if origin is AppendOrigin.CLIENT:
+        if origin is AppendOrigin.CLIENT or header.base_sequence != NO_SEQUENCE:
             duplicate = self.producers.find_duplicate(header)
             if duplicate is not None:
                 return AppendVerdict(

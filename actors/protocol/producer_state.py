@@ -17,7 +17,8 @@ lower epoch                         sequence 0                accept: a new epoc
 lower epoch                         another sequence          OUT_OF_ORDER, early
 higher epoch                        any                       INVALID_PRODUCER_EPOCH
 open transaction                    data outside transaction  INVALID_TXN_STATE
-any                                 coordinator's data        as above, without sequences
+any                                 coordinator's data        as above; a sequence may be left
+                                                              out, or be ahead
 none                                marker                    accept: fences lower epochs
 epoch below the marker's            marker                    accept: closes, raises the epoch
 same epoch, no open transaction     marker                    accept: a repetition, no effect
@@ -141,6 +142,11 @@ class ProducerStates:
             error, is_early = _check_sequence(entry, header)
             if error is not ErrorCode.NONE:
                 return error, is_early
+        elif header.base_sequence != NO_SEQUENCE:
+            # What a transaction commits to groups of other shards counts too: gaps are normal.
+            error, is_ahead = _check_sequence(entry, header)
+            if error is not ErrorCode.NONE and not is_ahead:
+                return error, False
         if entry is not None and entry.has_open_transaction and not header.is_transactional:
             return ErrorCode.INVALID_TXN_STATE, False
         return ErrorCode.NONE, is_early

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -82,7 +83,9 @@ class Shard:
         self.offsets_partitions = 1
         self.background: HeldBackground
         self.coordinator: GroupCoordinator
+        self.failures: list[BaseException] = []
         self._starts = 0
+        self._sequences: Counter[tuple[int, int]] = Counter()
 
     async def start(self, *, loads: bool = True) -> None:
         async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
@@ -114,6 +117,7 @@ class Shard:
             clock=self.clock,
             random=Random(self._starts),
             settings=group_settings(cluster),
+            on_failure=self.failures.append,
         )
         await replica.start()
         if loads:
@@ -123,6 +127,12 @@ class Shard:
         self.background.gate.set()
         self.coordinator.resign()
         await self.coordinator.replica.stop()
+
+    async def crash(self) -> None:
+        """End as a killed process does, and start again."""
+        self.coordinator.resign()
+        self.coordinator.replica.directory.release()
+        await self.start()
 
     async def restart(self) -> None:
         await self.stop()
@@ -181,10 +191,12 @@ class Shard:
             "group_id": GROUP,
             "producer_id": pid,
             "producer_epoch": epoch,
+            "base_sequence": self._sequences[pid, epoch],
             "ticket": ticket,
             "offsets": ((TP, OffsetAndMetadata(offset=offset)),),
         }
         request = TxnOffsetCommitRequest(**{**values, **fields})
+        self._sequences[pid, epoch] = request.base_sequence + len(request.offsets)
         return (await self.coordinator.txn_offset_commit(request)).error
 
     async def mark(

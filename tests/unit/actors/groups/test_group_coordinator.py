@@ -14,9 +14,6 @@ from oncelog.actors.protocol.group_messages import (
     LeavingMember,
     OffsetAndMetadata,
 )
-from oncelog.actors.protocol.messages import (
-    DescribeProducersRequest,
-)
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
 
@@ -178,114 +175,6 @@ def test_commits_in_flight_are_applied_in_log_order(play: Play) -> None:
     play(scenario)
 
 
-def test_transactional_commit_is_unstable_until_its_marker_even_after_a_restart(
-    play: Play,
-) -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.commit(5)
-        assert await shard.txn_commit(9) is ErrorCode.NONE
-        assert await shard.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
-        assert await shard.position(require_stable=False) == 5
-        await shard.restart()
-        assert await shard.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
-        assert await shard.mark(committed=True) is ErrorCode.NONE
-        assert await shard.position() == 9
-        await shard.restart()
-        assert await shard.position() == 9
-
-    play(scenario)
-
-
-def test_aborted_transaction_leaves_the_position_as_it_was(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.commit(5)
-        await shard.txn_commit(9)
-        assert await shard.mark(committed=False) is ErrorCode.NONE
-        assert await shard.position() == 5
-
-    play(scenario)
-
-
-def test_marker_counts_only_when_it_is_durable(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.txn_commit(9)
-        shard.background.gate.clear()
-        marking = asyncio.ensure_future(shard.mark(committed=True))
-        await turns()
-        assert not marking.done()
-        assert await shard.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
-        shard.background.gate.set()
-        assert await marking is ErrorCode.NONE
-        assert await shard.position() == 9
-
-    play(scenario)
-
-
-def test_transactional_commit_needs_its_ticket(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        assert await shard.txn_commit(9, ticket=None) is ErrorCode.INVALID_TXN_STATE
-        assert await shard.txn_commit(9, ticket=b"forged") is ErrorCode.INVALID_TXN_STATE
-        assert await shard.position() == -1
-
-    play(scenario)
-
-
-def test_zombie_producer_cannot_commit_after_its_transaction_ended(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.txn_commit(9)
-        await shard.mark(committed=True)
-        assert await shard.txn_commit(12) is ErrorCode.INVALID_PRODUCER_EPOCH
-        assert await shard.position() == 9
-
-    play(scenario)
-
-
-def test_commit_admitted_before_a_rebalance_is_seen_by_the_new_owner(play: Play) -> None:
-    # 1. A zombie's transactional commit is appended under generation 1; no sync yet.
-    # 2. Generation 2 is made and its assignment appended behind it.
-    # 3. When the new owner has its assignment, the position is unstable, not the old one.
-    async def scenario(shard: Shard) -> None:
-        first = await shard.enter()
-        await shard.sync(first)
-        shard.background.gate.clear()
-        ids = {"generation_id": 1, "member_id": first.member_id}
-        zombie = asyncio.ensure_future(shard.txn_commit(9, **ids))
-        await turns()
-        leaving = LeavingMember(member_id=first.member_id)
-        await shard.coordinator.leave_group(LeaveGroupRequest(group_id=GROUP, members=(leaving,)))
-        second = await shard.enter()
-        syncing = asyncio.ensure_future(shard.sync(second))
-        await turns()
-        assert not syncing.done()
-        shard.background.gate.set()
-        await syncing
-        assert await shard.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
-        assert await zombie is ErrorCode.NONE
-
-    play(scenario)
-
-
-def test_marker_for_a_partition_led_elsewhere_is_refused(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        refused = await shard.mark(committed=True, tp=TopicPartition(OFFSETS.topic, 1))
-        assert refused is ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    play(scenario)
-
-
-def test_producers_of_the_offsets_log_are_described(play: Play) -> None:
-    async def scenario(shard: Shard) -> None:
-        await shard.txn_commit(9)
-        request = DescribeProducersRequest(topic_partition=OFFSETS)
-        (producer,) = (await shard.coordinator.describe_producers(request)).producers
-        assert (producer.producer_id, producer.open_record_count) == (7, 1)
-        other = DescribeProducersRequest(topic_partition=TP)
-        refused = await shard.coordinator.describe_producers(other)
-        assert refused.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    play(scenario)
-
-
 # --- removal ---------------------------------------------------------------------------------
 
 
@@ -413,8 +302,9 @@ def test_assignment_that_cannot_be_written_is_not_handed_out(play: Play) -> None
     play(scenario)
 
 
-def test_broken_invariant_in_a_timer_is_raised_by_every_call(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [InvariantViolation, KeyError])
+def test_what_goes_wrong_in_a_timer_is_raised_by_every_call_and_ends_the_process(
+    play: Play, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     async def scenario(shard: Shard) -> None:
         member = await shard.enter()
@@ -424,15 +314,36 @@ def test_broken_invariant_in_a_timer_is_raised_by_every_call(
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
         def broken(*_: Any) -> None:
-            raise InvariantViolation("I-19")
+            raise kind("a bug")
 
         machine = shard.coordinator._machine
         monkeypatch.setattr(type(machine), "timer_fired", broken)
-        with pytest.raises(InvariantViolation):
+        with pytest.raises(kind):
             shard.coordinator._timer_fired(next(iter(shard.coordinator._timers)))
-        with pytest.raises(InvariantViolation):
+        with pytest.raises(kind):
             await parked
-        with pytest.raises(InvariantViolation):
+        with pytest.raises(kind):
             await shard.heartbeat(member)
+        assert [type(failure) for failure in shard.failures] == [kind]
+
+    play(scenario)
+
+
+def test_a_committed_record_that_cannot_be_applied_ends_the_process(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise KeyError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(shard.coordinator._machine), "apply", broken)
+            with pytest.raises(KeyError):
+                await shard.commit(5)
+            assert [type(failure) for failure in shard.failures] == [KeyError]
+            with pytest.raises(KeyError):
+                await shard.position()
+        await shard.crash()
+        assert await shard.position() == 5
 
     play(scenario)

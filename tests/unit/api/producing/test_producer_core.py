@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,
 )
-from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     IllegalStateError,
@@ -25,9 +23,6 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from oncelog.storage.model import TopicPartition
-
-GROUP = ConsumerGroupMetadata(group_id="billing", generation_id=3, member_id="m")
 
 
 async def begun(cluster: Any, **options: Any) -> Any:
@@ -321,76 +316,6 @@ def test_an_unknown_partition_of_a_transaction_is_reported_within_seconds(
             await producer.commit_transaction()
         assert asyncio.get_running_loop().time() - started < 5
         await producer.abort_transaction()
-
-    run(story())
-
-
-def test_offsets_become_visible_with_the_commit_only(cluster: Any, run: Any) -> None:
-    cluster.create("t")
-    position = TopicPartition("source", 0)
-
-    async def story() -> None:
-        producer = await begun(cluster)
-        await producer.send("t", b"v")
-        await producer.send_offsets_to_transaction({position: 42}, GROUP)
-        assert cluster.offsets == {}
-        await producer.commit_transaction()
-
-    run(story())
-    assert cluster.offsets == {position: 42}
-    (request,) = cluster.requests(TxnOffsetCommitRequest)
-    assert (request.generation_id, request.member_id) == (3, "m")
-
-
-def test_offsets_and_records_are_enrolled_together(cluster: Any, run: Any) -> None:
-    cluster.create("t")
-
-    async def story() -> None:
-        producer = await begun(cluster)
-        await producer.send("t", b"v")
-        await producer.send_offsets_to_transaction({TopicPartition("s", 0): 1}, GROUP)
-        await producer.send_offsets_to_transaction({TopicPartition("s", 0): 2}, GROUP)
-        await producer.commit_transaction()
-
-    run(story())
-    (request,) = cluster.requests(AddPartitionsToTxnRequest)
-    assert {tp.topic for tp in request.partitions} == {"t", "__consumer_offsets"}
-
-
-def test_offsets_alone_make_a_transaction_that_is_ended(cluster: Any, run: Any) -> None:
-    async def story() -> None:
-        producer = await begun(cluster)
-        await producer.send_offsets_to_transaction({TopicPartition("s", 0): 1}, GROUP)
-        await producer.abort_transaction()
-
-    run(story())
-    assert cluster.offsets == {}
-    assert len(cluster.requests(EndTxnRequest)) == 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ErrorCode.ILLEGAL_GENERATION,
-        ErrorCode.UNKNOWN_MEMBER_ID,
-        ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.REBALANCE_IN_PROGRESS,
-    ],
-)
-def test_offsets_of_a_replaced_member_spoil_only_the_transaction(
-    cluster: Any, run: Any, error: ErrorCode
-) -> None:
-    cluster.fault(TxnOffsetCommitRequest, error)
-
-    async def story() -> None:
-        producer = await begun(cluster)
-        with pytest.raises(OncelogError) as caught:
-            await producer.send_offsets_to_transaction({TopicPartition("s", 0): 1}, GROUP)
-        assert caught.value.abortable
-        with pytest.raises(TransactionAbortableError):
-            await producer.commit_transaction()
-        await producer.abort_transaction()
-        await producer.begin_transaction()
 
     run(story())
 

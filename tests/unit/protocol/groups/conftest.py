@@ -178,6 +178,7 @@ class GroupWorld:
                 "transactional_id": "loader",
                 "producer_id": producer_id,
                 "producer_epoch": 0,
+                "base_sequence": 0,
             }
             request = TxnOffsetCommitRequest(**{**values, **transaction, **fields})
         error, effects = self.machine.admit_commit(request, self.now_ms)

@@ -347,6 +347,8 @@ def test_commit_while_preparing_is_accepted_and_counts_as_life(world: Any) -> No
         {"producer_id": 2**63},
         {"producer_id": 3, "producer_epoch": -1},
         {"producer_id": 3, "producer_epoch": 32_768},
+        {"producer_id": 3, "base_sequence": -1},
+        {"producer_id": 3, "base_sequence": 2**31},
         {"producer_id": 3, "transactional_id": ""},
         {"producer_id": 3, "transactional_id": "t" * 1_025},
     ],

@@ -90,6 +90,7 @@ def test_decision_changes_nothing_before_it_is_applied(world: Any) -> None:
         group_id="billing",
         producer_id=3,
         producer_epoch=0,
+        base_sequence=0,
         offsets=((TP, OffsetAndMetadata(offset=1)),),
     )
     (record,) = world.machine.offsets.decide_commit(request, 99).records
