@@ -23,7 +23,9 @@ KERNEL = Extension(
     ["storage/_kernel.pyx"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
     extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
-    depends=[f"storage/_kernel_{part}.pxi" for part in ("bytes", "encode", "decode")],
+    depends=[
+        f"storage/_kernel_{part}.pxi" for part in ("bytes", "crc", "encode", "decode", "scan")
+    ],
     py_limited_api=HAS_STABLE_ABI,
 )
 

@@ -9,6 +9,9 @@ from oncelog.storage.record_rows import RecordInput, RecordTuple
 INTERFACE: int
 """Of these functions; ``record_kernel`` uses only the one that it was written for."""
 
+SCAN_INTERFACE: int
+"""Of the functions that go over whole batches; ``scan_kernel`` uses only the one it knows."""
+
 StringsIn: TypeAlias = tuple[int, Any, Any, Any]
 """First entry, validity bitmap or None, int32 offsets, data or None."""
 
@@ -74,3 +77,38 @@ def decode_rows(
     is_append_time: bool,
 ) -> list[RecordTuple]:
     """The records of one uncompressed block. Raises ``CorruptDataError``."""
+
+def crc32c(data: Buffer, by_tables: bool = False) -> int:
+    """CRC-32C; ``by_tables`` even where the processor has an instruction for it."""
+
+def find_damage(
+    data: Buffer, checksum: Callable[[Any], int], lowest_offset: int
+) -> tuple[int, int, int]:
+    """See ``batch_check.find_damage``; the damage as a number, 0 if there is none."""
+
+def scan_batches(
+    data: Buffer,
+    checksum: Callable[[Any], int],
+    position: int,
+    segment_base: int,
+    expected: int,
+    gaps_end: int,
+    known_epochs: Any,
+    last_epoch: int,
+    interval: int,
+    counted: tuple[int, int, int, int],
+) -> tuple[
+    int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
+]:
+    """See ``batch_scan.scan_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+
+def state_batches(
+    data: Buffer,
+    checksum: Callable[[Any], int],
+    is_checked: bool,
+    expected: int,
+    known_epochs: Any,
+    last_epoch: int,
+    window: int,
+) -> tuple[int, int, int, list[int]]:
+    """See ``state_scan.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""

@@ -14,7 +14,10 @@ from cpython.bytearray cimport (
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
-from libc.stdint cimport INT32_MAX, int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
+    uint64_t,
+)
 from libc.stdlib cimport free, getenv, malloc, realloc
 from libc.string cimport memcpy, memset, strcmp
 
@@ -37,6 +40,9 @@ cdef extern from "Python.h":
 INTERFACE = 1
 """Changes with the functions below, so that a module built from older source is not used."""
 
+SCAN_INTERFACE = 1
+"""The same of the functions that go over whole batches."""
+
 # Read here because this half of the storage layer does not know the operating system.
 if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:
     raise ImportError("ONCELOG_CODEC=python: the kernel is not wanted")
@@ -50,9 +56,11 @@ cdef enum:
     MAGIC = 2
     CODEC_MASK = 0x07
     LOG_APPEND_TIME = 0x08
-    # Up to here a CRC in C costs less than the call of the library, which is faster per byte.
-    OWN_CRC_BYTES_MAX = 512
+    # Up to here a CRC by tables costs less than the call of the library.
+    TABLE_CRC_BYTES_MAX = 512
 
 include "_kernel_bytes.pxi"
+include "_kernel_crc.pxi"
 include "_kernel_encode.pxi"
 include "_kernel_decode.pxi"
+include "_kernel_scan.pxi"

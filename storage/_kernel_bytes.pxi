@@ -1,48 +1,5 @@
 # Numbers and bytes: what encoding and decoding share. Part of _kernel.pyx.
 
-cdef uint32_t CRC_TABLE[8][256]
-
-
-cdef void fill_crc_table() noexcept:
-    cdef uint32_t crc
-    cdef int byte, bit, slice_
-    for byte in range(256):
-        crc = byte
-        for bit in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-        CRC_TABLE[0][byte] = crc
-    for byte in range(256):
-        for slice_ in range(1, 8):
-            crc = CRC_TABLE[slice_ - 1][byte]
-            CRC_TABLE[slice_][byte] = (crc >> 8) ^ CRC_TABLE[0][crc & 0xFF]
-
-
-fill_crc_table()
-
-
-cdef uint32_t crc32c_of(const uint8_t *data, Py_ssize_t size) noexcept nogil:
-    """CRC-32C, eight bytes at a time by tables."""
-    cdef uint32_t crc = 0xFFFFFFFF
-    while size >= 8:
-        crc ^= (
-            <uint32_t>data[0] | <uint32_t>data[1] << 8
-            | <uint32_t>data[2] << 16 | <uint32_t>data[3] << 24
-        )
-        crc = (
-            CRC_TABLE[7][crc & 0xFF] ^ CRC_TABLE[6][(crc >> 8) & 0xFF]
-            ^ CRC_TABLE[5][(crc >> 16) & 0xFF] ^ CRC_TABLE[4][crc >> 24]
-            ^ CRC_TABLE[3][data[4]] ^ CRC_TABLE[2][data[5]]
-            ^ CRC_TABLE[1][data[6]] ^ CRC_TABLE[0][data[7]]
-        )
-        data += 8
-        size -= 8
-    while size > 0:
-        crc = (crc >> 8) ^ CRC_TABLE[0][(crc ^ data[0]) & 0xFF]
-        data += 1
-        size -= 1
-    return ~crc
-
-
 cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
     return (
         <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | <uint32_t>at[3]

@@ -203,7 +203,7 @@ cdef class Batches:
             self.views.append(block)
             batch.at, batch.end = block.at, block.at + block.size
             return 0
-        if size <= OWN_CRC_BYTES_MAX:
+        if HAS_CRC_INSTRUCTION or size <= TABLE_CRC_BYTES_MAX:
             crc = crc32c_of(at + CHECKED_AT, size - CHECKED_AT)
         else:
             crc = checksum(memoryview(source)[position + CHECKED_AT : position + size])

@@ -12,6 +12,8 @@ from typing import Final
 
 import crc32c as _crc32c
 
+from oncelog.storage import scan_kernel
+from oncelog.storage.leader_epoch_list import OFFSET_MAX
 from oncelog.storage.record_batch import HEADER_BYTES, MAGIC
 from oncelog.storage.recovery import TailDefect
 
@@ -21,6 +23,16 @@ _FIELDS: Final = struct.Struct(">qi4xbI2xi")
 _LENGTH_END: Final = 12
 _CHECKED_AT: Final = 21
 
+_DEFECTS: Final = (
+    TailDefect.NONE,
+    TailDefect.SHORT_HEADER,
+    TailDefect.BAD_HEADER,
+    TailDefect.SHORT_BATCH,
+    TailDefect.BAD_CRC,
+    TailDefect.WRONG_OFFSET,
+)
+"""By the kernel's numbers."""
+
 
 def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefect]:
     """Where whole batches of ``data`` end, the offset after them (exclusive), and why there.
@@ -28,6 +40,13 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
     The first may begin at ``lowest_offset`` or later, each other one where the one before it
     ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
     """
+    if scan_kernel.kernel is not None:
+        at, expected, number = scan_kernel.kernel.find_damage(data, _crc32c.crc32c, lowest_offset)
+        return at, expected, _DEFECTS[number]
+    return _find_in_python(data, lowest_offset)
+
+
+def _find_in_python(data: bytes, lowest_offset: int) -> tuple[int, int, TailDefect]:
     view, crc32c, size = memoryview(data), _crc32c.crc32c, len(data)
     at, expected = 0, lowest_offset
     while at < size:
@@ -41,7 +60,7 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
             return at, expected, TailDefect.SHORT_BATCH
         if crc32c(view[at + _CHECKED_AT : end]) != crc:
             return at, expected, TailDefect.BAD_CRC
-        if base_offset < expected or delta < 0:
+        if not (base_offset >= expected and 0 <= delta < OFFSET_MAX - base_offset):
             return at, expected, TailDefect.WRONG_OFFSET
         at, expected = end, base_offset + delta + 1
     return at, expected, TailDefect.NONE

@@ -46,7 +46,7 @@ class CleanedSegment:
         """Add a batch; offsets must rise."""
         header = parse_header(batch)
         end = self.size_bytes + len(batch)
-        self._segment.account(
+        self._segment.counting.account(
             BatchPlace(
                 self.size_bytes,
                 end,

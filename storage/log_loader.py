@@ -260,7 +260,7 @@ class LogLoader:
             if isinstance(found, TailDefect):
                 return position, expected, found
             end = position + len(frame)
-            segment.account(
+            segment.counting.account(
                 BatchPlace(
                     position, end, found.base_offset, found.last_offset, found.max_timestamp_ms
                 )

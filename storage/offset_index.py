@@ -82,6 +82,11 @@ class OffsetIndex:
         self._relative_offsets.append(last_offset - self._base_offset)
         self._positions.append(position)
 
+    def extend(self, relative_offsets: bytes, positions: bytes) -> None:
+        """Append entries at once: unsigned 32-bit numbers of this machine."""
+        self._relative_offsets.frombytes(relative_offsets)
+        self._positions.frombytes(positions)
+
     def lookup(self, offset: int) -> tuple[int, int] | None:
         """The greatest entry whose last offset is at most ``offset``; None before the first."""
         slot = bisect_right(self._relative_offsets, offset - self._base_offset) - 1

@@ -20,7 +20,6 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.leader_epoch_list import LeaderEpochPairs
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
-from oncelog.storage.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from oncelog.storage.offset_index import OffsetIndex
 from oncelog.storage.record_batch import (
     PLACEMENT_BYTES,
@@ -37,7 +36,7 @@ from oncelog.storage.segment_frames import (
     read_frames,
     walk_batches,
 )
-from oncelog.storage.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
+from oncelog.storage.segment_indexes import SegmentIndexes
 from oncelog.storage.time_index import TimeIndex
 from oncelog.storage.txn_index import TxnIndex
 
@@ -76,13 +75,9 @@ class Segment:
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.size_bytes = 0
-        self.max_timestamp_ms = NO_TIMESTAMP
-        self.first_timestamp_ms = NO_TIMESTAMP
         self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
-        self._offset_of_max_timestamp = NO_OFFSET
-        self._bytes_since_index = 0
         self._log: FileHandle | None = None
-        self._indexes: tuple[OffsetIndex, TimeIndex] | None = None
+        self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
         self._known_places: dict[int, int] = {}
         # What was written through the open file needs no check: its CRCs were checked before.
         self._own_from = _NOTHING
@@ -125,17 +120,16 @@ class Segment:
         """Take an existing, trusted file as the active segment: find its end and its times."""
         self.attach()
         offsets, times = self.indexes
-        if times.last_entry is not None:
-            self.max_timestamp_ms, self._offset_of_max_timestamp = times.last_entry
+        self._indexes.take_last_time(times)
         position = 0
         if offsets.last_entry is not None:
             position = offsets.last_entry[1]
-        self._bytes_since_index = self.size_bytes - position
+        self._indexes.begin_tail(self.size_bytes - position)
         for place in self.walk(position):
             self.next_offset = place.last_offset + 1
-            self._note_time(place.max_timestamp_ms, place.last_offset)
+            self._indexes.note_time(place.max_timestamp_ms, place.last_offset)
         for place in self.walk(0):
-            self.first_timestamp_ms = place.max_timestamp_ms
+            self._indexes.first_timestamp_ms = place.max_timestamp_ms
             break
 
     def release(self) -> None:
@@ -144,7 +138,7 @@ class Segment:
             self._log.close()
             self._log = None
             self._own_from = _NOTHING
-        self._indexes = None
+        self._indexes.entries = None
         self._known_places.clear()
 
     def close(self) -> None:
@@ -185,24 +179,21 @@ class Segment:
     @property
     def index_bytes(self) -> int:
         """Memory that the indexes take now."""
-        if self._indexes is None:
-            return 0
-        offsets, times = self._indexes
-        return OFFSET_ENTRY_BYTES * len(offsets) + TIME_ENTRY_BYTES * len(times)
+        return self._indexes.memory_bytes
 
     @property
     def is_open(self) -> bool:
         """Whether the segment holds an open file or indexes in memory."""
-        return self._log is not None or self._indexes is not None
+        return self._log is not None or self._indexes.entries is not None
 
     # The indexes
 
     @property
     def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         """Both sparse indexes; missing or impossible files are replaced by a new walk."""
-        if self._indexes is None:
-            self._indexes = self._read_indexes() or self._rebuild_indexes()
-        return self._indexes
+        if self._indexes.entries is None:
+            self._indexes.entries = self._read_indexes() or self._rebuild_indexes()
+        return self._indexes.entries
 
     @property
     def index_is_full(self) -> bool:
@@ -212,7 +203,7 @@ class Segment:
     def write_indexes(self) -> list[FileHandle]:
         """Write both index files and return them, to be synced and closed by the caller."""
         offsets, times = self.indexes
-        times.maybe_append(self.max_timestamp_ms, self._offset_of_max_timestamp)
+        self._indexes.enter_last_time()
         handles: list[FileHandle] = []
         try:
             for suffix, data in (
@@ -242,58 +233,38 @@ class Segment:
         # An index is empty only if the log is short, so walking it again costs nothing.
         if last is None or last[1] >= self.size_bytes or not self._is_batch_at(*last):
             return None
-        if times.last_entry is not None and times.last_entry[0] > self.max_timestamp_ms:
-            self.max_timestamp_ms, self._offset_of_max_timestamp = times.last_entry
+        self._indexes.take_last_time(times)
         return offsets, times
 
     def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         self._reset()
-        assert self._indexes is not None
         for place in self.walk(0):
-            self.account(place)
-        return self._indexes
+            self._indexes.account(place)
+        assert self._indexes.entries is not None
+        return self._indexes.entries
 
     def _is_batch_at(self, last_offset: int, position: int) -> bool:
         """Whether the batch that the index puts at ``position`` is there."""
         return begins_with_batch(self.log.read(position, PLACE_BYTES), last_offset)
 
     def _reset(self) -> None:
-        self._indexes = (OffsetIndex(self.base_offset), TimeIndex(self.base_offset))
+        self._indexes.reset()
         self._known_places.clear()
-        self._bytes_since_index = 0
-        self.max_timestamp_ms = self.first_timestamp_ms = NO_TIMESTAMP
-        self._offset_of_max_timestamp = NO_OFFSET
-
-    def _note_time(self, max_timestamp_ms: int, last_offset: int) -> None:
-        if max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = max_timestamp_ms
-            self._offset_of_max_timestamp = last_offset
-
-    def account(self, place: BatchPlace) -> None:
-        """Count a batch into times and indexes: the same for an append and for a rebuild."""
-        assert self._indexes is not None
-        offsets, times = self._indexes
-        if place.position == 0:
-            self.first_timestamp_ms = place.max_timestamp_ms
-        self._note_time(place.max_timestamp_ms, place.last_offset)
-        if self._bytes_since_index > self.index_interval_bytes:
-            offsets.append(place.last_offset, place.position)
-            times.maybe_append(self.max_timestamp_ms, self._offset_of_max_timestamp)
-            self._bytes_since_index = 0
-        self._bytes_since_index += place.end - place.position
 
     @property
-    def room_before_index(self) -> int:
-        """The batch after more than this many further bytes gets an index entry."""
-        return self.index_interval_bytes - self._bytes_since_index
+    def counting(self) -> SegmentIndexes:
+        """For those who count batches themselves, from ``create`` or ``begin_scan`` on."""
+        return self._indexes
 
-    def account_unindexed(self, size_bytes: int, max_timestamp_ms: int, last_offset: int) -> None:
-        """Count batches that lie between two index entries at once.
+    @property
+    def max_timestamp_ms(self) -> int:
+        """The largest timestamp of all batches; -1 without any, or before ``load_times``."""
+        return self._indexes.max_timestamp_ms
 
-        ``last_offset`` is that of the first batch with the largest timestamp.
-        """
-        self._note_time(max_timestamp_ms, last_offset)
-        self._bytes_since_index += size_bytes
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The largest timestamp of the first batch; only known of a segment that takes appends."""
+        return self._indexes.first_timestamp_ms
 
     # Writing
 
@@ -308,7 +279,7 @@ class Segment:
         self.size_bytes = end = position + len(batch)
         last_offset = header.last_offset
         self.next_offset = last_offset + 1
-        self.account(
+        self._indexes.account(
             BatchPlace(position, end, header.base_offset, last_offset, header.max_timestamp_ms)
         )
 
@@ -404,7 +375,7 @@ class Segment:
     def load_times(self) -> None:
         """Make ``max_timestamp_ms`` known; for a sealed segment it is in its time index."""
         if self.max_timestamp_ms == NO_TIMESTAMP:
-            self._indexes = self.indexes
+            _ = self.indexes
 
     def places_from_timestamp(self, timestamp_ms: int) -> Iterator[BatchPlace]:
         """Batches from one before which every timestamp is below ``timestamp_ms``."""

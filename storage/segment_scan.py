@@ -1,29 +1,34 @@
 """The fast part of a recovery scan: the intact batches from the start of one segment.
 
-Recovery reads a segment twice in effect: this loop takes whole runs of good batches and stops at
-the first that is anything else, and ``recovery.inspect_batch`` then says what stands there. So
-this needs no opinion on defects, and a batch that it does not take is never lost by it.
+Recovery reads a segment twice in effect: this takes whole runs of good batches and stops at the
+first that is anything else, and ``recovery.inspect_batch`` then says what stands there. So this
+needs no opinion on defects, and a batch that it does not take is never lost by it.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from typing import Final
 
 import crc32c as _crc32c
 
+from oncelog.storage import scan_kernel
 from oncelog.storage.leader_epoch_list import LeaderEpochPairs, epoch_span, note_epoch
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_TIMESTAMP
+from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.record_batch import HEADER_BYTES, MAGIC
 from oncelog.storage.segment import Segment
 from oncelog.storage.segment_frames import BatchPlace
+from oncelog.storage.segment_indexes import IndexCount, IndexRun
 
 _FIELDS: Final = struct.Struct(">qiibI2xi8xq")
 """Base offset, length, leader epoch, magic, CRC, last offset delta and maximum timestamp."""
 
 _LENGTH_END: Final = 12
 _CHECKED_AT: Final = 21
-_CHUNK_BYTES: Final = 1_048_576
+_MAX_TIMESTAMP: Final = slice(35, 43)
+_CHUNK_BYTES: Final = 1048576
 
 
 class SegmentScan:
@@ -38,6 +43,7 @@ class SegmentScan:
     __slots__ = (
         "_gaps_end",
         "_known_epochs",
+        "_known_packed",
         "_leader_epochs",
         "_segment",
         "expected_offset",
@@ -56,6 +62,7 @@ class SegmentScan:
         self._gaps_end = gaps_end
         self._leader_epochs = leader_epochs
         self._known_epochs = known_epochs
+        self._known_packed = packed_epochs(known_epochs)
         self.position = 0
         self.expected_offset = segment.base_offset
 
@@ -65,7 +72,7 @@ class SegmentScan:
         wanted = _CHUNK_BYTES
         while self.position < size_bytes:
             chunk = self._segment.log.read(self.position, min(wanted, size_bytes - self.position))
-            taken = self._take(chunk)
+            taken = self._take(chunk) if scan_kernel.kernel is None else self._take_fast(chunk)
             if taken:
                 wanted = _CHUNK_BYTES
                 continue
@@ -77,14 +84,37 @@ class SegmentScan:
                 return
             wanted = needed
 
+    def _take_fast(self, chunk: bytes) -> int:
+        """``_take`` by the kernel."""
+        counting, epochs = self._segment.counting, self._leader_epochs
+        taken, self.expected_offset, count, run, new_epochs = scan_kernel.kernel.scan_batches(
+            chunk,
+            _crc32c.crc32c,
+            self.position,
+            self._segment.base_offset,
+            self.expected_offset,
+            self._gaps_end,
+            self._known_packed,
+            epochs[-1][0] if epochs else NO_LEADER_EPOCH,
+            counting.interval_bytes,
+            (*counting.count, counting.last_entered_timestamp_ms),
+        )
+        if self.position == 0 and taken:
+            counting.first_timestamp_ms = int.from_bytes(chunk[_MAX_TIMESTAMP], "big", signed=True)
+        counting.take_run(IndexRun(*run), IndexCount(*count))
+        epochs.extend(new_epochs)
+        self.position += taken
+        return taken
+
     def _take(self, chunk: bytes) -> int:
         """Account for the good batches at the start of ``chunk``; returns their bytes."""
-        segment, view, crc32c = self._segment, memoryview(chunk), _crc32c.crc32c
-        epochs, gaps_end, expected = self._leader_epochs, self._gaps_end, self.expected_offset
+        view, crc32c, counting = memoryview(chunk), _crc32c.crc32c, self._segment.counting
+        gaps_end, expected = self._gaps_end, self.expected_offset
+        highest = self._segment.base_offset + RELATIVE_OFFSET_MAX
         epoch_now, epoch_end = NO_LEADER_EPOCH, 0
         limit, at, end = len(chunk) - HEADER_BYTES, 0, 0
         # Batches between two index entries only count by their sum and their largest timestamp.
-        room, run_bytes, run_max_ms, run_offset = segment.room_before_index, 0, NO_TIMESTAMP, 0
+        room, run_bytes, run_max_ms, run_offset = counting.room_before_entry, 0, NO_TIMESTAMP, 0
         while at <= limit:
             base_offset, length, epoch, magic, crc, delta, max_ms = _FIELDS.unpack_from(chunk, at)
             end = at + _LENGTH_END + length
@@ -92,7 +122,7 @@ class SegmentScan:
                 magic != MAGIC
                 or not at + HEADER_BYTES <= end <= limit + HEADER_BYTES
                 or not (base_offset == expected or gaps_end > expected < base_offset)
-                or delta < 0
+                or not 0 <= delta <= highest - base_offset
                 or crc32c(view[at + _CHECKED_AT : end]) != crc
             ):
                 break
@@ -101,21 +131,24 @@ class SegmentScan:
                 if known is not None and known != epoch:
                     break
                 epoch_now = epoch
-                note_epoch(epochs, epoch, base_offset)
+                note_epoch(self._leader_epochs, epoch, base_offset)
             expected = base_offset + delta + 1
             if run_bytes > room or self.position + at == 0:
-                if run_bytes:
-                    segment.account_unindexed(run_bytes, run_max_ms, run_offset)
+                counting.account_between(run_bytes, run_max_ms, run_offset)
                 place = self.position + at, self.position + end, base_offset, expected - 1, max_ms
-                segment.account(BatchPlace(*place))
-                room, run_bytes, run_max_ms = segment.room_before_index, 0, NO_TIMESTAMP
+                counting.account(BatchPlace(*place))
+                room, run_bytes, run_max_ms = counting.room_before_entry, 0, NO_TIMESTAMP
             else:
                 run_bytes += end - at
                 if max_ms > run_max_ms:
                     run_max_ms, run_offset = max_ms, expected - 1
             at = end
-        if run_bytes:
-            segment.account_unindexed(run_bytes, run_max_ms, run_offset)
+        counting.account_between(run_bytes, run_max_ms, run_offset)
         self.position += at
         self.expected_offset = expected
         return at
+
+
+def packed_epochs(epochs: LeaderEpochPairs) -> array[int]:
+    """The pairs as the kernel takes them: epochs and start offsets in turn."""
+    return array("q", [number for pair in epochs for number in pair])

@@ -82,6 +82,11 @@ class TimeIndex:
             self._timestamps_ms.append(timestamp_ms)
             self._relative_offsets.append(offset - self._base_offset)
 
+    def extend(self, timestamps_ms: bytes, relative_offsets: bytes) -> None:
+        """Append entries that rise, at once: 64 and 32-bit numbers of this machine."""
+        self._timestamps_ms.frombytes(timestamps_ms)
+        self._relative_offsets.frombytes(relative_offsets)
+
     def offset_before(self, timestamp_ms: int) -> int:
         """An offset up to which (inclusive) every timestamp is below ``timestamp_ms``.
 

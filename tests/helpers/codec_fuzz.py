@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import pyarrow as pa
 
 from oncelog.storage import record_codec
@@ -217,6 +218,86 @@ def check_columns(kernel: Any, chance: random.Random) -> None:
     assert len(rows) == count
 
 
+def run_of_batches(chance: random.Random) -> bytes:
+    """Batches one after the other, mostly sound, some damaged, hostile or cut off."""
+    parts, offset = [], chance.choice([0, 0, 7, 2**31 - 300, 2**62])
+    for _ in range(chance.choice([0, 1, 2, 5, 40])):
+        delta = chance.choice([0, 0, 1, 9, 2**31 - 1 if chance.random() < 0.05 else 3])
+        is_control = chance.random() < 0.1
+        batch = seal(
+            chance.randbytes(chance.choice([0, 1, 7, 8, 100, 300, 512, 1300, 7000])),
+            codec=Codec.NONE,
+            record_count=1,
+            base_timestamp_ms=0,
+            max_timestamp_ms=chance.choice([-1, 0, 5, chance.randrange(10**6), 2**63 - 1]),
+            producer_id=-1 if chance.random() < 0.3 else chance.choice([0, 1, 2, 2**63 - 1]),
+            producer_epoch=chance.choice([0, 0, 1, 32767]),
+            base_sequence=-1 if is_control else chance.choice([0, 5, 2**31 - 1, -1]),
+            is_transactional=chance.random() < 0.2,
+            is_control=is_control,
+            base_offset=min(offset, 2**63 - 1),
+            leader_epoch=chance.choice([0] * 8 + [1, 2**31 - 1, -1]),
+            last_offset_delta=delta,
+        )
+        offset += delta + 1 + chance.choice([0] * 9 + [4])
+        if chance.random() < 0.1:
+            batch[chance.randrange(len(batch))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.03:
+            batch[:61] = chance.randbytes(61)
+        parts.append(bytes(batch))
+    whole = b"".join(parts)
+    return whole[: chance.randrange(len(whole) + 1)] if chance.random() < 0.2 else whole
+
+
+def check_scan(kernel: Any, chance: random.Random) -> bool:
+    """Batches into the loops that go over them; whether all were sound."""
+    data = exact(run_of_batches(chance))
+    numbers = [0, 0, 0, 7, -1, 2**62, 2**63 - 1]
+    epochs = exact(
+        b"".join(
+            chance.choice([0, 0, 1, -1, 2**62]).to_bytes(8, "little", signed=True)
+            for _ in range(chance.choice([0, 0, 1, 2, 4, 7]))
+        )
+    )
+    lowest = chance.choice(numbers)
+    at, expected, damage = kernel.find_damage(data, crc32c.crc32c, lowest)
+    assert 0 <= at <= len(data)
+    assert damage != 0 or at == len(data)
+    assert expected >= lowest
+    try:
+        taken, after, _, columns, _ = kernel.scan_batches(
+            data,
+            crc32c.crc32c,
+            chance.choice([0, 0, 61, 2**32 - 200, 2**62, -1]),
+            chance.choice(numbers),
+            chance.choice(numbers),
+            chance.choice(numbers),
+            epochs,
+            chance.choice([-1, 0, 2**31]),
+            chance.choice([0, 1, 60, 61, 300, 4096, 2**62, -1, -(2**63)]),
+            (chance.choice(numbers), -1, -1, chance.choice(numbers)),
+        )
+        assert 0 <= taken <= len(data)
+        assert after >= -1
+        assert len(columns[0]) == len(columns[1])
+        assert 2 * len(columns[3]) == len(columns[2])
+    except ValueError:
+        pass
+    end, _, _, places = kernel.state_batches(
+        data,
+        crc32c.crc32c,
+        chance.random() < 0.5,
+        chance.choice(numbers),
+        epochs,
+        chance.choice([-1, 0, 2**31]),
+        chance.choice([5, 1, 0, -1]),
+    )
+    assert places == sorted(set(places))
+    assert all(0 <= place < end for place in places)
+    assert end <= len(data)
+    return damage == 0
+
+
 def limit_memory(more_mib: int) -> None:
     """Allow this process so much more than it has now."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -233,8 +314,11 @@ def main(backend: str, seed: int, rounds: int, memory_mib: int = 0) -> None:
         check_bombs()
     sound = sum(check_batch(hostile(chance)) for _ in range(rounds))
     if backend == "kernel":
+        kernel = record_codec.record_kernel._kernel
         for _ in range(rounds):
-            check_columns(record_codec.record_kernel._kernel, chance)
+            check_columns(kernel, chance)
+        whole = sum(check_scan(kernel, chance) for _ in range(rounds))
+        assert rounds < 200 or rounds // 20 < whole < rounds * 19 // 20, whole
     # A fuzzer that only ever makes garbage, or never any, tests little.
     assert rounds < 200 or rounds // 20 < sound < rounds * 19 // 20, sound
     sys.stdout.write(f"{sound} of {rounds} sound\n")

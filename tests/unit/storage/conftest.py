@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from oncelog.storage import scan_kernel
 from oncelog.storage.compression import Codec
 from oncelog.storage.fs import Buffer, FileHandle, RealFileSystem
 from oncelog.storage.partition_log import LogSettings, PartitionLog
 from oncelog.storage.record_batch import BatchHeader, parse_header, seal
+
+
+@pytest.fixture(params=["kernel", "python"])
+def scan_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Go over batches with the compiled loops, and without them."""
+    if request.param == "python":
+        monkeypatch.setattr(scan_kernel, "kernel", None)
+    elif scan_kernel.kernel is None:
+        pytest.skip("the kernel is not built")
+    return str(request.param)
 
 
 class FailingHandle:

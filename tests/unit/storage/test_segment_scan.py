@@ -6,6 +6,8 @@ from oncelog.storage.record_batch import parse_header
 from oncelog.storage.segment import Segment
 from oncelog.storage.segment_scan import SegmentScan
 
+pytestmark = pytest.mark.usefixtures("scan_backend")
+
 MIXED_SIZES = (70, 300, 5_000, 61, 4_096, 90, 2_000_000, 75, 1_048_576, 100) * 2
 TIMES_MS = (5, 5, 9, 2, 9, 11, 11, 3, 40, 40)
 
@@ -57,7 +59,7 @@ def state_of(segment):
         times.to_bytes(),
         segment.max_timestamp_ms,
         segment.first_timestamp_ms,
-        segment.room_before_index,
+        segment.counting.room_before_entry,
     )
 
 
@@ -109,3 +111,10 @@ def test_scan_stops_at_a_batch_of_another_epoch_than_its_known_one(segment, fill
     fill((100, 100), leader_epoch=3)
     fill((100, 100), first_offset=4, leader_epoch=7)
     assert scan(segment, known_epochs=[(3, 0), (6, 4)])[:2] == (200, 4)
+
+
+def test_scan_stops_where_a_segment_cannot_index_the_offset(segment, fill, make_batch):
+    fill((100, 100))
+    fill((100,), first_offset=2**31 - 2)
+    fill((100,), first_offset=2**31)
+    assert scan(segment, gaps_end=2**40)[:2] == (300, 2**31)
