@@ -1,0 +1,319 @@
+"""A fault campaign on a real cluster: clients work, a nemesis strikes, a checker judges.
+
+    ./run faults --minutes 15 --seed 1 --faults 200 --history DIR
+
+The history, in JSON lines, is ``DIR/*.jsonl``; the clients' logs are beside it. The exit status is
+0 only if nothing was wrong and enough happened to say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from faults.checker import Demands, check
+from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
+from faults.crew import KINDS, Crew, Plan
+from faults.facts import Anomaly
+from faults.history import History, HistoryWriter, read_history
+from faults.nemesis import Actors, Nemesis, plan_faults
+from faults.totals import Tally, carried_out, report_lines
+
+import oncelog
+
+EVENTS_PARTITIONS: Final = 4
+COPIES_PARTITIONS: Final = 2
+SETTLE_DEADLINE_S: Final = 240.0
+LINE_EVERY_S: Final = 5.0
+STRIKING_SHARE: Final = 0.9
+"""The part of the time in which faults are carried out; then clients work on undisturbed."""
+OVERTIME: Final = 3.0
+"""How much longer than planned the faults may take, on a machine that is busy with other things."""
+SHOWN_MAX: Final = 20
+UNCOMMITTED: Final = "uncommitted"
+
+EVENTS: Final = [f"{EVENTS_TOPIC}-{n}" for n in range(EVENTS_PARTITIONS)]
+COPIES: Final = [f"{COPIES_TOPIC}-{n}" for n in range(COPIES_PARTITIONS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a campaign ended. ``anomalies`` is empty and ``missing`` too if all is well."""
+
+    history: History
+    anomalies: list[Anomaly]
+    missing: list[str]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nothing was wrong, and enough happened to say so."""
+        return not self.anomalies and not self.missing
+
+
+def run_campaign(
+    cluster: Any,
+    directory: Path,
+    *,
+    minutes: float,
+    seed: int,
+    faults: int,
+    say: Callable[[str], None],
+) -> Result:
+    """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it."""
+    admin = cluster.admin()
+    admin.create_topic(EVENTS_TOPIC, EVENTS_PARTITIONS)
+    admin.create_topic(COPIES_TOPIC, COPIES_PARTITIONS)
+    plan = Plan(
+        directory=directory,
+        address=cluster.address,
+        seed=seed,
+        partitions=EVENTS_PARTITIONS,
+        copies=COPIES_PARTITIONS,
+    )
+    crew = Crew(plan)
+    actors = Actors(cluster, [*EVENTS, *COPIES], crew.transactional_ids)
+    nemesis = Nemesis(
+        directory, actors, crew.process_ids, faults=plan_faults(seed, faults), seed=seed
+    )
+    crew.start(nemesis.port)
+    try:
+        _await_start(crew, directory, say)
+        _strike(nemesis, crew, minutes * 60, _Line(directory, faults, say))
+        stalls = _settle(cluster, crew, directory, say)
+    finally:
+        nemesis.heal()
+        crew.kill()
+    return _judge(directory, stalls + crew.crashes, faults)
+
+
+def _await_start(crew: Crew, directory: Path, say: Callable[[str], None]) -> None:
+    say("waiting until every client works")
+    deadline = time.monotonic() + SETTLE_DEADLINE_S
+    while any(not list(directory.glob(f"{name}.*.jsonl")) for name in KINDS):
+        crew.tend()
+        if crew.crashes or time.monotonic() > deadline:
+            raise RuntimeError(f"the clients do not start: {crew.crashes}")
+        time.sleep(0.2)
+
+
+def _strike(nemesis: Nemesis, crew: Crew, span_s: float, line: _Line) -> None:
+    """Let the nemesis work in a thread, keep the clients alive, and tell what is going on."""
+    begin = time.monotonic()
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            nemesis.run(is_over.is_set, span_s * STRIKING_SHARE)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    thread = threading.Thread(target=work, name="nemesis")
+    thread.start()
+    try:
+        while thread.is_alive() or time.monotonic() < begin + span_s:
+            if errors or time.monotonic() > begin + span_s * OVERTIME:
+                break
+            crew.tend()
+            line.show(time.monotonic() - begin, nemesis.done)
+            time.sleep(0.1)
+    finally:
+        is_over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class _Line:
+    """What is going on, told every few seconds."""
+
+    def __init__(self, directory: Path, faults: int, say: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._faults = faults
+        self._say = say
+        self._tally = Tally()
+        self._due_s = 0.0
+
+    def show(self, elapsed_s: float, faults: int) -> None:
+        """Tell it, if it is time."""
+        if elapsed_s < self._due_s:
+            return
+        self._due_s = elapsed_s + LINE_EVERY_S
+        self._tally.update(self._directory)
+        self._say(
+            f"{elapsed_s:6.0f} s  faults {faults}/{self._faults}"
+            f"  operations {self._tally.operations}"
+            f"  committed {self._tally.committed}  aborted {self._tally.aborted}"
+        )
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def _settle(cluster: Any, crew: Crew, directory: Path, say: Callable[[str], None]) -> list[Anomaly]:
+    """Stop the writers, let the copiers catch up, wait until all is decided, read everything."""
+    stalls: list[Anomaly] = []
+
+    def await_true(what: str, is_done: Callable[[], str]) -> None:
+        say(f"waiting until {what}")
+        deadline = time.monotonic() + SETTLE_DEADLINE_S
+        while True:
+            crew.tend()
+            state = is_done()
+            if not state:
+                return
+            if time.monotonic() > deadline:
+                stalls.append(Anomaly("stall", f"not in {SETTLE_DEADLINE_S} s: {what}: {state}"))
+                return
+            time.sleep(0.5)
+
+    admin = cluster.admin()
+    crew.stop("writers")
+    await_true("the writers have ended", crew.alive_text("writers"))
+    await_true("every transaction of them is decided", lambda: _undecided(admin, crew.writer_ids))
+    await_true("the copiers have caught up", lambda: _lag(cluster))
+    crew.stop("all")
+    await_true("all clients have ended", crew.alive_text("all"))
+    await_true("every transaction is decided", lambda: _undecided(admin, crew.transactional_ids))
+    await_true("last stable offsets are at the end", lambda: _unstable(admin))
+    say("reading everything")
+    for isolation, name in (("read_committed", "final"), ("read_uncommitted", UNCOMMITTED)):
+        _read_all(cluster, directory, isolation, f"{name}.final")
+    return stalls
+
+
+def _undecided(admin: Any, transactional_ids: Sequence[str]) -> str:
+    return ", ".join(
+        f"{found.transactional_id} is {found.state} in {len(found.partitions)} partitions"
+        for found in repeat(admin.list_transactions)
+        if found.partitions and found.transactional_id in transactional_ids
+    )
+
+
+def _lag(cluster: Any) -> str:
+    committed = repeat(lambda: cluster.admin().list_group_offsets(GROUP))
+    with cluster.consumer() as consumer:
+        ends = repeat(lambda: consumer.end_offsets([partition_of(key) for key in EVENTS]))
+    positions = {tp: committed[tp].offset if tp in committed else 0 for tp in ends}
+    behind = {str(tp): (positions[tp], end) for tp, end in ends.items() if positions[tp] < end}
+    return str(behind) if behind else ""
+
+
+def _unstable(admin: Any) -> str:
+    found = []
+    for key in (*EVENTS, *COPIES):
+        bounds = repeat(lambda key=key: admin.describe_replica(partition_of(key)))
+        if bounds.last_stable_offset != bounds.log_end_offset or bounds.open_transaction_count:
+            found.append(f"{key}: {bounds}")
+    return "; ".join(found)
+
+
+def _read_all(cluster: Any, directory: Path, isolation: str, process: str) -> None:
+    """The complete read of every key, and what the group has committed."""
+    writer = HistoryWriter(directory, process)
+    keys = [*EVENTS, *COPIES]
+    partitions = [partition_of(key) for key in keys]
+    with cluster.consumer(
+        group_id=GROUP, isolation_level=isolation, enable_auto_commit=False
+    ) as consumer:
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        writer.event("assign", keys, seek_to_beginning=True)
+        ends = consumer.end_offsets(partitions)
+        while any(consumer.position(tp) < end for tp, end in ends.items()):
+            writer.invoke("poll", [["poll"]], txn=False)
+            writer.complete("ok", [["poll", polled(consumer.poll(1_000, 5_000))]])
+        writer.event("drained", keys)
+        writer.invoke("committed", group=GROUP)
+        offsets = {
+            key: repeat(lambda key=key: consumer.committed(partition_of(key))) for key in EVENTS
+        }
+        writer.complete("ok", offsets, group=GROUP)
+    writer.close()
+
+
+def _judge(directory: Path, found: list[Anomaly], faults: int) -> Result:
+    """Check both histories: what readers of committed data saw, and what all others saw."""
+    paths = sorted(directory.glob("*.jsonl"))
+    committed = read_history(path for path in paths if not path.name.startswith(UNCOMMITTED))
+    demands = Demands(faults=faults, committed=faults, aborted=max(1, faults // 4), outputs=faults)
+    verdict = check(committed, demands)
+    uncommitted = read_history(paths)
+    uncommitted.isolation = "read_uncommitted"
+    others = check(uncommitted)
+    seen = [Anomaly(f"{one.kind} (read_uncommitted)", one.detail) for one in others.anomalies]
+    struck = len(carried_out(committed))
+    if struck < faults:
+        verdict.missing.append(f"faults that struck: {struck} of {faults} demanded")
+    return Result(committed, [*found, *verdict.anomalies, *seen], verdict.missing + others.missing)
+
+
+def print_result(result: Result, directory: Path, say: Callable[[str], None]) -> None:
+    """Totals, anomalies and the verdict."""
+    for line in report_lines(result.history):
+        say(line)
+    for anomaly in result.anomalies[:SHOWN_MAX]:
+        say(f"ANOMALY       {anomaly}")
+    if len(result.anomalies) > SHOWN_MAX:
+        say(f"ANOMALY       and {len(result.anomalies) - SHOWN_MAX} more")
+    for text in result.missing:
+        say(f"MISSING       {text}")
+    say(f"anomalies     {len(result.anomalies) or 'none'}")
+    say(f"history       {directory}")
+    verdict = "invalid" if result.anomalies else "unknown" if result.missing else "valid"
+    say(f"verdict       {verdict}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start a cluster in the history directory, run the campaign on it, print what came of it."""
+    parser = argparse.ArgumentParser(prog="./run faults", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--minutes", type=float, default=15.0, help="how long clients work")
+    parser.add_argument("--seed", type=int, help="chooses the faults and what clients do")
+    parser.add_argument("--faults", type=int, default=200, help="how many are carried out")
+    parser.add_argument("--history", type=Path, required=True, help="an empty directory, or none")
+    parser.add_argument("--num-cpus", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    directory: Path = arguments.history.absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        parser.error(f"--history {directory} is not empty: give another directory")
+    if arguments.minutes <= 0 or arguments.faults < 1:
+        parser.error(f"--minutes {arguments.minutes} --faults {arguments.faults}: give more than 0")
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    say(f"seed {seed}, {arguments.faults} faults, {arguments.minutes} minutes")
+    cluster = oncelog.init(directory / "data", num_cpus=arguments.num_cpus)
+    try:
+        result = run_campaign(
+            cluster,
+            directory,
+            minutes=arguments.minutes,
+            seed=seed,
+            faults=arguments.faults,
+            say=say,
+        )
+    finally:
+        _stop(cluster)
+    print_result(result, directory, say)
+    return 0 if result.is_valid else 1
+
+
+def _stop(cluster: Any) -> None:
+    import ray
+
+    try:
+        repeat(cluster.shutdown, 60.0)
+    finally:
+        ray.shutdown()
