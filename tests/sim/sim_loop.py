@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Protocol
 
-EVENTS_PER_SECOND_MAX = 400_000
+EVENTS_PER_SECOND_MAX = 300_000
 """More callbacks than this within a virtual second are taken for a busy loop."""
 
 
@@ -79,7 +79,8 @@ def _nothing() -> None:
 class SimLoop(asyncio.AbstractEventLoop):
     """The loop. ``on_error`` is given what a callback raises, and what a task died of unheard.
 
-    ``after_event`` is called with the process after each callback of it. ``event_count`` and
+    ``after_event`` is called with the process after each callback of it. More than
+    ``events_per_second_max`` callbacks in a virtual second are an error. ``event_count`` and
     ``trace`` grow with each callback: two runs are the same if they end with the same trace.
     """
 
@@ -87,6 +88,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, random: Random, on_error: Callable[[Runnable | None, BaseException], None]
     ) -> None:
         self.event_count = 0
+        self.events_per_second_max = EVENTS_PER_SECOND_MAX
         self.trace = 0
         self.after_event: Callable[[Runnable], None] | None = None
         self.graveyard: list[Any] = []
@@ -97,7 +99,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._runnable: list[Runnable] = []
         self._second = 0
-        self._events_limit = EVENTS_PER_SECOND_MAX
+        self._second_began = 0
         self._is_closed = False
         self._is_running = False
 
@@ -172,9 +174,9 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         self.event_count += 1
         self.trace = (self.trace * 1_000_003 ^ process.number) & 0xFFFF_FFFF_FFFF
-        if self.event_count >= self._events_limit:
+        if self.event_count - self._second_began > self.events_per_second_max:
             raise StuckError(
-                f"over {EVENTS_PER_SECOND_MAX} callbacks in virtual second {self._second}: "
+                f"over {self.events_per_second_max} callbacks in virtual second {self._second}: "
                 f"a busy loop, perhaps of {process.name}: {handle!r}"
             )
         try:
@@ -189,7 +191,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _advance(self, until_s: float) -> bool:
         """Jump to the next timer; false when that is later than ``until_s``."""
         timers = self._timers
-        while timers and timers[0][2]._is_cancelled:
+        while timers and (timers[0][2]._is_cancelled or timers[0][2].process.is_dead):
             heapq.heappop(timers)
         if not timers:
             raise StuckError("deadlock: nothing is ready and no timer is set")
@@ -201,7 +203,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.trace = (self.trace * 31 ^ int(when * 1e6)) & 0xFFFF_FFFF_FFFF
         if int(when) != self._second:
             self._second = int(when)
-            self._events_limit = self.event_count + EVENTS_PER_SECOND_MAX
+            self._second_began = self.event_count
         while timers and timers[0][0] <= when:
             handle = heapq.heappop(timers)[2]
             if not handle._is_cancelled:

@@ -10,7 +10,7 @@ import asyncio
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,10 @@ class NetworkFaults:
     drop_request: float = 0.0
     drop_reply: float = 0.0
     break_off: float = 0.0
+
+
+BREAK_NOTICED_S = (0.0, 0.1)
+"""When a caller hears that its callee died."""
 
 
 class Exchange:
@@ -152,7 +156,10 @@ class Gate:
 
 
 class Network:
-    """Every message on its way. ``counts`` tells how many faults of each kind were injected."""
+    """Every message on its way. ``counts`` tells how many faults of each kind were injected.
+
+    ``watchers`` are called with each message that arrives: (exchange, message, whether a reply).
+    """
 
     def __init__(self, world: World, random: Random) -> None:
         self.faults = NetworkFaults()
@@ -160,6 +167,7 @@ class Network:
         self.call_count = 0
         self._world = world
         self._random = random
+        self.watchers: list[Callable[[Exchange, Any, bool], None]] = []
         self._rules: list[tuple[Match, NetworkFaults]] = []
         self._gates: list[Gate] = []
 
@@ -269,11 +277,15 @@ class Network:
     # --- at the callee ------------------------------------------------------------------------
 
     def _request_arrives(self, exchange: Exchange) -> None:
-        request = pickle.loads(exchange.request_bytes)
-        held = Held(exchange, request, lambda: self._deliver_request(exchange))
-        if any(gate.catches(held, is_reply=False) for gate in self._gates):
-            self._world.tell(exchange.callee, f"* held: request of {exchange.caller.name}", request)
-            return
+        if self._gates or self.watchers:
+            request = pickle.loads(exchange.request_bytes)
+            for watcher in self.watchers:
+                watcher(exchange, request, False)
+            held = Held(exchange, request, lambda: self._deliver_request(exchange))
+            if any(gate.catches(held, is_reply=False) for gate in self._gates):
+                what = f"* held: request of {exchange.caller.name}"
+                self._world.tell(exchange.callee, what, request)
+                return
         self._deliver_request(exchange)
 
     def _deliver_request(self, exchange: Exchange) -> None:
@@ -285,6 +297,7 @@ class Network:
         self._world.loop.call_soon(self._begin, callee, exchange, context=callee.context)
 
     def _begin(self, callee: Process, exchange: Exchange) -> None:
+        self._world.tell(callee.name, f"· {exchange.method} of {exchange.caller.name}")
         request = pickle.loads(exchange.request_bytes)
         self._world.loop.create_task(self._serve(callee, exchange, request))
 
@@ -318,10 +331,14 @@ class Network:
 
     def _reply_arrives(self, exchange: Exchange, data: bytes) -> None:
         reply = pickle.loads(data)
-        held = Held(exchange, reply, lambda: self._deliver_reply(exchange, pickle.loads(data)))
-        if any(gate.catches(held, is_reply=True) for gate in self._gates):
-            self._world.tell(exchange.caller.name, f"* held: reply of {exchange.callee}", reply)
-            return
+        if self._gates or self.watchers:
+            for watcher in self.watchers:
+                watcher(exchange, reply, True)
+            held = Held(exchange, reply, lambda: self._deliver_reply(exchange, pickle.loads(data)))
+            if any(gate.catches(held, is_reply=True) for gate in self._gates):
+                what = f"* held: reply of {exchange.callee}"
+                self._world.tell(exchange.caller.name, what, reply)
+                return
         self._deliver_reply(exchange, reply)
 
     def _deliver_reply(self, exchange: Exchange, reply: Any) -> None:
@@ -331,12 +348,9 @@ class Network:
 
     def callee_died(self, exchange: Exchange) -> None:
         """The connection broke while the call ran: the caller hears of it soon."""
-        self._later(self._latency(self.faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
-
-
-def faults_with(faults: NetworkFaults, **changes: Any) -> NetworkFaults:
-    """``faults`` with some of it changed."""
-    return replace(faults, **changes)
+        self._later(
+            self._random.uniform(*BREAK_NOTICED_S), exchange.fail, ErrorCode.NETWORK_EXCEPTION
+        )
 
 
 class SimTransport:

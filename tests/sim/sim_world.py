@@ -19,15 +19,16 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from crash_disk import Crash, DataLoss, NameLoss
+from crash_disk import Crash
 from disk_image import Directory, walk
 from sim_disk import SimDisk
+from sim_faults import Faults, stop_disk
 from sim_launcher import SimLauncher, founded_disks
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_network import Network
@@ -61,7 +62,7 @@ class WorldSettings:
     launch_ms: tuple[float, float] = (1.0, 50.0)
 
 
-class World:
+class World(Faults):
     """One simulated world. Use it as a context manager, or ``close`` it.
 
     ``failure`` is the first bug it met. ``after_event`` are called with (world, process) after each
@@ -93,6 +94,7 @@ class World:
         self._zombies: list[Process] = []
         self._incarnations: Counter[str] = Counter()
         self._configs: dict[str, ReplicaConfig] = {}
+        self._disk_stops: dict[str, tuple[int, float | None]] = {}
         self._kill_at_event: tuple[int, str] | None = None
         self._logging = StoryHandler(self._tell_log)
         self.loop = SimLoop(self._split_random(), self._callback_failed)
@@ -222,6 +224,8 @@ class World:
         disk = self.disks.get(name)
         disk = SimDisk(Directory(), set()) if disk is None else disk.next_life()
         self.disks[name] = disk
+        if name in self._disk_stops:
+            stop_disk(disk, *self._disk_stops.pop(name))
         self._incarnations[name] += 1
         process = ActorProcess(self, name, self._incarnations[name], self._split_random(), disk)
         self._processes[name] = process
@@ -243,7 +247,7 @@ class World:
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 
-    # --- death and sleep ----------------------------------------------------------------------
+    # --- death ---------------------------------------------------------------------------------
 
     def end_process(self, process: Process, reason: str) -> None:
         """The process is gone at once, as by kill -9; an actor comes back by itself."""
@@ -267,96 +271,6 @@ class World:
             delay_s = self.random.uniform(*self.settings.restart_ms) / 1_000
             self.loop.call_later(delay_s, self._start_life, name, context=self.driver.context)
 
-    def kill(self, name: str) -> bool:
-        """kill -9 of an actor or a client; its files stay as they are. False if it is dead."""
-        process = self._processes.get(name)
-        if process is None:
-            return False
-        self.count("kill")
-        self.end_process(process, "killed")
-        return True
-
-    def pause(self, name: str) -> None:
-        """SIGSTOP: what it should do waits; calls to it are held, its locks and files too."""
-        process = self._processes.get(name)
-        if process is not None and not process.is_paused:
-            self.count("pause")
-            self.tell(name, "* paused")
-            self.loop.pause(process)
-
-    def resume(self, name: str) -> None:
-        """SIGCONT, also of zombies of that name."""
-        for process in [*self._processes.values(), *self._zombies]:
-            if process.name == name and process.is_paused:
-                self.tell(name, "* resumed")
-                self.loop.resume(process)
-
-    def replace(self, name: str) -> Process | None:
-        """A successor takes the name while the old process, now a zombie, lives on beside it."""
-        process = self.actor(name)
-        if process is None:
-            return None
-        self.count("replace")
-        self.tell(name, "* becomes a zombie")
-        self._zombies.append(process)
-        del self._processes[name]
-        self._restart_later(name)
-        return process
-
-    def power_loss(
-        self,
-        names: Iterable[str] | None = None,
-        *,
-        data: DataLoss | None = None,
-        entries: NameLoss | None = None,
-    ) -> None:
-        """The machine of these actors (of all) loses power: what was not synced may be lost."""
-        self.count("power_loss")
-        for name in sorted(self._configs) if names is None else names:
-            for process in [*self._zombies, *self._processes.values()]:
-                if process.name == name:
-                    self.end_process(process, "lost its power")
-            self.disks[name] = self.disks[name].after_loss(
-                data or self.random.choice(list(DataLoss)),
-                entries or self.random.choice(list(NameLoss)),
-                self.random,
-            )
-
-    # --- other faults -------------------------------------------------------------------------
-
-    def crash_at_disk_operation(self, name: str, number: int, part: float | None = None) -> None:
-        """The process dies after its ``number``-th disk operation from now, or within it."""
-        process = self.actor(name)
-        if process is not None:
-            at = process.disk.operation_count + number
-            if part is None:
-                process.disk.stop_after(at)
-            else:
-                process.disk.stop_within(at, part)
-
-    def kill_at_event(self, name: str, number: int) -> None:
-        """Kill a process after the ``number``-th callback from now, of any process."""
-        self._kill_at_event = (self.loop.event_count + number, name)
-
-    def jump_clock(self, name: str, offset_ms: int) -> None:
-        """The clock of a process is off by this much from now on, its next lives included."""
-        self.count("clock_jump")
-        self.tell(name, f"* clock off by {offset_ms} ms")
-        self.clock_offsets_ms[name] = offset_ms
-
-    def slow_disk(self, name: str, factor: float) -> None:
-        """Syncs take ``factor`` times as long from now on, in its next lives too."""
-        self.count("slow_disk")
-        self.tell(name, f"* disk slower by {factor}")
-        self.slowness[name] = factor
-        process = self.actor(name)
-        if process is not None:
-            process.background.slowness = factor
-
-    def disk(self, name: str) -> SimDisk:
-        """The disk of an actor's present or last life: for planned errors, bit flips, capacity."""
-        return self.disks[name]
-
     # --- clients ------------------------------------------------------------------------------
 
     def client(self, name: str) -> Client:
@@ -367,48 +281,6 @@ class World:
         client = Client(self, name, self._incarnations[name], self._split_random())
         self._processes[name] = client
         return client
-
-    # --- peace --------------------------------------------------------------------------------
-
-    def heal(self) -> None:
-        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed."""
-        self.network.heal()
-        self.clock_offsets_ms.clear()
-        self.slowness.clear()
-        self._kill_at_event = None
-        for process in list(self._zombies):
-            self.end_process(process, "zombie killed")
-        for process in list(self._processes.values()):
-            self.resume(process.name)
-            if isinstance(process, ActorProcess):
-                process.disk.heal()
-                process.disk.stop_after(0)
-                process.disk.capacity_bytes = None
-                process.background.slowness = 1.0
-                if process.background.is_held:
-                    process.soon(process.background.release)
-                if process.server.replica.failure is not None:
-                    self.end_process(process, "restarted, because its replica is offline")
-
-    def quiesce(self, *, limit_s: float = 120.0) -> None:
-        """Heal, and run until every actor serves and no transaction is open or undecided."""
-        self.heal()
-        self.tell("world", "* quiesce")
-        self.run(self._until_quiet(), limit_s=limit_s)
-
-    async def _until_quiet(self) -> None:
-        while not (self.is_serving() and self.is_quiet()):
-            await asyncio.sleep(0.1)
-
-    def is_quiet(self) -> bool:
-        """Whether nothing is unstable in any partition and no transaction waits for its markers."""
-        for process in self.actors():
-            machine = process.server.replica.machine
-            if machine.last_stable_offset != machine.log_end_offset:
-                return False
-            if process.name.startswith("transaction:") and process.server.machine.unfinished():
-                return False
-        return True
 
     # --- telling ------------------------------------------------------------------------------
 

@@ -1,0 +1,224 @@
+"""What can be done to a simulated world, and how it finds its peace again.
+
+Everything here may be called at any time, also from within a callback of the world. Kinds of faults
+are counted in ``World.counts``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from crash_disk import DataLoss, NameLoss
+from sim_disk import SimDisk
+from sim_process import ActorProcess, Process
+
+from oncelog.actors.protocol.transaction_state import AT_REST
+
+ZOMBIE_LIFE_S = (0.0, 10.0)
+"""How long a process may live beside its successor."""
+
+
+class Faults:
+    """The part of ``World`` that breaks things and mends them; mixed into it, never on its own."""
+
+    # --- processes ----------------------------------------------------------------------------
+
+    def kill(self, name: str) -> bool:
+        """kill -9 of an actor or a client; its files stay as they are. False if it is dead."""
+        process = self._processes.get(name)
+        if process is None:
+            return False
+        self.count("kill")
+        self.end_process(process, "killed")
+        return True
+
+    def kill_at_event(self, name: str, number: int) -> None:
+        """Kill a process after the ``number``-th callback from now, of any process."""
+        self._kill_at_event = (self.loop.event_count + number, name)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: what it should do waits; calls to it are held, its locks and files too."""
+        process = self._processes.get(name)
+        if process is not None and not process.is_paused:
+            self.count("pause")
+            self.tell(name, "* paused")
+            self.loop.pause(process)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT, also of zombies of that name."""
+        for process in self._lives_of(name):
+            if process.is_paused:
+                self.tell(name, "* resumed")
+                self.loop.resume(process)
+
+    def replace(self, name: str, *, life_s: tuple[float, float] | None = ZOMBIE_LIFE_S) -> bool:
+        """A successor takes the name while the old process, now a zombie, lives on beside it.
+
+        The zombie keeps its directory lock, and is killed after a time drawn from ``life_s``; of
+        ``None`` it lives until ``heal`` or ``kill_zombies``. False if the actor is dead.
+        """
+        process = self.actor(name)
+        if process is None:
+            return False
+        self.count("replace")
+        self.tell(name, "* becomes a zombie")
+        self._zombies.append(process)
+        del self._processes[name]
+        self._restart_later(name)
+        if life_s is not None:
+            self.loop.call_later(
+                self.random.uniform(*life_s),
+                self.end_process,
+                process,
+                "zombie killed",
+                context=self.driver.context,
+            )
+        return True
+
+    def zombies(self) -> list[Process]:
+        """Processes that live on although a successor has their name."""
+        return list(self._zombies)
+
+    def kill_zombies(self) -> None:
+        """kill -9 of all of them: their successors get the directories."""
+        for process in self.zombies():
+            self.end_process(process, "zombie killed")
+
+    def _lives_of(self, name: str) -> Iterator[Process]:
+        for process in [*self._zombies, *self._processes.values()]:
+            if process.name == name:
+                yield process
+
+    # --- disks and clocks ---------------------------------------------------------------------
+
+    def power_loss(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        data: DataLoss | None = None,
+        entries: NameLoss | None = None,
+    ) -> None:
+        """The machine of these actors (of all) loses power: what was not synced may be lost.
+
+        ``data`` and ``entries`` say how files and names suffer; drawn if they are ``None``.
+        """
+        self.count("power_loss")
+        for name in self.actor_names() if names is None else names:
+            for process in list(self._lives_of(name)):
+                self.end_process(process, "lost its power")
+            if name in self.disks:
+                self.disks[name] = self.disks[name].after_loss(
+                    data or self.random.choice(list(DataLoss)),
+                    entries or self.random.choice(list(NameLoss)),
+                    self.random,
+                )
+
+    def crash_at_disk_operation(self, name: str, number: int, part: float | None = None) -> None:
+        """The actor dies after its ``number``-th disk operation from now, or within it.
+
+        Of a write within which it dies ``part``, 0 to 1, is in the file. An actor that is dead now
+        dies in its next life, so in its recovery.
+        """
+        process = self.actor(name)
+        if process is None:
+            self._disk_stops[name] = (number, part)
+        else:
+            stop_disk(process.disk, number, part)
+
+    def disk(self, name: str) -> SimDisk:
+        """The disk of an actor's present or last life: for planned errors, bit flips, capacity.
+
+        Errors that are planned (``fail``) are of that life only.
+        """
+        return self.disks[name]
+
+    def slow_disk(self, name: str, factor: float) -> None:
+        """Syncs take ``factor`` times as long from now on, in its next lives too."""
+        self.count("slow_disk")
+        self.tell(name, f"* disk slower by {factor}")
+        self.slowness[name] = factor
+        process = self.actor(name)
+        if process is not None:
+            process.background.slowness = factor
+
+    def hold_disk(self, name: str) -> None:
+        """The actor's syncs and other work on files do not begin until ``release_disk``."""
+        process = self.actor(name)
+        if process is not None:
+            self.tell(name, "* disk held")
+            process.background.hold()
+
+    def release_disk(self, name: str) -> None:
+        """Go on with what was held."""
+        for process in self._lives_of(name):
+            if isinstance(process, ActorProcess) and process.background.is_held:
+                self.tell(name, "* disk released")
+                process.soon(process.background.release)
+
+    def jump_clock(self, name: str, offset_ms: int) -> None:
+        """The clock of a process is off by this much from now on, its next lives included."""
+        self.count("clock_jump")
+        self.tell(name, f"* clock off by {offset_ms} ms")
+        self.clock_offsets_ms[name] = offset_ms
+
+    # --- peace --------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed."""
+        self.network.heal()
+        self.clock_offsets_ms.clear()
+        self.slowness.clear()
+        self._disk_stops.clear()
+        self._kill_at_event = None
+        self.kill_zombies()
+        for process in list(self._processes.values()):
+            self.resume(process.name)
+            if isinstance(process, ActorProcess):
+                process.disk.heal()
+                process.disk.stop_after(0)
+                process.disk.capacity_bytes = None
+                process.background.slowness = 1.0
+                self.release_disk(process.name)
+
+    def quiesce(self, *, limit_s: float = 300.0) -> None:
+        """Heal, and run until every actor serves and no transaction is open or undecided.
+
+        Have the clients stop first: what they leave open is aborted when its time is over. A
+        replica that an earlier error of its disk took offline is restarted, as by an operator.
+        """
+        self.heal()
+        self.tell("world", "* quiesce")
+        self.run(self._until_quiet(), limit_s=limit_s)
+
+    async def _until_quiet(self) -> None:
+        while not (self.is_serving() and self.is_quiet()):
+            for process in self.actors():
+                if process.server.replica.failure is not None:
+                    self.end_process(process, "restarted, because its replica is offline")
+            await asyncio.sleep(0.1)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is unstable in any partition and no transaction is open or undecided."""
+        for process in self.actors():
+            machine = process.server.replica.machine
+            if machine.last_stable_offset != machine.log_end_offset:
+                return False
+            if process.name.startswith("transaction:") and not _is_at_rest(process.server.machine):
+                return False
+        return True
+
+
+def stop_disk(disk: SimDisk, number: int, part: float | None) -> None:
+    """Let the disk die at an operation counted from now."""
+    at = disk.operation_count + number
+    if part is None:
+        disk.stop_after(at)
+    else:
+        disk.stop_within(at, part)
+
+
+def _is_at_rest(machine: Any) -> bool:
+    at_rest = {state.value for state in AT_REST}
+    return all(found.state in at_rest for found in machine.describe(None))
