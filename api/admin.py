@@ -113,9 +113,14 @@ class Admin:
         """Delete a group without members, and its offsets, durably."""
         self._run(self._admin.delete_group(group_id))
 
-    def list_group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed; waits for open transactions that commit some of it."""
-        return self._run(self._admin.list_group_offsets(group_id))
+    def list_group_offsets(
+        self, group_id: str, *, require_stable: bool = True
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a group has committed; waits for open transactions that commit some of it.
+
+        Without ``require_stable`` it does not wait, and they count as if they were aborted.
+        """
+        return self._run(self._admin.list_group_offsets(group_id, require_stable=require_stable))
 
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]

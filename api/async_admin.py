@@ -229,10 +229,17 @@ class AsyncAdmin:
         )
         check(reply)
 
-    async def list_group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    async def list_group_offsets(
+        self, group_id: str, *, require_stable: bool = True
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
         """See ``Admin.list_group_offsets``."""
         return await fetch_committed(
-            self._router, group_id, None, random=self._random, timeout_ms=self._timeout_ms
+            self._router,
+            group_id,
+            None,
+            random=self._random,
+            timeout_ms=self._timeout_ms,
+            require_stable=require_stable,
         )
 
     async def alter_group_offsets(

@@ -10,25 +10,32 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Final, NoReturn, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 from oncelog import __version__
 from oncelog.actors.ray_environment import keep_output_clean
-from oncelog.api import cli_cluster, cli_dump, cli_records, cli_status, cli_topics
+from oncelog.api import (
+    cli_cluster,
+    cli_dump,
+    cli_groups,
+    cli_records,
+    cli_status,
+    cli_topics,
+    cli_transactions,
+)
+from oncelog.api.cli_arguments import INT64_MAX, Commands, Parser, add_command, whole_number
 from oncelog.api.cli_connect import add_cluster_arguments
 from oncelog.api.cli_output import (
     PROGRAM,
     STATUS_ERROR,
     STATUS_INTERRUPTED,
     CliError,
-    UsageError,
     report,
 )
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
-_INT32_MAX: Final = 2**31 - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,30 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --- arguments --------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see `{self.prog} --help`")
-
-
-def whole_number(minimum: int, maximum: int = _INT32_MAX) -> Callable[[str], int]:
-    """An argument type: a number from ``minimum`` to ``maximum``, both inclusive."""
-
-    def parse(text: str) -> int:
-        number = int(text) if text.lstrip("-").isdecimal() else minimum - 1
-        if not minimum <= number <= maximum:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number from {minimum} to {maximum}"
-            )
-        return number
-
-    return parse
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The whole tree of commands."""
-    parser = _Parser(
+    parser = Parser(
         prog=PROGRAM,
         description="An exactly-once, transactional event log for Ray.",
         allow_abbrev=False,
@@ -89,27 +75,15 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cluster_commands(commands)
     _add_topic_commands(commands)
     _add_record_commands(commands)
+    cli_groups.add_commands(commands)
+    cli_transactions.add_commands(commands)
     _add_dump(commands)
     _add_demo(commands)
     return parser
 
 
-_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
-
-
-def _add(
-    commands: _Commands,
-    name: str,
-    text: str,
-    run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_cluster_commands(commands: _Commands) -> None:
-    start = _add(
+def _add_cluster_commands(commands: Commands) -> None:
+    start = add_command(
         commands,
         "start",
         "Start the log and a Ray cluster of its own, or the log on the Ray cluster at --address.",
@@ -132,7 +106,9 @@ def _add_cluster_commands(commands: _Commands) -> None:
         metavar="NAME=VALUE",
         help="a setting of the cluster; may be given more than once",
     )
-    stop = _add(commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop)
+    stop = add_command(
+        commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop
+    )
     add_cluster_arguments(stop)
     stop.add_argument(
         "--timeout-ms",
@@ -141,7 +117,7 @@ def _add_cluster_commands(commands: _Commands) -> None:
         metavar="T",
         help="when to kill it if it has not stopped (default: 30000)",
     )
-    status = _add(
+    status = add_command(
         commands,
         "status",
         "Show the cluster, its partitions and its actors; exit status 1 if one does not serve.",
@@ -151,13 +127,13 @@ def _add_cluster_commands(commands: _Commands) -> None:
     status.add_argument("--json", action="store_true", help="for programs")
 
 
-def _add_topic_commands(commands: _Commands) -> None:
+def _add_topic_commands(commands: Commands) -> None:
     text = "List, create, describe, alter or delete topics."
     topics = commands.add_parser("topics", help=text, description=text, allow_abbrev=False)
     actions = topics.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = _add(actions, "list", "List the topics.", cli_topics.list_topics)
+    listing = add_command(actions, "list", "List the topics.", cli_topics.list_topics)
     listing.add_argument("--internal", action="store_true", help="internal topics as well")
-    create = _add(actions, "create", "Create a topic.", cli_topics.create_topic)
+    create = add_command(actions, "create", "Create a topic.", cli_topics.create_topic)
     create.add_argument(
         "--partitions",
         type=whole_number(1, TOPIC_PARTITIONS_MAX),
@@ -172,13 +148,13 @@ def _add_topic_commands(commands: _Commands) -> None:
         metavar="NAME=VALUE",
         help="a setting of the topic; may be given more than once",
     )
-    describe = _add(
+    describe = add_command(
         actions,
         "describe",
         "Show a topic, its settings and its leaders.",
         cli_topics.describe_topic,
     )
-    alter = _add(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
+    alter = add_command(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
     alter.add_argument(
         "--config",
         action="append",
@@ -193,17 +169,42 @@ def _add_topic_commands(commands: _Commands) -> None:
         metavar="NAME",
         help="a setting to be the default again; may be given more than once",
     )
-    delete = _add(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
-    for action in (create, describe, alter, delete):
+    delete = add_command(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
+    delete_records = _add_delete_records(actions)
+    for action in (create, describe, alter, delete, delete_records):
         action.add_argument("topic", metavar="TOPIC")
     for action in (listing, describe):
         action.add_argument("--json", action="store_true", help="for programs")
-    for action in (listing, create, describe, alter, delete):
+    for action in (listing, create, describe, alter, delete, delete_records):
         add_cluster_arguments(action)
 
 
-def _add_record_commands(commands: _Commands) -> None:
-    produce = _add(commands, "produce", "Send lines as records.", cli_records.produce)
+def _add_delete_records(actions: Commands) -> argparse.ArgumentParser:
+    delete = add_command(
+        actions,
+        "delete-records",
+        "Delete the oldest records of a topic, for good.",
+        cli_topics.delete_records,
+    )
+    delete.add_argument(
+        "--partition",
+        type=whole_number(0),
+        metavar="N",
+        help="of this partition only (default: of each)",
+    )
+    before = delete.add_mutually_exclusive_group(required=True)
+    before.add_argument(
+        "--before-offset",
+        type=whole_number(0, INT64_MAX),
+        metavar="O",
+        help="those below this offset",
+    )
+    before.add_argument("--all", action="store_true", help="all that there are now")
+    return delete
+
+
+def _add_record_commands(commands: Commands) -> None:
+    produce = add_command(commands, "produce", "Send lines as records.", cli_records.produce)
     produce.add_argument("topic", metavar="TOPIC")
     produce.add_argument(
         "--transactional-id", metavar="ID", help="send all lines in one transaction of this id"
@@ -213,7 +214,7 @@ def _add_record_commands(commands: _Commands) -> None:
     )
     produce.add_argument("--file", metavar="F", help="read this file, not standard input")
     add_cluster_arguments(produce)
-    consume = _add(commands, "consume", "Print the values of records.", cli_records.consume)
+    consume = add_command(commands, "consume", "Print the values of records.", cli_records.consume)
     consume.add_argument("topic", metavar="TOPIC")
     consume.add_argument(
         "--group", metavar="G", help="share the partitions with this group, and commit offsets"
@@ -240,8 +241,8 @@ def _add_record_commands(commands: _Commands) -> None:
     add_cluster_arguments(consume)
 
 
-def _add_dump(commands: _Commands) -> None:
-    dump = _add(
+def _add_dump(commands: Commands) -> None:
+    dump = add_command(
         commands,
         "dump",
         "Show what the files of a log say, also while it runs; nothing is changed.",
@@ -260,8 +261,8 @@ def _add_dump(commands: _Commands) -> None:
 # --- the demo ---------------------------------------------------------------------------------
 
 
-def _add_demo(commands: _Commands) -> None:
-    demo = _add(
+def _add_demo(commands: Commands) -> None:
+    demo = add_command(
         commands,
         "demo",
         "A year of real flights goes through the log exactly once, while things are killed.",

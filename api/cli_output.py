@@ -6,6 +6,7 @@ joined by a colon or a semicolon; what has no advice of its own gets one by the 
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import sys
@@ -158,6 +159,29 @@ def size_text(size_bytes: int) -> str:
         if size < 1_024:
             return f"{size:.1f} {unit}"
     return f"{size / 1_024:.1f} TiB"
+
+
+def bytes_as_json(data: bytes | None) -> str | dict[str, str] | None:
+    """Bytes as text; what is not UTF-8 as ``{"base64": ...}``."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration for people: its two largest units, as in "2 h 5 min"."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+    parts: list[str] = []
+    for unit, size_ms in units:
+        count, duration_ms = divmod(duration_ms, size_ms)
+        if count:
+            parts.append(f"{count:,} {unit}")
+        if parts and (len(parts) == 2 or not count):
+            break
+    return " ".join(parts) or "0 ms"
 
 
 def _cell(value: object) -> str:

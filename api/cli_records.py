@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import json
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from oncelog.api.cli_connect import connect
-from oncelog.api.cli_output import CliError, UsageError, say, table
+from oncelog.api.cli_output import CliError, UsageError, bytes_as_json, say, table
 from oncelog.api.cli_topics import known_topic
 from oncelog.storage.exceptions import (
     IllegalGenerationError,
@@ -213,19 +212,9 @@ def as_json(record: ConsumerRecord) -> str:
             "partition": record.partition,
             "offset": record.offset,
             "timestamp_ms": record.timestamp_ms,
-            "key": _text(record.key),
-            "value": _text(record.value),
-            "headers": [[name, _text(value)] for name, value in record.headers],
+            "key": bytes_as_json(record.key),
+            "value": bytes_as_json(record.value),
+            "headers": [[name, bytes_as_json(value)] for name, value in record.headers],
         },
         ensure_ascii=False,
     )
-
-
-def _text(data: bytes | None) -> str | dict[str, str] | None:
-    """Bytes as text; what is not UTF-8 as ``{"base64": ...}``."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}

@@ -1,4 +1,4 @@
-"""``oncelog topics``: list, create, describe and delete."""
+"""``oncelog topics``: list, create, describe, alter, delete, and delete their oldest records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.api.cli_connect import connect
 from oncelog.api.cli_output import CliError, say, table
 from oncelog.api.head import parse_settings
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
-from oncelog.storage.model import INTERNAL_TOPICS
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 if TYPE_CHECKING:
     from oncelog.api.client import Cluster
@@ -100,6 +100,31 @@ def delete_topic(args: argparse.Namespace) -> int:
         cluster.admin().delete_topic(args.topic)
     say(f"deleted {args.topic}")
     return 0
+
+
+def delete_records(args: argparse.Namespace) -> int:
+    """Delete the oldest records of a topic; where each partition begins now."""
+    with connect(args) as cluster:
+        topic = known_topic(cluster, args.topic)
+        numbers = [partition.partition for partition in topic.partitions]
+        if args.partition is not None:
+            numbers = [checked_partition(topic, args.partition)]
+        offset = -1 if args.all else args.before_offset
+        wanted = {TopicPartition(args.topic, number): offset for number in numbers}
+        starts = cluster.admin().delete_records(wanted)
+    rows = ((tp.topic, tp.partition, start) for tp, start in sorted(starts.items()))
+    say(table(("topic", "partition", "log start"), rows))
+    return 0
+
+
+def checked_partition(topic: TopicMetadata, number: int) -> int:
+    """``number`` if the topic has that partition."""
+    count = len(topic.partitions)
+    if number >= count:
+        raise CliError(
+            f"topic {topic.name!r} has no partition {number}", f"give one from 0 to {count - 1}"
+        )
+    return number
 
 
 def known_topic(cluster: Cluster, name: str) -> TopicMetadata:

@@ -87,14 +87,17 @@ async def fetch_committed(
     *,
     random: Random,
     timeout_ms: int,
+    require_stable: bool = True,
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Committed positions of a group: those of ``partitions`` that have one, or all it has.
 
     Waits while an open transaction is about to commit one of them: the old offset would let its
-    input be processed twice. Source: KIP-447.
+    input be processed twice; without ``require_stable`` the old one is given. Source: KIP-447.
     """
     wanted = None if partitions is None else tuple(partitions)
-    request = OffsetFetchRequest(group_id=group_id, partitions=wanted, require_stable=True)
+    request = OffsetFetchRequest(
+        group_id=group_id, partitions=wanted, require_stable=require_stable
+    )
 
     async def attempt() -> OffsetFetchReply:
         reply = await router.call_group_coordinator(

@@ -13,6 +13,7 @@ from oncelog.actors.protocol.cluster_messages import (
 )
 from oncelog.api import cli, cli_topics
 from oncelog.storage.exceptions import TopicAlreadyExistsError
+from oncelog.storage.model import TopicPartition
 
 
 class Cluster:
@@ -50,6 +51,10 @@ class Cluster:
 
     def delete_topic(self, name):
         self.calls.append(("delete", name))
+
+    def delete_records(self, offsets):
+        self.calls.append(("delete records", dict(offsets)))
+        return {tp: max(offset, 7) for tp, offset in offsets.items()}
 
 
 def topic(name, count, *, leader=1, settings=()):
@@ -178,4 +183,39 @@ def test_an_unknown_topic_is_an_error_with_advice(cluster, capsys, action):
     assert capsys.readouterr().err == (
         "oncelog: there is no topic 'none' — create it with `oncelog topics create none`\n"
     )
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offsets"),
+    [
+        (("--all",), {TopicPartition("flights", 0): -1, TopicPartition("flights", 1): -1}),
+        (("--partition", "1", "--before-offset", "9"), {TopicPartition("flights", 1): 9}),
+    ],
+)
+def test_the_oldest_records_are_deleted(cluster, capsys, arguments, offsets):
+    assert cli.main(["topics", "delete-records", "flights", *arguments]) == 0
+    assert cluster.calls == [("delete records", offsets)]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["TOPIC", "PARTITION", "LOG", "START"]
+    assert rows[1:] == [
+        [tp.topic, str(tp.partition), str(max(offset, 7))] for tp, offset in offsets.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (("flights",), 2, "--before-offset --all is required"),
+        (("flights", "--all", "--before-offset", "3"), 2, "not allowed with"),
+        (("flights", "--before-offset", "-1"), 2, "'-1' is not a whole number"),
+        (("flights", "--partition", "2", "--all"), 1, "no partition 2 — give one from 0 to 1"),
+        (("__consumer_offsets", "--all"), 1, "is an internal topic"),
+    ],
+)
+def test_records_are_deleted_only_when_it_is_clear_which(
+    cluster, capsys, arguments, status, reason
+):
+    assert cli.main(["topics", "delete-records", *arguments]) == status
+    assert reason in capsys.readouterr().err
     assert cluster.calls == []
