@@ -95,7 +95,7 @@ class ReplicaDirectory:
             # A snapshot remembers one batch per producer; the segment before it restores the
             # other four, so that a retry of any batch that was in flight is recognised.
             replay_from = log.base_offset_of(replay_from - 1)
-        for header, batch in log.replay(replay_from):
+        for header, batch in log.replay_state(replay_from):
             control = decode_control(batch, header) if header.is_control else None
             index_if_aborted(log, machine.apply(header, control))
         machine.advance_log_start(log.log_start_offset)

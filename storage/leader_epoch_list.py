@@ -5,6 +5,7 @@ Both rise strictly from pair to pair. Source: KIP-101, KIP-279.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
@@ -65,3 +66,8 @@ def without_start(epochs: LeaderEpochPairs, offset: int) -> list[tuple[int, int]
     if not below:
         return list(epochs)
     return [(epochs[below - 1][0], offset), *epochs[below:]]
+
+
+def packed_epochs(epochs: LeaderEpochPairs) -> array[int]:
+    """The pairs as the kernel takes them: epochs and start offsets in turn."""
+    return array("q", [number for pair in epochs for number in pair])

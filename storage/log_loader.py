@@ -25,7 +25,7 @@ from oncelog.storage.checkpoint import (
 from oncelog.storage.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
-from oncelog.storage.leader_epoch_list import note_epoch, without_start
+from oncelog.storage.leader_epoch_list import OFFSET_MAX, note_epoch, without_start
 from oncelog.storage.producer_snapshot import SnapshotStore
 from oncelog.storage.recovery import (
     Durability,
@@ -61,6 +61,7 @@ class TailCut:
 class LoadedLog:
     """A log as it was found. ``recovery_point`` None: no readable checkpoint.
 
+    ``checked_from``: every batch of the segments from that base offset on has been found good.
     ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
     replay from there also restores the aborted-transaction entries that cannot be trusted.
     """
@@ -72,6 +73,7 @@ class LoadedLog:
     high_watermark: int
     recovery_point: int | None
     snapshot_limit: int
+    checked_from: int
     was_clean: bool
     is_new: bool
     cut: TailCut | None
@@ -139,6 +141,7 @@ class LogLoader:
             high_watermark=min(max(high_watermark, log_start_offset), log_end_offset),
             recovery_point=recovery_point,
             snapshot_limit=snapshot_limit,
+            checked_from=OFFSET_MAX if self._scanned_from is None else self._scanned_from,
             was_clean=was_clean,
             is_new=is_new,
             cut=self._cut,

@@ -21,16 +21,14 @@ from oncelog.storage.checkpoint import (
     CleanShutdown,
     RecoveryCheckpoint,
     RecoveryCheckpointFile,
-    with_leader_epoch,
-    write_leader_epochs,
 )
 from oncelog.storage.fs import FileHandle, FileSystem
-from oncelog.storage.leader_epoch_list import end_of_epoch, without_end, without_start
+from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_body import LogBody
 from oncelog.storage.log_head import LogHead
 from oncelog.storage.log_loader import LoadedLog, LogLoader, TailCut
 from oncelog.storage.log_settings import LogSettings
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_TIMESTAMP, AbortedTransaction
+from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction
 from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader, Buffer
@@ -72,7 +70,8 @@ class PartitionLog:
             snapshots=self._snapshots,
         )
         self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
-        self._leader_epochs = loaded.leader_epochs
+        self._epochs = LeaderEpochFile(filesystem, directory, loaded.leader_epochs)
+        self._checked_from = loaded.checked_from
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
         self._generation = 0
@@ -120,7 +119,7 @@ class PartitionLog:
     @property
     def leader_epochs(self) -> list[tuple[int, int]]:
         """(leader epoch, its first offset) pairs, ascending."""
-        return list(self._leader_epochs)
+        return list(self._epochs.pairs)
 
     @property
     def size_bytes(self) -> int:
@@ -205,7 +204,7 @@ class PartitionLog:
                 f"batch [{header.base_offset}, {last_offset}] of {len(batch)} bytes "
                 f"does not fit the log end {self.log_end_offset}"
             )
-        if not self._leader_epochs or header.leader_epoch > self._leader_epochs[-1][0]:
+        if header.leader_epoch > self._epochs.latest_epoch:
             # Before the batch: recovery takes a batch of an unknown epoch for damage.
             self.assign_leader_epoch(header.leader_epoch, header.base_offset)
         try:
@@ -245,14 +244,11 @@ class PartitionLog:
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
         self._ledger.check()
-        epochs = with_leader_epoch(self._leader_epochs, epoch, start_offset)
-        if epochs != self._leader_epochs:
-            try:
-                write_leader_epochs(self._filesystem, self._directory, epochs)
-            except OSError as error:
-                self._ledger.fail_unless_full(error)
-                raise
-            self._leader_epochs = epochs
+        try:
+            self._epochs.assign(epoch, start_offset)
+        except OSError as error:
+            self._ledger.fail_unless_full(error)
+            raise
 
     def _undo_append(self, error: OSError) -> None:
         """After a failed append: a full disk leaves the log usable, all else takes it offline."""
@@ -326,7 +322,17 @@ class PartitionLog:
         CorruptDataError names the file and position of a batch that fails its CRC.
         """
         for segment in self._segments.opened_from(from_offset):
-            yield from segment.replay(from_offset, self._leader_epochs)
+            yield from segment.replay(from_offset, self._epochs.pairs)
+
+    def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Of ``replay``, what producer state and leader epochs are made of, and the last batch.
+
+        To be used right after ``open``: what that has read and checked is not checked again.
+        """
+        pairs = self._epochs.pairs
+        for segment in self._segments.opened_from(from_offset):
+            is_checked = segment.base_offset >= self._checked_from
+            yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
 
     def base_offset_of(self, offset: int) -> int:
         """Base offset of the segment that holds ``offset``."""
@@ -405,8 +411,7 @@ class PartitionLog:
         self._ledger.check()
         self.log_start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
-        # The file keeps the old epochs until the next one is entered; a load drops them again.
-        self._leader_epochs = without_start(self._leader_epochs, offset)
+        self._epochs.cut_start(offset)
         self.note_checkpoint()
         return True
 
@@ -426,10 +431,7 @@ class PartitionLog:
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
-            epochs = without_end(self._leader_epochs, next_offset)
-            if epochs != self._leader_epochs:
-                write_leader_epochs(self._filesystem, self._directory, epochs)
-                self._leader_epochs = epochs
+            self._epochs.cut_end(next_offset)
             self._sync_now()
         except OSError as error:
             self._ledger.fail(error)
@@ -442,14 +444,9 @@ class PartitionLog:
         log start. False: this log knows older epochs only, is cut at the end of the last of them,
         and must compare that with the leader next. Source: KIP-101, KIP-279.
         """
-        own_epoch, own_end = end_of_epoch(
-            self._leader_epochs, leader_epoch, log_end_offset=self.log_end_offset
+        own_end, is_settled = self._epochs.common_end(
+            leader_epoch, end_offset, log_end_offset=self.log_end_offset
         )
-        is_settled = own_epoch in (leader_epoch, NO_LEADER_EPOCH)
-        if own_epoch == leader_epoch:
-            own_end = min(own_end, end_offset)
-        elif is_settled:
-            own_end = end_offset
         self.truncate_to(max(own_end, self.log_start_offset))
         return is_settled
 

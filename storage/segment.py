@@ -37,6 +37,7 @@ from oncelog.storage.segment_frames import (
     walk_batches,
 )
 from oncelog.storage.segment_indexes import SegmentIndexes
+from oncelog.storage.state_replay import state_batches
 from oncelog.storage.time_index import TimeIndex
 from oncelog.storage.txn_index import TxnIndex
 
@@ -365,6 +366,22 @@ class Segment:
                 self._refuse(position, found.value)
             expected = found.next_offset
             yield found, frame
+        if expected > self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
+
+    def replay_state(
+        self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
+        if start is None:
+            return
+        expected = self.base_offset
+        for header, frame in state_batches(
+            self._log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
+        ):
+            expected = header.next_offset
+            yield header, frame
         if expected > self.next_offset:
             self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 

@@ -22,8 +22,9 @@ _FIELDS: Final = struct.Struct(">qi11xi8xq")
 PLACE_BYTES: Final = _FIELDS.size
 """As much of a batch as tells its place."""
 
-_LENGTH_FIELD_END: Final = 12
-_SCAN_BYTES: Final = 1_048_576
+LENGTH_FIELD_END: Final = 12
+SCAN_BYTES: Final = 1_048_576
+"""How much is read at once of a log that is read from one end to the other."""
 
 
 class BatchPlace(NamedTuple):
@@ -66,7 +67,7 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
             if len(chunk) < PLACE_BYTES:
                 _refuse_walk(file, start, position, TailDefect.SHORT_HEADER)
         base_offset, length, delta, max_timestamp_ms = _FIELDS.unpack_from(chunk, at)
-        end = position + _LENGTH_FIELD_END + length
+        end = position + LENGTH_FIELD_END + length
         if end - position < HEADER_BYTES or delta < 0 or end > size_bytes:
             _refuse_walk(file, start, position, TailDefect.BAD_HEADER)
         last_offset = base_offset + delta
@@ -109,13 +110,13 @@ def read_frames(file: LogFile, position: int) -> Iterator[tuple[int, memoryview]
         rest = size_bytes - position
         at = position - chunk_at
         size = HEADER_BYTES
-        if len(chunk) - at >= _LENGTH_FIELD_END:
-            length = int.from_bytes(chunk[at + 8 : at + _LENGTH_FIELD_END], "big", signed=True)
-            size = max(HEADER_BYTES, _LENGTH_FIELD_END + length)
+        if len(chunk) - at >= LENGTH_FIELD_END:
+            length = int.from_bytes(chunk[at + 8 : at + LENGTH_FIELD_END], "big", signed=True)
+            size = max(HEADER_BYTES, LENGTH_FIELD_END + length)
         # A length beyond the file is damage: its bytes are not worth the memory.
         needed = size if size <= rest else min(rest, HEADER_BYTES)
         if len(chunk) - at < needed:
-            wanted = min(rest, max(needed, _SCAN_BYTES))
+            wanted = min(rest, max(needed, SCAN_BYTES))
             chunk, chunk_at = memoryview(file.handle.read(position, wanted)), position
             if len(chunk) < wanted:
                 file.refuse(position, "the file has become shorter")

@@ -8,18 +8,22 @@ needs no opinion on defects, and a batch that it does not take is never lost by 
 from __future__ import annotations
 
 import struct
-from array import array
 from typing import Final
 
 import crc32c as _crc32c
 
 from oncelog.storage import scan_kernel
-from oncelog.storage.leader_epoch_list import LeaderEpochPairs, epoch_span, note_epoch
+from oncelog.storage.leader_epoch_list import (
+    LeaderEpochPairs,
+    epoch_span,
+    note_epoch,
+    packed_epochs,
+)
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_TIMESTAMP
 from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.record_batch import HEADER_BYTES, MAGIC
 from oncelog.storage.segment import Segment
-from oncelog.storage.segment_frames import BatchPlace
+from oncelog.storage.segment_frames import SCAN_BYTES, BatchPlace
 from oncelog.storage.segment_indexes import IndexCount, IndexRun
 
 _FIELDS: Final = struct.Struct(">qiibI2xi8xq")
@@ -28,7 +32,6 @@ _FIELDS: Final = struct.Struct(">qiibI2xi8xq")
 _LENGTH_END: Final = 12
 _CHECKED_AT: Final = 21
 _MAX_TIMESTAMP: Final = slice(35, 43)
-_CHUNK_BYTES: Final = 1048576
 
 
 class SegmentScan:
@@ -69,12 +72,12 @@ class SegmentScan:
     def run(self) -> None:
         """Stop at the end of the file, or at the first batch that is not plainly good."""
         size_bytes = self._segment.size_bytes
-        wanted = _CHUNK_BYTES
+        wanted = SCAN_BYTES
         while self.position < size_bytes:
             chunk = self._segment.log.read(self.position, min(wanted, size_bytes - self.position))
             taken = self._take(chunk) if scan_kernel.kernel is None else self._take_fast(chunk)
             if taken:
-                wanted = _CHUNK_BYTES
+                wanted = SCAN_BYTES
                 continue
             # Not even one: the batch is bad, or longer than a chunk.
             if len(chunk) < HEADER_BYTES:
@@ -147,8 +150,3 @@ class SegmentScan:
         self.position += at
         self.expected_offset = expected
         return at
-
-
-def packed_epochs(epochs: LeaderEpochPairs) -> array[int]:
-    """The pairs as the kernel takes them: epochs and start offsets in turn."""
-    return array("q", [number for pair in epochs for number in pair])
