@@ -22,7 +22,7 @@ from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
 from faults.crew import KINDS, Crew, Plan
 from faults.facts import Anomaly
-from faults.history import History, HistoryWriter, read_history
+from faults.history import History, HistoryWriter, read_history, write_meta
 from faults.nemesis import Actors, Nemesis, plan_faults
 from faults.totals import Tally, carried_out, report_lines
 
@@ -67,6 +67,7 @@ def run_campaign(
     say: Callable[[str], None],
 ) -> Result:
     """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it."""
+    write_meta(directory)
     admin = cluster.admin()
     admin.create_topic(EVENTS_TOPIC, EVENTS_PARTITIONS)
     admin.create_topic(COPIES_TOPIC, COPIES_PARTITIONS)

@@ -30,12 +30,10 @@ Json = dict[str, Any]
 class HistoryWriter:
     """The history file of one process."""
 
-    def __init__(self, directory: Path, process: str, **meta: object) -> None:
+    def __init__(self, directory: Path, process: str) -> None:
         self.process = process
         self._function = ""
         self._file = (directory / f"{process}.jsonl").open("a", encoding="utf-8")
-        if meta:
-            self._line({"type": "meta", **meta})
 
     def invoke(self, function: str, value: object = None, **fields: object) -> None:
         """An operation begins; nothing of it has left the client yet."""
@@ -86,6 +84,19 @@ class HistoryWriter:
     def close(self) -> None:
         """No more lines follow."""
         self._file.close()
+
+
+def write_meta(directory: Path) -> None:
+    """Say what any checker has to know of the history: which promises its clients keep."""
+    meta = {
+        "type": "meta",
+        "isolation": "read_committed",
+        "rollback": True,
+        "rebalance_log": False,
+        "commit_marks": True,
+        "shared_clock": True,
+    }
+    (directory / "meta.jsonl").write_text(json.dumps(meta) + "\n", encoding="utf-8")
 
 
 @dataclass(slots=True)

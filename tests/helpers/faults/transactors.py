@@ -200,6 +200,7 @@ class Copier(TransactionalClient):
     def __init__(self, arguments: Namespace) -> None:
         super().__init__(arguments)
         self._partitions: int = arguments.copies
+        self._sources = [f"{EVENTS_TOPIC}-{n}" for n in range(arguments.partitions)]
         self._instance: str | None = self.name if arguments.static else None
         self._membership: tuple[int, frozenset[Any]] = (-1, frozenset())
 
@@ -218,7 +219,7 @@ class Copier(TransactionalClient):
             self.closing(consumer),
         ):
             consumer.subscribe(EVENTS_TOPIC)
-            self.writer.event("subscribe", [EVENTS_TOPIC])
+            self.writer.event("subscribe", self._sources)
             self._membership = (-1, frozenset())
             while not self.is_over:
                 self._copy(producer, consumer)
