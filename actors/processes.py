@@ -25,7 +25,13 @@ from oncelog.actors.assembly import (
     TransactionCoordinatorServer,
 )
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.ray_transport import RayTransport, SystemClock, ThreadBackground
+from oncelog.actors.ray_transport import (
+    RayTransport,
+    SystemClock,
+    ThreadBackground,
+    pack,
+    unpack,
+)
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import RealFileSystem
 
@@ -45,11 +51,16 @@ class Health:
     detail: str
 
 
-def _dies_of_invariants(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """``method`` for requests as the transport packs them, and plain ones; bugs end the process."""
+
     @functools.wraps(method)
-    async def guarded(*args: Any, **kwargs: Any) -> Any:
+    async def guarded(server: Any, *arguments: Any, **keywords: Any) -> Any:
+        is_packed = len(arguments) == 1 and isinstance(arguments[0], bytes)
         try:
-            return await method(*args, **kwargs)
+            if is_packed:
+                return pack(await method(server, unpack(arguments[0])))
+            return await method(server, *arguments, **keywords)
         except InvariantViolation as error:
             die_of_bug(error)
 
@@ -64,10 +75,10 @@ def die_of_bug(error: BaseException) -> None:
 
 
 def actor_class(kind: _ClassT) -> _ClassT:
-    """Class decorator: every public asynchronous method ends the process on a broken invariant."""
+    """Class decorator: what a process answers; a broken invariant ends it."""
     for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction):
         if not name.startswith("_") and name != "health":
-            setattr(kind, name, _dies_of_invariants(method))
+            setattr(kind, name, _answers_calls(method))
     return kind
 
 

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 
 import pytest
 
-from oncelog.actors.ray_transport import _within
+from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
+from oncelog.actors.ray_transport import _within, pack, unpack
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+
+def test_what_travels_arrives_equal() -> None:
+    request = ProduceRequest(
+        topic_partition=TopicPartition("flights", 3), batch=b"\x00" * 100, ticket=b"t"
+    )
+    assert unpack(pack(request)) == request
+    reply = ProduceReply(error=ErrorCode.NOT_LEADER_OR_FOLLOWER, detail="moved", base_offset=7)
+    assert unpack(pack(reply)) == reply
+    assert unpack(pack(reply)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_an_answer_in_time_is_returned() -> None:
     async def body() -> None:
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: Future[int] = Future()
         answer.set_result(7)
         assert await _within(1_000, answer) == 7
 
@@ -20,11 +34,31 @@ def test_an_answer_in_time_is_returned() -> None:
 
 def test_no_answer_in_time_is_none_and_is_waited_for_no_more() -> None:
     async def body() -> None:
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: Future[int] = Future()
         assert await _within(1, answer) is None
-        assert answer.cancelled()
+        answer.set_result(7)
+        await asyncio.sleep(0)
 
     asyncio.run(body())
+
+
+def test_an_answer_that_is_an_error_is_raised() -> None:
+    async def body() -> None:
+        answer: Future[int] = Future()
+        asyncio.get_running_loop().call_soon(answer.set_exception, KeyError("lost"))
+        with pytest.raises(KeyError):
+            await _within(1_000, answer)
+
+    asyncio.run(body())
+
+
+def test_an_answer_after_the_loop_is_closed_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answer: Future[int] = Future()
+    assert asyncio.run(_within(1, answer)) is None
+    answer.set_result(7)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_caller_that_is_cancelled_in_the_turn_of_the_answer_does_not_go_on() -> None:
@@ -35,7 +69,7 @@ def test_a_caller_that_is_cancelled_in_the_turn_of_the_answer_does_not_go_on() -
     """
 
     async def body() -> None:
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        answer: Future[int] = Future()
         calling = asyncio.create_task(_within(1_000, answer))
         await asyncio.sleep(0)
         answer.set_result(7)
