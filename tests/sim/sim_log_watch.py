@@ -1,0 +1,293 @@
+"""Checkers that look on while a simulation runs: every batch of every log, every decision.
+
+``LogWatch`` stands beside the machines: it is told of each batch that one applies, each step of a
+high watermark and each record of a transaction log, live and on reload, and compares them with all
+it was told before, also by machines that are dead. It changes nothing and draws no chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim_checkers import Violation
+
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
+from oncelog.actors.protocol.transaction_log import decode_key
+from oncelog.actors.protocol.transaction_state import (
+    LEGAL_PREDECESSORS,
+    PREPARED,
+    TransactionMetadata,
+    TransactionState,
+    txn_markers,
+)
+from oncelog.actors.protocol.transaction_table import TransactionTable
+from oncelog.storage.control_record import ControlRecord
+from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition
+from oncelog.storage.record_batch import BatchHeader
+
+COMPLETED = {
+    TransactionState.COMPLETE_COMMIT: TransactionState.PREPARE_COMMIT,
+    TransactionState.COMPLETE_ABORT: TransactionState.PREPARE_ABORT,
+}
+
+
+@dataclass(slots=True)
+class MachineView:
+    """What one life of a partition's machine was seen to apply. Kept, so that ids stay unique."""
+
+    machine: PartitionBounds
+    epochs: dict[int, int] = field(default_factory=dict)
+    coordinator_epochs: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Promise:
+    """What the leaders of a partition have shown to readers: it must stay."""
+
+    high_watermark: int = 0
+    last_stable_offset: int = 0
+
+
+class LogWatch:
+    """Looks on at one world. ``violations`` are what was found, the first one first."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+        self.decisions: dict[tuple[int, int], bool] = {}
+        """(producer id, epoch that its markers carry) → whether it was decided to commit."""
+        self._marked: set[tuple[TopicPartition, int, int]] = set()
+        self._views: dict[int, MachineView] = {}
+        self._promises: dict[TopicPartition, Promise] = {}
+        self._crcs: dict[tuple[TopicPartition, int], int] = {}
+
+    # --- partitions ---------------------------------------------------------------------------
+
+    def loads(self, machine: PartitionBounds) -> None:
+        """A machine begins anew."""
+        self._views[id(machine)] = MachineView(machine)
+
+    def applies(
+        self, machine: PartitionBounds, header: BatchHeader, control: ControlRecord | None
+    ) -> None:
+        """A batch stands in the log."""
+        self.counts["batches"] += 1
+        topic_partition = machine.topic_partition
+        self._check_bytes(topic_partition, header)
+        if header.producer_id < 0 or (header.is_control and control is None):
+            return
+        view = self._views.setdefault(id(machine), MachineView(machine))
+        known = view.epochs.get(header.producer_id, -1)
+        if header.producer_epoch < known:
+            self._found(
+                "FallingEpochs",
+                f"{topic_partition}@{header.base_offset}: producer {header.producer_id} has "
+                f"epoch {header.producer_epoch} after {known}",
+                topic_partition,
+            )
+        view.epochs[header.producer_id] = max(known, header.producer_epoch)
+        if control is not None and control.committed is not None:
+            self._check_marker(view, header, control, is_committed=control.committed)
+
+    def _check_bytes(self, topic_partition: TopicPartition, header: BatchHeader) -> None:
+        """A batch that readers may have seen is the same for ever."""
+        place = (topic_partition, header.base_offset)
+        promise = self._promises.get(topic_partition)
+        known = self._crcs.get(place)
+        if known is not None and promise is not None and known != header.crc:
+            if header.base_offset < promise.high_watermark:
+                self._found(
+                    "ChangedBatches",
+                    f"{topic_partition}@{header.base_offset} holds another batch than before",
+                    topic_partition,
+                )
+        self._crcs[place] = header.crc
+
+    def _check_marker(
+        self, view: MachineView, header: BatchHeader, control: ControlRecord, *, is_committed: bool
+    ) -> None:
+        topic_partition = view.machine.topic_partition
+        where = (
+            f"{topic_partition}@{header.base_offset}: {'COMMIT' if is_committed else 'ABORT'} of "
+            f"producer {header.producer_id} epoch {header.producer_epoch}"
+        )
+        self.counts["markers"] += 1
+        self._marked.add((topic_partition, header.producer_id, header.producer_epoch))
+        verdict = self.decisions.get((header.producer_id, header.producer_epoch))
+        if verdict is None:
+            self._found("MarkersBeforeDecision", f"{where} was never decided", topic_partition)
+        elif verdict is not is_committed:
+            self._found("ContradictingMarkers", f"{where} was decided otherwise", topic_partition)
+        known = view.coordinator_epochs.get(header.producer_id, NO_COORDINATOR_EPOCH)
+        if control.coordinator_epoch < known:
+            self._found(
+                "ZombieMarkers",
+                f"{where} is of coordinator epoch {control.coordinator_epoch} after {known}",
+                topic_partition,
+            )
+        view.coordinator_epochs[header.producer_id] = max(known, control.coordinator_epoch)
+
+    def leads(self, machine: PartitionBounds) -> None:
+        """A machine begins to lead; what earlier leaders have shown must be there."""
+        promise = self._promises.setdefault(machine.topic_partition, Promise())
+        if machine.log_end_offset < promise.high_watermark:
+            self._found(
+                "LostPromises",
+                f"{machine} leads, and readers were shown {promise.high_watermark}",
+                machine.topic_partition,
+            )
+
+    def shows(self, machine: PartitionBounds) -> None:
+        """A leader's bounds have moved."""
+        if machine.role is not Role.LEADER:
+            return
+        promise = self._promises.setdefault(machine.topic_partition, Promise())
+        stable, high = machine.last_stable_offset, machine.high_watermark
+        if not stable <= high <= machine.log_end_offset:
+            self._found("CrossedBounds", f"{machine}", machine.topic_partition)
+        if high < promise.high_watermark or stable < promise.last_stable_offset:
+            self._found(
+                "FallingBounds",
+                f"{machine}, and readers were shown {promise}",
+                machine.topic_partition,
+            )
+        promise.high_watermark = max(promise.high_watermark, high)
+        promise.last_stable_offset = max(promise.last_stable_offset, stable)
+
+    # --- transactions -------------------------------------------------------------------------
+
+    def logs(
+        self,
+        table: TransactionTable,
+        before: TransactionMetadata | None,
+        after: TransactionMetadata | None,
+    ) -> None:
+        """A record of a transaction log, committed, was applied."""
+        self.counts["transaction records"] += 1
+        if after is None:
+            return
+        if before is not None:
+            self._check_move(before, after)
+        if after.state in PREPARED:
+            self._decide(after)
+        elif before is not None and after.state in COMPLETED and before.state in PREPARED:
+            self._check_complete(before)
+
+    def _check_move(self, before: TransactionMetadata, after: TransactionMetadata) -> None:
+        name = after.transactional_id
+        if before.state not in LEGAL_PREDECESSORS[after.state]:
+            self._found(
+                "IllegalMoves", f"{name!r} went from {before.state} to {after.state}", name
+            )
+        is_same = after.producer_id == before.producer_id
+        if is_same and after.producer_epoch < before.producer_epoch:
+            self._found(
+                "FallingEpochs",
+                f"{name!r}: producer {after.producer_id} went from epoch {before.producer_epoch} "
+                f"to {after.producer_epoch}",
+                name,
+            )
+
+    def _decide(self, prepared: TransactionMetadata) -> None:
+        for marker in txn_markers(prepared):
+            key = (marker.producer_id, marker.producer_epoch)
+            verdict = self.decisions.setdefault(key, marker.committed)
+            if verdict is not marker.committed:
+                self._found(
+                    "ChangedDecisions",
+                    f"{prepared.transactional_id!r}: producer {key[0]} epoch {key[1]} was decided "
+                    f"twice, to {'commit' if verdict else 'abort'} first",
+                    prepared.transactional_id,
+                )
+
+    def _check_complete(self, prepared: TransactionMetadata) -> None:
+        """COMPLETE comes after every marker (I-15)."""
+        for marker in txn_markers(prepared):
+            for topic_partition in marker.partitions:
+                key = (topic_partition, marker.producer_id, marker.producer_epoch)
+                if key not in self._marked:
+                    self._found(
+                        "EarlyCompletions",
+                        f"{prepared.transactional_id!r} is complete without the marker of producer "
+                        f"{marker.producer_id} epoch {marker.producer_epoch} in {topic_partition}",
+                        prepared.transactional_id,
+                        topic_partition,
+                    )
+
+    def _found(self, checker: str, message: str, *about: object) -> None:
+        self.violations.append(Violation(checker, message, tuple(str(item) for item in about)))
+
+
+@contextmanager
+def watching() -> Iterator[LogWatch]:
+    """A ``LogWatch`` over all machines that are made until the block ends. Not to be nested."""
+    watch = LogWatch()
+    real: list[tuple[type, str, Any]] = [
+        (PartitionMachine, "apply", PartitionMachine.apply),
+        (PartitionMachine, "become_leader", PartitionMachine.become_leader),
+        (PartitionBounds, "load", PartitionBounds.load),
+        (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
+        (TransactionTable, "apply", TransactionTable.apply),
+    ]
+    observed = (_applying, _leading, _loading, _showing, _logging)
+    for (owner, name, method), observe in zip(real, observed, strict=True):
+        setattr(owner, name, observe(watch, method))
+    try:
+        yield watch
+    finally:
+        for owner, name, method in real:
+            setattr(owner, name, method)
+
+
+Method = Callable[..., Any]
+
+
+def _applying(watch: LogWatch, method: Method) -> Method:
+    def apply(self: PartitionMachine, header: BatchHeader, control: ControlRecord | None) -> Any:
+        watch.applies(self, header, control)
+        return method(self, header, control)
+
+    return apply
+
+
+def _leading(watch: LogWatch, method: Method) -> Method:
+    def become_leader(self: PartitionMachine, *args: Any, **named: Any) -> None:
+        method(self, *args, **named)
+        watch.leads(self)
+        watch.shows(self)
+
+    return become_leader
+
+
+def _loading(watch: LogWatch, method: Method) -> Method:
+    def load(self: PartitionBounds, *args: Any, **named: Any) -> None:
+        method(self, *args, **named)
+        watch.loads(self)
+
+    return load
+
+
+def _showing(watch: LogWatch, method: Method) -> Method:
+    def advance_high_watermark(self: PartitionBounds, offset: int) -> bool:
+        has_moved: bool = method(self, offset)
+        watch.shows(self)
+        return has_moved
+
+    return advance_high_watermark
+
+
+def _logging(watch: LogWatch, method: Method) -> Method:
+    def apply(self: TransactionTable, record: LogRecord) -> None:
+        name = decode_key(record.key) if record.key is not None else None
+        before = self.metadata(name) if name is not None else None
+        method(self, record)
+        if name is not None:
+            watch.logs(self, before, self.metadata(name))
+
+    return apply
