@@ -230,6 +230,13 @@ class History:
         write.is_visible = is_visible
         write.ended_at = self.tick()
 
+    def merge(self, part: Write, whole: Write) -> None:
+        """The records of ``part`` become those of ``whole``: they share its fate from now on."""
+        for record in part.records:
+            record.write = whole
+        whole.records += part.records
+        part.records = []
+
     def settle(self) -> None:
         """Every client is gone: what was never asked to commit has failed."""
         for write in self.writes:

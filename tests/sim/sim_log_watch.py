@@ -99,14 +99,14 @@ class LogWatch:
         """A batch that readers may have seen is the same for ever."""
         place = (topic_partition, header.base_offset)
         promise = self._promises.get(topic_partition)
-        known = self._crcs.get(place)
-        if known is not None and promise is not None and known != header.crc:
-            if header.base_offset < promise.high_watermark:
-                self._found(
-                    "ChangedBatches",
-                    f"{topic_partition}@{header.base_offset} holds another batch than before",
-                    topic_partition,
-                )
+        known = self._crcs.get(place, header.crc)
+        shown_to = 0 if promise is None else promise.high_watermark
+        if known != header.crc and header.base_offset < shown_to:
+            self._found(
+                "ChangedBatches",
+                f"{topic_partition}@{header.base_offset} holds another batch than before",
+                topic_partition,
+            )
         self._crcs[place] = header.crc
 
     def _check_marker(
@@ -182,9 +182,7 @@ class LogWatch:
     def _check_move(self, before: TransactionMetadata, after: TransactionMetadata) -> None:
         name = after.transactional_id
         if before.state not in LEGAL_PREDECESSORS[after.state]:
-            self._found(
-                "IllegalMoves", f"{name!r} went from {before.state} to {after.state}", name
-            )
+            self._found("IllegalMoves", f"{name!r} went from {before.state} to {after.state}", name)
         is_same = after.producer_id == before.producer_id
         if is_same and after.producer_epoch < before.producer_epoch:
             self._found(

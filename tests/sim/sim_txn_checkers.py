@@ -26,7 +26,7 @@ class FencedCommits(Checker):
                 continue
             known = claims[write.transactional_id]
             own = [claim.ended_at for claim in known if claim.owner == write.owner]
-            last_own = max(own, default=-1)
+            last_own = max(own, default=FOREVER)
             for claim in known:
                 is_successor = claim.owner != write.owner and claim.started_at > last_own
                 if is_successor and claim.ended_at < write.commit_started_at:
@@ -101,25 +101,32 @@ class RepeatedTokens(Checker):
 
 
 class UnreadableCommits(Checker):
-    """A commit that answered "readable", and an end of partition, asked for later, below it."""
+    """A commit that answered "visible", and an end of partition, asked for later, below it.
+
+    Only the open transaction of another may hold readers back, from its first record on.
+    """
 
     def check(self, facts: Facts) -> Iterator[Violation]:
-        ends = [end for end in facts.history.end_offsets if end.isolation is COMMITTED]
-        by_partition: dict[TopicPartition, list[tuple[int, int, Write]]] = defaultdict(list)
+        commits: dict[TopicPartition, list[tuple[int, int, Write]]] = defaultdict(list)
         for write in facts.history.writes:
             if write.outcome is Outcome.OK and write.is_visible and write.ended_at is not None:
                 for record in write.records:
-                    offset = record.offset
-                    if offset is None:
-                        offset = facts.final_offset(record)
+                    offset = facts.final_offset(record)
                     if offset is not None:
-                        by_partition[record.topic_partition].append((write.ended_at, offset, write))
-        for end in ends:
-            for ended_at, offset, write in by_partition[end.topic_partition]:
+                        commits[record.topic_partition].append((write.ended_at, offset, write))
+        holders = _records_by_place(facts)
+        for end in facts.history.end_offsets:
+            if end.isolation is not COMMITTED:
+                continue
+            holder = holders.get((end.topic_partition, end.offset))
+            if holder is not None and _may_be_open(holder, end.started_at):
+                continue
+            for ended_at, offset, write in commits[end.topic_partition]:
                 if ended_at < end.started_at and offset >= end.offset:
                     yield self.found(
                         f"{write} answered visible, has offset {offset} of {end.topic_partition}, "
-                        f"and its end was told as {end.offset} at {end.started_at}",
+                        f"and its end was told as {end.offset} at {end.started_at}; there stands "
+                        f"{holder and holder.write}",
                         write.transactional_id,
                         end.topic_partition,
                     )
@@ -256,6 +263,25 @@ ALL_CHECKERS = RECORD_CHECKERS + TRANSACTION_CHECKERS
 def check_history(history: History) -> list[Violation]:
     """Everything that is wrong with a finished history."""
     return check_with(ALL_CHECKERS, history)
+
+
+def _records_by_place(facts: Facts) -> dict[tuple[TopicPartition, int], SentRecord]:
+    """Every record of the log by where it stands, as the last uncommitted reader found it."""
+    places: dict[tuple[TopicPartition, int], SentRecord] = {}
+    for (topic_partition, isolation), placed in facts.history.final.items():
+        if isolation is IsolationLevel.READ_UNCOMMITTED:
+            for offset, value in placed:
+                record = facts.senders.get((topic_partition, value))
+                if record is not None:
+                    places[topic_partition, offset] = record
+    return places
+
+
+def _may_be_open(record: SentRecord, at: int) -> bool:
+    """Whether the transaction of ``record`` may have waited for its marker at that time."""
+    write = record.write
+    is_over = write.outcome is Outcome.OK and write.is_visible and (write.ended_at or FOREVER) < at
+    return write.transactional_id is not None and not is_over
 
 
 def _claims_by_id(history: History) -> dict[str, list[Claim]]:

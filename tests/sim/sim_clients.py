@@ -1,0 +1,329 @@
+"""What simulated clients do: write, hijack, read, copy. Distributed writes are in ``sim_jobs``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sim_history import CommittedOffset, Outcome, Write
+from sim_stage import (
+    CALLS_AGAIN_MAX,
+    COPY_GROUP,
+    COPY_SOURCE,
+    COPY_TARGET,
+    Life,
+    NotedReader,
+    Player,
+)
+
+from oncelog.api.producer import AsyncProducer
+from oncelog.api.records import ConsumerRecord
+from oncelog.storage.exceptions import IllegalStateError, OncelogError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+RECORDS_MAX = 8
+
+
+# --- transactions -----------------------------------------------------------------------------
+
+
+def writer(transactional_id: str) -> Life:
+    """Commits and aborts transactions under one id, with a new producer whenever one fails."""
+
+    async def life(player: Player) -> None:
+        while player.is_on:
+            await _produce(player, transactional_id, transactions=player.random.randint(3, 40))
+
+    return life
+
+
+def hijacker(transactional_ids: list[str]) -> Life:
+    """Takes over ids that others use, writes a little and goes."""
+
+    async def life(player: Player) -> None:
+        while player.is_on:
+            await asyncio.sleep(player.random.expovariate(0.25))
+            await _produce(
+                player,
+                player.random.choice(transactional_ids),
+                transactions=player.random.randint(0, 2),
+            )
+
+    return life
+
+
+def _transactional(player: Player, transactional_id: str) -> AsyncProducer:
+    return player.client.producer(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=player.stage.plan.transaction_timeout_ms,
+        **player.producer_settings(),
+    )
+
+
+async def _produce(player: Player, transactional_id: str, *, transactions: int) -> None:
+    """One producer object, from its claim to its end; sometimes it is simply left alone."""
+    producer = _transactional(player, transactional_id)
+    owner = player.new_owner()
+    if await player.claim(producer, owner, transactional_id):
+        for _ in range(transactions):
+            if not player.is_on or not await _transaction(
+                player, producer, owner, transactional_id
+            ):
+                break
+            await player.pause()
+    if player.random.random() < 0.7:
+        await producer.close(timeout_ms=2_000)
+
+
+async def _transaction(
+    player: Player, producer: AsyncProducer, owner: str, transactional_id: str
+) -> bool:
+    """One transaction; whether the producer can go on."""
+    chance = player.random
+    token = f"{owner} {player.history.now}".encode() if chance.random() < 0.5 else None
+    write = player.history.begin(owner, transactional_id, token=token)
+    try:
+        await producer.begin_transaction()
+        for number in range(chance.randint(1, RECORDS_MAX)):
+            topic_partition = chance.choice(player.stage.targets())
+            value = f"{owner}/{write.name.removeprefix('write ')}.{number}"
+            await player.send(producer, player.history.send(write, topic_partition, value))
+            if chance.random() < 0.3:
+                await player.pause()
+        if chance.random() < 0.1:
+            await player.pause(player.stage.plan.transaction_timeout_ms)
+    except OncelogError as error:
+        return await _abort(player, producer, write) if not error.fatal else _gave_up(player, write)
+    if chance.random() < player.stage.plan.abort_ratio:
+        return await _abort(player, producer, write)
+    return await commit(player, producer, write)
+
+
+async def commit(player: Player, producer: AsyncProducer, write: Write) -> bool:
+    """Commit, again while nothing is known; whether the producer can go on."""
+    for _ in range(CALLS_AGAIN_MAX):
+        player.history.start_commit(write)
+        try:
+            is_visible = await producer.commit_transaction(write.token)
+        except OncelogError as error:
+            if error.retriable:
+                continue
+            if error.abortable:
+                return await _abort(player, producer, write)
+            break
+        player.ended(write, Outcome.OK, is_visible=is_visible)
+        if is_visible and write.records and player.random.random() < 0.3:
+            chosen = player.random.choice(write.records)
+            await player.ask_end(chosen.topic_partition, IsolationLevel.READ_COMMITTED)
+        return True
+    return _gave_up(player, write)
+
+
+async def _abort(player: Player, producer: AsyncProducer, write: Write) -> bool:
+    """Abort; after an attempt to commit only an answer makes that certain."""
+    for _ in range(CALLS_AGAIN_MAX):
+        try:
+            await producer.abort_transaction()
+        except IllegalStateError:
+            # The commit went through its states and failed in its call: it can only be repeated.
+            break
+        except OncelogError as error:
+            if error.retriable:
+                continue
+            break
+        player.ended(write, Outcome.FAIL)
+        return True
+    return _gave_up(player, write)
+
+
+def _gave_up(player: Player, write: Write) -> bool:
+    player.ended(write, Outcome.UNKNOWN)
+    return False
+
+
+# --- plain records ----------------------------------------------------------------------------
+
+
+async def plain_writer(player: Player) -> None:
+    """Sends records without transactions, many on their way at once."""
+    while player.is_on:
+        producer = player.client.producer(**player.producer_settings())
+        owner = player.new_owner()
+        for number in range(player.random.randint(20, 200)):
+            if not player.is_on:
+                break
+            topic_partition = player.random.choice(player.stage.targets())
+            record = player.history.send_plain(owner, topic_partition, f"{owner}/{number}")
+            try:
+                future = await player.send(producer, record)
+            except OncelogError:
+                player.history.end(record.write, Outcome.UNKNOWN)
+                break
+            if player.random.random() < 0.1:
+                await asyncio.wait({future})
+            await player.pause(20)
+        await producer.close(timeout_ms=2_000)
+
+
+# --- readers ----------------------------------------------------------------------------------
+
+
+def reader(isolation: IsolationLevel) -> Life:
+    """Reads everything, over and over; asks for ends now and then."""
+
+    async def life(player: Player) -> None:
+        while player.is_on:
+            consumer = player.client.consumer(
+                isolation_level=isolation,
+                fetch_max_wait_ms=player.random.choice((50, 500)),
+                max_partition_fetch_bytes=player.random.choice((300, 2_000, 1_048_576)),
+                request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
+                retry_backoff_ms=20,
+            )
+            await consumer.assign(player.stage.plan.partitions)
+            if player.random.random() < 0.4:
+                await consumer.seek_to_end()
+            else:
+                await consumer.seek_to_beginning()
+            noted = NotedReader(player, consumer, isolation)
+            for _ in range(player.random.randint(20, 200)):
+                if not player.is_on:
+                    break
+                await _read_on(player, noted, isolation)
+            await consumer.close()
+
+    return life
+
+
+async def _read_on(player: Player, noted: NotedReader, isolation: IsolationLevel) -> None:
+    try:
+        await noted.poll(player.random.choice((0, 50, 500)), player.random.choice((1, 10, 500)))
+    except OncelogError as error:
+        player.stage.world.note(f"poll failed: {error!r}")
+        await asyncio.sleep(0.1)
+    if player.random.random() < 0.01:
+        await noted.consumer.seek_to_beginning()
+        noted.next_session()
+    if player.random.random() < 0.05:
+        await player.ask_end(player.random.choice(player.stage.plan.partitions), isolation)
+    await player.pause()
+
+
+# --- copiers ----------------------------------------------------------------------------------
+
+
+def copier(transactional_id: str) -> Life:
+    """Makes one output of each input, its position part of the transaction; a third aborts."""
+
+    async def life(player: Player) -> None:
+        while player.is_on:
+            consumer = player.client.consumer(
+                group_id=COPY_GROUP,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                session_timeout_ms=3_000,
+                heartbeat_interval_ms=500,
+                max_poll_interval_ms=4_000,
+                request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
+                default_api_timeout_ms=8_000,
+                retry_backoff_ms=20,
+            )
+            await consumer.subscribe(COPY_SOURCE)
+            noted = NotedReader(player, consumer, IsolationLevel.READ_COMMITTED)
+            for _ in range(player.random.randint(1, 3)):
+                await _copy(player, noted, transactional_id)
+            try:
+                await consumer.close()
+            except OncelogError as error:
+                player.stage.world.note(f"close failed: {error!r}")
+
+    return life
+
+
+async def _copy(player: Player, noted: NotedReader, transactional_id: str) -> None:
+    """One producer object of a copier, from its claim to its end."""
+    producer = _transactional(player, transactional_id)
+    owner = player.new_owner()
+    if not await player.claim(producer, owner, transactional_id):
+        return
+    for _ in range(player.random.randint(5, 50)):
+        if not player.is_on:
+            break
+        try:
+            records = await noted.poll(200, player.random.randint(1, 10))
+        except OncelogError as error:
+            player.stage.world.note(f"poll failed: {error!r}")
+            await asyncio.sleep(0.1)
+            continue
+        if records and not await _copy_batch(player, noted, producer, owner, records):
+            break
+        if player.random.random() < 0.1:
+            await _ask_position(player, noted, player.random.choice(_sources(player)))
+        await player.pause()
+    if player.random.random() < 0.7:
+        await producer.close(timeout_ms=2_000)
+    await _rewind(noted)
+
+
+async def _copy_batch(
+    player: Player,
+    noted: NotedReader,
+    producer: AsyncProducer,
+    owner: str,
+    records: list[ConsumerRecord],
+) -> bool:
+    """Copy ``records`` in one transaction; whether the producer can go on."""
+    write = player.history.begin(owner, f"{producer.settings.transactional_id}")
+    positions = {record.topic_partition: record.offset + 1 for record in records}
+    # The identity as of these records: a rebalance later on must make the commit fail.
+    group = noted.consumer.group_metadata()
+    try:
+        await producer.begin_transaction()
+        for number, record in enumerate(records):
+            target = player.random.choice(_targets(player))
+            source = (record.topic_partition, record.offset)
+            value = f"{owner}/{write.name.removeprefix('write ')}.{number}"
+            await player.send(producer, player.history.send(write, target, value, source))
+        write.offsets = {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
+        await player.pause()
+        await producer.send_offsets_to_transaction(positions, group)
+    except OncelogError as error:
+        can_go_on = await _abort(player, producer, write) if not error.fatal else False
+        if not can_go_on and write.ended_at is None:
+            _gave_up(player, write)
+    else:
+        if player.random.random() < 1 / 3:
+            can_go_on = await _abort(player, producer, write)
+        else:
+            can_go_on = await commit(player, producer, write)
+    if write.outcome is not Outcome.OK and can_go_on:
+        await _rewind(noted)
+    return can_go_on
+
+
+async def _rewind(noted: NotedReader) -> None:
+    """Go back to what is committed: a failed transaction has moved nothing."""
+    if noted.consumer.assignment():
+        await noted.consumer.seek_to_committed()
+    noted.next_session()
+
+
+async def _ask_position(
+    player: Player, noted: NotedReader, topic_partition: TopicPartition
+) -> None:
+    started_at = player.history.tick()
+    try:
+        offset = await noted.consumer.committed(topic_partition)
+    except OncelogError:
+        return
+    player.history.committed_offsets.append(
+        CommittedOffset(COPY_GROUP, topic_partition, offset, started_at, player.history.tick())
+    )
+    player.stage.counts["positions told"] += 1
+
+
+def _sources(player: Player) -> list[TopicPartition]:
+    return [tp for tp in player.stage.plan.partitions if tp.topic == COPY_SOURCE]
+
+
+def _targets(player: Player) -> list[TopicPartition]:
+    return [tp for tp in player.stage.plan.partitions if tp.topic == COPY_TARGET]

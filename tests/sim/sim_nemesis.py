@@ -1,0 +1,266 @@
+"""What goes wrong in a simulated world, and how often: drawn for each seed, much of it never."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from sim_network import NetworkFaults
+from sim_process import Client
+from sim_stage import Stage
+from sim_world import World
+
+CLOCK_JUMP_MAX_MS = 3_600_000
+DISK_OPERATIONS_AHEAD_MAX = 40
+EVENTS_AHEAD_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """Faults that strike by themselves, in times per virtual second, and those of each call.
+
+    The kinds from ``delay`` on are probabilities per call; ``delay_max_ms`` bounds the delay.
+    """
+
+    kill: float = 0.0
+    kill_client: float = 0.0
+    kill_at_event: float = 0.0
+    crash_at_disk: float = 0.0
+    power_loss: float = 0.0
+    pause: float = 0.0
+    pause_client: float = 0.0
+    replace: float = 0.0
+    clock_jump: float = 0.0
+    slow_disk: float = 0.0
+    disk_error: float = 0.0
+    disk_full: float = 0.0
+    isolate: float = 0.0
+    delay: float = 0.0
+    delay_max_ms: float = 10_000.0
+    duplicate: float = 0.0
+    drop_request: float = 0.0
+    drop_reply: float = 0.0
+    break_off: float = 0.0
+    peace: float = 0.25
+    """Share of the time in which nothing strikes, so that recovery is tried as well."""
+
+
+RATES = {
+    "kill": 0.5,
+    "kill_client": 0.3,
+    "kill_at_event": 0.4,
+    "crash_at_disk": 0.5,
+    "power_loss": 0.1,
+    "pause": 0.3,
+    "pause_client": 0.2,
+    "replace": 0.15,
+    "clock_jump": 0.1,
+    "slow_disk": 0.1,
+    "disk_error": 0.1,
+    "disk_full": 0.1,
+    "isolate": 0.1,
+    "delay": 0.05,
+    "duplicate": 0.05,
+    "drop_request": 0.03,
+    "drop_reply": 0.05,
+    "break_off": 0.03,
+}
+"""The highest rate of each kind, per second or per call."""
+
+
+def drawn_faults(random: Random) -> FaultPlan:
+    """A plan: each kind is on with its own chance, and then more or less often."""
+    share = random.choice((0.2, 0.5, 0.8))
+    rates = {
+        kind: round(rate * random.uniform(0.1, 1.0), 4) if random.random() < share else 0.0
+        for kind, rate in RATES.items()
+    }
+    return FaultPlan(delay_max_ms=random.choice((200.0, 5_000.0, 60_000.0)), **rates)
+
+
+class Nemesis:
+    """Carries a plan out. ``heal`` of the world ends what still lasts."""
+
+    def __init__(self, stage: Stage, plan: FaultPlan, random: Random) -> None:
+        self._stage = stage
+        self._world = stage.world
+        self._plan = plan
+        self._random = random
+        self._strikes: dict[str, Callable[[], None]] = {
+            "kill": self._kill,
+            "kill_client": self._kill_client,
+            "kill_at_event": self._kill_at_event,
+            "crash_at_disk": self._crash_at_disk,
+            "power_loss": self._power_loss,
+            "pause": self._pause,
+            "pause_client": self._pause_client,
+            "replace": self._replace,
+            "clock_jump": self._clock_jump,
+            "slow_disk": self._slow_disk,
+            "disk_error": self._disk_error,
+            "disk_full": self._disk_full,
+            "isolate": self._isolate,
+        }
+
+    async def rage(self) -> None:
+        """Strike until the stage is over; to be run as the driver."""
+        rates = {kind: getattr(self._plan, kind) for kind in self._strikes}
+        total = sum(rates.values())
+        while not self._stage.is_over:
+            is_peace = self._random.random() < self._plan.peace
+            self._set_network(is_peace=is_peace)
+            period_end_s = self._world.now_s + self._random.uniform(1.0, 8.0)
+            while self._world.now_s < period_end_s and not self._stage.is_over:
+                left_s = period_end_s - self._world.now_s
+                if is_peace or not total:
+                    await asyncio.sleep(left_s)
+                    break
+                await asyncio.sleep(min(self._random.expovariate(total), left_s))
+                if self._world.now_s < period_end_s and not self._stage.is_over:
+                    kinds = list(rates)
+                    (kind,) = self._random.choices(kinds, [rates[name] for name in kinds])
+                    self._strikes[kind]()
+
+    def _set_network(self, *, is_peace: bool) -> None:
+        plan = self._plan
+        faults = NetworkFaults()
+        if not is_peace:
+            faults = NetworkFaults(
+                delay=plan.delay,
+                delay_ms=(1.0, plan.delay_max_ms),
+                duplicate=plan.duplicate,
+                drop_request=plan.drop_request,
+                drop_reply=plan.drop_reply,
+                break_off=plan.break_off,
+            )
+        self._world.network.faults = faults
+
+    # --- strikes ------------------------------------------------------------------------------
+
+    def _actor(self) -> str:
+        return self._random.choice(sorted(self._world.actor_names()))
+
+    def _client(self) -> str | None:
+        clients = [
+            process.name
+            for process in self._world._processes.values()
+            if isinstance(process, Client)
+        ]
+        return self._random.choice(sorted(clients)) if clients else None
+
+    def _kill(self) -> None:
+        count = self._random.choice((1, 1, 1, 2, len(self._world.actor_names())))
+        for name in self._random.sample(sorted(self._world.actor_names()), count):
+            self._world.kill(name)
+
+    def _kill_client(self) -> None:
+        name = self._client()
+        if name is not None:
+            self._world.kill(name)
+
+    def _kill_at_event(self) -> None:
+        name = self._client() if self._random.random() < 0.3 else self._actor()
+        if name is not None:
+            self._world.kill_at_event(name, self._random.randint(1, EVENTS_AHEAD_MAX))
+
+    def _crash_at_disk(self) -> None:
+        part = self._random.choice((None, self._random.random()))
+        number = self._random.randint(1, DISK_OPERATIONS_AHEAD_MAX)
+        self._world.crash_at_disk_operation(self._actor(), number, part)
+
+    def _power_loss(self) -> None:
+        names = sorted(self._world.actor_names())
+        if self._random.random() < 0.5:
+            names = self._random.sample(names, self._random.randint(1, len(names)))
+        self._world.power_loss(names)
+
+    def _pause(self) -> None:
+        self._pause_for_a_while(self._actor())
+
+    def _pause_client(self) -> None:
+        name = self._client()
+        if name is not None:
+            self._pause_for_a_while(name)
+
+    def _pause_for_a_while(self, name: str) -> None:
+        self._world.pause(name)
+        self._later(self._random.choice((0.2, 2.0, 8.0)), lambda: self._world.resume(name))
+
+    def _replace(self) -> None:
+        """A zombie beside its successor: paused, then awake, then dead."""
+        world, name = self._world, self._actor()
+        zombie = world.actor(name)
+        if zombie is None or zombie.is_paused:
+            return
+        if self._random.random() < 0.5:
+            world.pause(name)
+            self._later(4.0, lambda: world.resume(name))
+        world.replace(name)
+        self._later(8.0, lambda: world.end_process(zombie, "the zombie is killed"))
+
+    def _clock_jump(self) -> None:
+        offset_ms = self._random.randint(-CLOCK_JUMP_MAX_MS, CLOCK_JUMP_MAX_MS)
+        name = self._client() if self._random.random() < 0.3 else self._actor()
+        if name is not None:
+            self._world.jump_clock(name, self._random.choice((0, offset_ms, offset_ms // 1_000)))
+
+    def _slow_disk(self) -> None:
+        name = self._actor()
+        self._world.slow_disk(name, self._random.choice((10.0, 100.0)))
+        self._later(5.0, lambda: self._world.slow_disk(name, 1.0))
+
+    def _disk_error(self) -> None:
+        """One write or read fails, and some time later the process is restarted.
+
+        Not a sync: what a failed sync leaves is beyond what one copy of the data can repair.
+        """
+        world, name = self._world, self._actor()
+        call = self._random.choice(("append", "append", "read"))
+        world.disk(name).fail(call, "", errno.EIO, times=1, written=self._random.random())
+        world.count("disk_error")
+        world.tell(name, f"* the next {call} fails")
+        self._later(4.0, lambda: self._restart_offline(name))
+
+    def _disk_full(self) -> None:
+        world, name = self._world, self._actor()
+        disk = world.disk(name)
+        used = sum(len(content) for content in disk.files().values())
+        disk.capacity_bytes = used + self._random.randint(0, 2_000)
+        world.count("disk_full")
+        world.tell(name, f"* disk full at {disk.capacity_bytes}")
+        self._later(4.0, lambda: self._make_room(name))
+
+    def _isolate(self) -> None:
+        """Nothing that one process sends arrives, or nothing that is sent to it."""
+        name = self._actor()
+        patterns = self._random.choice(((name, "*"), ("*", name)))
+        self._world.network.partition(*patterns)
+        self._world.count("isolate")
+        self._world.tell(name, f"* isolated: {patterns}")
+        self._later(5.0, self._world.network._rules.clear)
+
+    # --- the end of what lasts ----------------------------------------------------------------
+
+    def _make_room(self, name: str) -> None:
+        disk = self._world.disk(name)
+        disk.capacity_bytes = None
+
+    def _restart_offline(self, name: str) -> None:
+        """What an operator does with a replica that is offline."""
+        process = self._world.actor(name)
+        if process is not None:
+            process.disk.heal()
+            if process.server.replica.failure is not None:
+                self._world.end_process(process, "restarted, because its replica is offline")
+
+    def _later(self, mean_s: float, action: Callable[[], None]) -> None:
+        delay_s = self._random.expovariate(1 / mean_s)
+        self._world.loop.call_later(delay_s, action, context=self._world.driver.context)
+
+
+def all_faults(world: World) -> int:
+    """How many faults the world has suffered."""
+    return sum(world.counts.values())

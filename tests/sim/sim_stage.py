@@ -1,0 +1,287 @@
+"""Where simulated clients work: their world, their history, their chance, and who is on.
+
+A *role* is a client that is there for the whole run: whenever its process is killed, another one of
+its name begins anew. All chance is drawn from generators split off the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write
+from sim_process import Client
+from sim_world import World
+
+from oncelog.api.consumer import AsyncConsumer
+from oncelog.api.delivery import RecordMetadata
+from oncelog.api.member import AsyncTransactionMember
+from oncelog.api.producer import AsyncProducer
+from oncelog.api.records import ConsumerRecord
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+CALLS_AGAIN_MAX = 4
+"""How often a client makes a call again that may have taken effect, before it gives up."""
+
+COPY_GROUP = "copiers"
+COPY_SOURCE = "t0"
+COPY_TARGET = "copies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadPlan:
+    """Who is on stage, for how long, and how they behave. Times in ms but for ``duration_s``."""
+
+    topics: dict[str, int]
+    duration_s: float
+    writers: int = 1
+    hijackers: int = 0
+    plain_writers: int = 0
+    jobs: int = 0
+    copiers: int = 0
+    readers: int = 1
+    uncommitted_readers: int = 0
+    abort_ratio: float = 0.15
+    transaction_timeout_ms: int = 5_000
+    request_timeout_ms: int = 1_000
+    pause_ms: float = 50.0
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition that is written to or read."""
+        return [
+            TopicPartition(topic, number)
+            for topic, count in sorted(self.topics.items())
+            for number in range(count)
+        ]
+
+
+@dataclass(slots=True)
+class Stage:
+    """What all clients share."""
+
+    world: World
+    plan: WorkloadPlan
+    history: History = field(default_factory=History)
+    counts: Counter[str] = field(default_factory=Counter)
+    is_over: bool = False
+
+    def targets(self) -> list[TopicPartition]:
+        """Where writers write: everything but what copies go to."""
+        return [tp for tp in self.plan.partitions if tp.topic != COPY_TARGET]
+
+
+Life = Callable[["Player"], Awaitable[None]]
+
+
+class Player:
+    """One life of one role: its process, its own chance, and the names of what it makes."""
+
+    def __init__(self, stage: Stage, client: Client, random: Random) -> None:
+        self.stage = stage
+        self.client = client
+        self.random = random
+        self.history = stage.history
+        self._made = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether to go on."""
+        return not self.stage.is_over
+
+    def new_owner(self) -> str:
+        """A name for one more producer, run or reader of this life."""
+        self._made += 1
+        return f"{self.client.name}#{self.client.incarnation}.{self._made}"
+
+    def producer_settings(self) -> dict[str, object]:
+        """Settings of a producer: hasty, so that much happens within seconds."""
+        plan = self.stage.plan
+        linger_ms = self.random.choice((0, 0, 5, 20))
+        return {
+            "linger_ms": linger_ms,
+            "batch_size": self.random.choice((200, 1_000, 262_144)),
+            "request_timeout_ms": plan.request_timeout_ms,
+            "delivery_timeout_ms": 4 * plan.request_timeout_ms + linger_ms,
+            "max_block_ms": 5 * plan.request_timeout_ms,
+            "retry_backoff_ms": 20,
+            "retry_backoff_max_ms": 500,
+        }
+
+    async def pause(self, mean_ms: float | None = None) -> None:
+        """Think for a while: mostly short, now and then long."""
+        mean_ms = self.stage.plan.pause_ms if mean_ms is None else mean_ms
+        if self.random.random() < 0.6:
+            await asyncio.sleep(self.random.expovariate(1.0) * mean_ms / 1_000)
+
+    # --- what is noted ------------------------------------------------------------------------
+
+    async def send(
+        self,
+        sending: AsyncProducer | AsyncTransactionMember,
+        record: SentRecord,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Send a record that is noted already, and note what the log answers."""
+        topic_partition = record.topic_partition
+        future = await sending.send(
+            topic_partition.topic,
+            value=record.value.encode(),
+            partition=topic_partition.partition,
+        )
+        future.add_done_callback(lambda done: self._answered(record, done))
+        return future
+
+    def _answered(self, record: SentRecord, done: asyncio.Future[RecordMetadata]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            if record.write.transactional_id is None and record.write.ended_at is None:
+                self.history.end(record.write, Outcome.UNKNOWN)
+            return
+        self.stage.counts["records acknowledged"] += 1
+        self.history.acknowledge(record, done.result().offset)
+
+    def ended(self, write: Write, outcome: Outcome, *, is_visible: bool = False) -> None:
+        """Note how a transaction ended."""
+        self.history.end(write, outcome, is_visible=is_visible)
+        kind = {Outcome.OK: "commits", Outcome.FAIL: "aborts", Outcome.UNKNOWN: "unknown ends"}
+        self.stage.counts[kind[outcome]] += 1
+        self.stage.world.note(f"{write.name} of {write.transactional_id} is {outcome.value}")
+
+    async def claim(self, producer: AsyncProducer, owner: str, transactional_id: str) -> bool:
+        """Take an id over and note it; false if this producer object is of no use."""
+        started_at = self.history.tick()
+        for _ in range(CALLS_AGAIN_MAX):
+            try:
+                token = await producer.init_transactions()
+            except OncelogError as error:
+                if not error.retriable:
+                    return False
+                continue
+            identity = producer._core.sender.identity
+            assert identity is not None
+            self.history.claims.append(
+                Claim(
+                    transactional_id,
+                    owner,
+                    started_at,
+                    self.history.tick(),
+                    identity.producer_id,
+                    identity.producer_epoch,
+                    tells_token=True,
+                    token=token,
+                )
+            )
+            self.stage.counts["claims"] += 1
+            return True
+        return False
+
+    async def ask_end(
+        self, topic_partition: TopicPartition, isolation: IsolationLevel
+    ) -> int | None:
+        """Ask for the end of a partition as a reader that begins now would, and note it."""
+        started_at = self.history.tick()
+        consumer = self.client.consumer(
+            isolation_level=isolation, default_api_timeout_ms=5_000, retry_backoff_ms=20
+        )
+        try:
+            found = await consumer.end_offsets(topic_partition)
+        except OncelogError:
+            return None
+        finally:
+            await consumer.close()
+        offset = found[topic_partition]
+        self.history.end_offsets.append(
+            EndOffset(topic_partition, isolation, offset, started_at, self.history.tick())
+        )
+        self.stage.counts["ends told"] += 1
+        return offset
+
+
+class NotedReader:
+    """A consumer whose records are noted, in sessions: a new one at each seek and rebalance."""
+
+    def __init__(self, player: Player, consumer: AsyncConsumer, isolation: IsolationLevel) -> None:
+        self.consumer = consumer
+        self._player = player
+        self._isolation = isolation
+        self._name = player.new_owner()
+        self._session = 0
+        self._owned: tuple[object, ...] = ()
+
+    async def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
+        """``poll``, noted."""
+        records = await self.consumer.poll(timeout_ms, max_records)
+        if self.consumer.settings.group_id is not None:
+            generation = self.consumer.group_metadata().generation_id
+            owned = (generation, *sorted(self.consumer.assignment()))
+            if owned != self._owned:
+                self._owned = owned
+                self.next_session()
+        for record in records:
+            assert record.value is not None
+            self._player.history.read(
+                self._name,
+                self._session,
+                self._isolation,
+                record.topic_partition,
+                record.offset,
+                record.value.decode(),
+            )
+        self._player.stage.counts["records read"] += len(records)
+        return records
+
+    def next_session(self) -> None:
+        """What comes now may be anywhere."""
+        self._session += 1
+
+
+@dataclass(slots=True)
+class Role:
+    """A client that is there for the whole run. ``life`` is what each of its processes does."""
+
+    name: str
+    life: Life
+    random: Random
+    client: Client | None = None
+
+
+class Cast:
+    """Sees to it that every role is played until the end."""
+
+    def __init__(self, stage: Stage, random: Random) -> None:
+        self.stage = stage
+        self.roles: list[Role] = []
+        self._random = random
+
+    def add(self, name: str, life: Life) -> None:
+        """One more role."""
+        self.roles.append(Role(name, life, Random(self._random.getrandbits(64))))
+
+    async def play(self) -> None:
+        """Start whoever is not there; to be run as the driver, until the stage is over."""
+        while not self.stage.is_over:
+            for role in self.roles:
+                if role.client is None or role.client.is_dead:
+                    self._enter(role)
+            await asyncio.sleep(self._random.uniform(0.05, 0.5))
+
+    def leave(self) -> None:
+        """The run is over: every client is gone, as by kill -9."""
+        self.stage.is_over = True
+        for role in self.roles:
+            if role.client is not None and not role.client.is_dead:
+                self.stage.world.end_process(role.client, "leaves")
+
+    def _enter(self, role: Role) -> None:
+        client = role.client = self.stage.world.client(role.name)
+        player = Player(self.stage, client, role.random)
+        client.spawn(self._live(role, player))
+
+    async def _live(self, role: Role, player: Player) -> None:
+        try:
+            await role.life(player)
+        except Exception as error:
+            self.stage.world.fail(error, f"{role.name} met what no client should meet")

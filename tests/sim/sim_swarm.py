@@ -1,0 +1,267 @@
+"""One random scenario: a seed draws topics, clients and faults, and the outcome is checked.
+
+The same seed and changes give the same run, event for event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from sim_checkers import Violation
+from sim_clients import copier, hijacker, plain_writer, reader, writer
+from sim_history import LogEnd
+from sim_jobs import planner
+from sim_launcher import founded_disks
+from sim_log_watch import LogWatch, watching
+from sim_nemesis import FaultPlan, Nemesis, drawn_faults
+from sim_process import Client, Process
+from sim_stage import COPY_GROUP, COPY_SOURCE, COPY_TARGET, Cast, Stage, WorkloadPlan
+from sim_txn_checkers import check_history
+from sim_world import SimulationError, World, WorldSettings
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+QUIET_LIMIT_S = 300.0
+STORY_LINES = 100
+
+CLUSTER = ClusterConfig(
+    transaction_abort_scan_ms=200,
+    transaction_visibility_wait_ms=300,
+    group_min_session_timeout_ms=500,
+    internal_call_timeout_ms=1_000,
+    log_checkpoint_interval_ms=5_000,
+    log_retention_check_interval_ms=10_000,
+    log_cleaner_backoff_ms=5_000,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a run is made of."""
+
+    seed: int
+    workload: WorkloadPlan
+    faults: FaultPlan
+    segment_bytes: int
+
+    def changed(self, changes: Mapping[str, Any]) -> Scenario:
+        """With some fields of the two plans replaced; ``ValueError`` names an unknown one."""
+        workload, faults, own = {}, {}, {}
+        for name, value in changes.items():
+            for kind, found in ((WorkloadPlan, workload), (FaultPlan, faults), (Scenario, own)):
+                if name in {item.name for item in dataclasses.fields(kind)}:
+                    found[name] = value
+                    break
+            else:
+                raise ValueError(f"{name}={value!r}: there is no such part of a scenario")
+        return dataclasses.replace(
+            self,
+            workload=dataclasses.replace(self.workload, **workload),
+            faults=dataclasses.replace(self.faults, **faults),
+            **own,
+        )
+
+
+def drawn_scenario(seed: int) -> Scenario:
+    """What ``seed`` stands for."""
+    random = Random(f"scenario {seed}")
+    copiers = random.choice((0, 1, 2, 3))
+    topics = {f"t{number}": random.randint(1, 3) for number in range(random.randint(1, 3))}
+    if copiers:
+        topics[COPY_TARGET] = random.randint(1, 2)
+    return Scenario(
+        seed=seed,
+        workload=WorkloadPlan(
+            topics=topics,
+            duration_s=random.choice((5.0, 10.0, 20.0, 40.0)),
+            writers=random.randint(1, 3),
+            hijackers=random.choice((0, 0, 1)),
+            plain_writers=random.choice((0, 1)),
+            jobs=random.choice((0, 0, 1, 2)),
+            copiers=copiers,
+            readers=random.choice((1, 2)),
+            uncommitted_readers=random.choice((0, 1)),
+            abort_ratio=0.15,
+            transaction_timeout_ms=random.choice((1_000, 3_000, 10_000)),
+            request_timeout_ms=random.choice((300, 1_000, 3_000)),
+            pause_ms=random.choice((10.0, 50.0, 200.0)),
+        ),
+        faults=drawn_faults(random),
+        segment_bytes=random.choice((4_096, 65_536, 1_048_576)),
+    )
+
+
+@dataclass(slots=True)
+class Result:
+    """How a run went. It is *vacuous* if it committed nothing or suffered nothing."""
+
+    scenario: Scenario
+    violations: list[Violation] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
+    event_count: int = 0
+    virtual_s: float = 0.0
+    trace_hash: str = ""
+    story: str = ""
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Whether the run says nothing."""
+        return not self.violations and not (
+            self.counts["commits"]
+            and self.counts["records read"]
+            and sum(self.fault_counts.values())
+        )
+
+    @property
+    def checker(self) -> str | None:
+        """Which checker found something, the first one."""
+        return self.violations[0].checker if self.violations else None
+
+
+def run_scenario(scenario: Scenario) -> Result:
+    """Run and check one scenario. Never raises for what it finds."""
+    result = Result(scenario)
+    settings = WorldSettings(
+        cluster=CLUSTER,
+        topic_settings={
+            topic: {"segment_bytes": scenario.segment_bytes} for topic in scenario.workload.topics
+        },
+    )
+    # Made ahead, so that the watch sees one world only.
+    founded_disks(scenario.workload.topics, settings)
+    with watching() as watch:
+        world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
+        with world:
+            stage = Stage(world, scenario.workload)
+            world.after_event.append(_stopper(watch))
+            try:
+                _play(stage, scenario.faults)
+                _read_everything(stage)
+                result.violations += check_history(stage.history)
+            except SimulationError as error:
+                cause = error.__cause__
+                if not isinstance(cause, _WatchError):
+                    name = type(cause or error).__name__
+                    text = str(error).partition("\n---")[0]
+                    result.violations.append(Violation(f"World:{name}", text))
+            result.violations[:0] = watch.violations
+            _measure(result, stage, watch)
+    return result
+
+
+class _WatchError(AssertionError):
+    """The watch has found something."""
+
+
+def _stopper(watch: LogWatch) -> Any:
+    def stop(world: World, _: Process) -> None:
+        if watch.violations:
+            world.fail(_WatchError(), str(watch.violations[0]))
+
+    return stop
+
+
+def _play(stage: Stage, faults: FaultPlan) -> None:
+    """The run itself: clients and faults until the time is over, then peace."""
+    world = stage.world
+    random = Random(f"workload {world.seed}")
+    cast = Cast(stage, random)
+    _add_roles(cast, stage.plan)
+    nemesis = Nemesis(stage, faults, Random(f"faults {world.seed}"))
+    world.driver.spawn(cast.play())
+    world.driver.spawn(nemesis.rage())
+    world.run_for(stage.plan.duration_s)
+    cast.leave()
+    for process in list(world._processes.values()):
+        if isinstance(process, Client):
+            world.end_process(process, "leaves")
+    world.quiesce(limit_s=QUIET_LIMIT_S)
+    stage.history.settle()
+
+
+def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
+    ids = [f"writer-{number}" for number in range(plan.writers)]
+    for name in ids:
+        cast.add(name, writer(name))
+    for number in range(plan.hijackers):
+        cast.add(f"hijacker-{number}", hijacker(ids))
+    for number in range(plan.plain_writers):
+        cast.add(f"plain-{number}", plain_writer)
+    for number in range(plan.jobs):
+        cast.add(f"planner-{number}", planner(f"job-{number}"))
+    for number in range(plan.copiers):
+        cast.add(f"copier-{number}", copier(f"copier-{number}"))
+    for number in range(plan.readers):
+        cast.add(f"reader-{number}", reader(IsolationLevel.READ_COMMITTED))
+    for number in range(plan.uncommitted_readers):
+        cast.add(f"peeper-{number}", reader(IsolationLevel.READ_UNCOMMITTED))
+
+
+# --- the last read ----------------------------------------------------------------------------
+
+
+def _read_everything(stage: Stage) -> None:
+    """After the quiet: all records in both isolation levels, all positions, all bounds."""
+    world = stage.world
+    client = world.client("last-reader")
+    world.run(client.spawn(_drain(stage, client)), limit_s=QUIET_LIMIT_S)
+    for replica in world.replicas().values():
+        if replica.topic_partition in stage.plan.partitions:
+            machine = replica.machine
+            stage.history.log_ends[replica.topic_partition] = LogEnd(
+                machine.last_stable_offset, machine.high_watermark, machine.log_end_offset
+            )
+
+
+async def _drain(stage: Stage, client: Client) -> None:
+    for isolation in IsolationLevel:
+        for topic_partition in stage.plan.partitions:
+            stage.history.final[topic_partition, isolation] = await _read_to_end(
+                client, topic_partition, isolation
+            )
+    if stage.plan.copiers:
+        consumer = client.consumer(group_id=COPY_GROUP)
+        for topic_partition in stage.plan.partitions:
+            if topic_partition.topic == COPY_SOURCE:
+                position = await consumer.committed(topic_partition)
+                stage.history.final_positions[COPY_GROUP, topic_partition] = position
+        await consumer.close()
+
+
+async def _read_to_end(
+    client: Client, topic_partition: TopicPartition, isolation: IsolationLevel
+) -> list[tuple[int, str]]:
+    consumer = client.consumer(isolation_level=isolation)
+    await consumer.assign(topic_partition)
+    await consumer.seek_to_beginning()
+    found: list[tuple[int, str]] = []
+    end = (await consumer.end_offsets(topic_partition))[topic_partition]
+    while await consumer.position(topic_partition) < end:
+        try:
+            records = await consumer.poll(1_000)
+        except OncelogError as error:
+            client.world.note(f"the last read met {error!r}")
+            continue
+        found += [(record.offset, (record.value or b"").decode()) for record in records]
+    await consumer.close()
+    return found
+
+
+def _measure(result: Result, stage: Stage, watch: LogWatch) -> None:
+    world = stage.world
+    result.counts = stage.counts + watch.counts
+    result.fault_counts = world.counts
+    result.event_count = world.loop.event_count
+    result.virtual_s = world.now_s
+    result.trace_hash = world.trace_hash()
+    if result.violations:
+        about = result.violations[0].about
+        result.story = world.story.text(last=STORY_LINES, about=about)
