@@ -65,6 +65,7 @@ class ReplicaServer:
         self.clock = surroundings.clock
         self.transport = surroundings.transport
         self.failure = ""
+        self.is_stopped = False
         self.replica = Replica(
             config=config,
             filesystem=surroundings.filesystem,
@@ -117,13 +118,14 @@ class ReplicaServer:
         await clean_if_dirty(
             self.replica,
             now_ms=self.clock.now_ms(),
-            is_wanted=lambda: self.maintenance.is_running,
+            is_wanted=lambda: self.maintenance.may_compact,
         )
 
     async def _start(self) -> None:
         try:
             await self.start_serving()
-            self.maintenance.start()
+            if not self.is_stopped:
+                self.maintenance.start()
         except InvariantViolation as error:
             self.surroundings.die(error)
         except Exception as error:
@@ -137,6 +139,7 @@ class ReplicaServer:
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
+        self.is_stopped = True
         await self.maintenance.stop()
         await self.stop_serving(remove_data=request.remove_data)
         if self.replica.failure is not None:

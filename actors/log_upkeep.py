@@ -27,6 +27,22 @@ async def raise_log_start(replica: Replica, offset: int) -> ErrorCode:
     return await replica.sync_all()
 
 
+def has_old_segments(replica: Replica, now_ms: int) -> bool:
+    """Whether ``remove_old_segments`` would find any now."""
+    return _retained_from(replica, now_ms) > replica.log.head.first_base_offset
+
+
+def _retained_from(replica: Replica, now_ms: int) -> int:
+    """Inclusive offset from which the topic's retention keeps the log."""
+    log = replica.log
+    return log.head.retained_from(
+        replica.topic.retention,
+        log_start_offset=log.log_start_offset,
+        upper_offset=min(replica.machine.high_watermark, log.recovery_point),
+        now_ms=now_ms,
+    )
+
+
 async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     """Apply the topic's retention once; returns how many segments are gone.
 
@@ -34,12 +50,7 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     removed is logged and no more: the files are below the log start, and found again later.
     """
     log, machine = replica.log, replica.machine
-    retained_from = log.head.retained_from(
-        replica.topic.retention,
-        log_start_offset=log.log_start_offset,
-        upper_offset=min(machine.high_watermark, log.recovery_point),
-        now_ms=now_ms,
-    )
+    retained_from = _retained_from(replica, now_ms)
     if retained_from <= log.head.first_base_offset:
         return 0
     if retained_from == machine.log_end_offset or log.head.needs_snapshot(retained_from):

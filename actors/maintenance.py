@@ -1,4 +1,4 @@
-"""The periodic work of a replica, one piece at a time, so that no two pieces meet in one log.
+"""The periodic work of a replica, in the order in which it is due.
 
 | work | how often | setting |
 |---|---|---|
@@ -6,6 +6,10 @@
 | the checkpoint, durably | 60 s | log_checkpoint_interval_ms |
 | producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
 | compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
+
+Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
+there are any to remove, compaction gives way, and goes on when it is due again with what it has not
+done yet.
 
 The intervals are those of the event loop's time; what is old is told by the clock. A piece of work
 that fails on the disk or on damaged bytes is logged, and tried again when it is due.
@@ -19,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.log_upkeep import remove_old_segments
+from oncelog.actors.log_upkeep import has_old_segments, remove_old_segments
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
@@ -64,6 +68,8 @@ class Maintenance:
         self._chores: list[_Chore] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
+        self._is_removing = False
 
     def start(self) -> None:
         """Begin; the first round of each work is one interval away."""
@@ -85,8 +91,13 @@ class Maintenance:
 
     @property
     def is_running(self) -> bool:
-        """Whether work is wanted: long work that is divisible gives up when it is not."""
+        """Whether the work goes on."""
         return self._task is not None
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether a compaction may go on: it gives up, between two pieces, when it may not."""
+        return self.is_running and not self._is_removing
 
     async def stop(self) -> None:
         """End, after the piece of work that is under way; call it before the replica stops."""
@@ -94,6 +105,7 @@ class Maintenance:
         self._wake.set()
         if task is not None:
             await asyncio.wait({task})
+        await self._compaction_ended()
 
     def retain_soon(self) -> None:
         """Look for segments to remove now: the log start was raised."""
@@ -118,12 +130,14 @@ class Maintenance:
             waiting.cancel()
 
     async def _do(self, chore: _Chore) -> None:
-        if self.replica.availability() is not ErrorCode.NONE:
-            return
+        if self.replica.availability() is ErrorCode.NONE:
+            await self._try(chore.name, chore.work)
+
+    async def _try(self, name: str, work: Work) -> None:
         try:
-            await chore.work()
+            await work()
         except (OSError, CorruptDataError, InvalidSettingError) as error:
-            _logger.warning("%s: %s failed: %s", self.replica.topic_partition, chore.name, error)
+            _logger.warning("%s: %s failed: %s", self.replica.topic_partition, name, error)
             self.replica.check_log()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
@@ -138,12 +152,35 @@ class Maintenance:
     async def _retain(self) -> None:
         if self._refresh is not None:
             await self._refresh()
-        if self.replica.availability() is ErrorCode.NONE:
-            await remove_old_segments(self.replica, self._clock.now_ms())
+        if not self._has_removable():
+            return
+        self._is_removing = True
+        try:
+            await self._compaction_ended()
+            if self._has_removable():
+                await remove_old_segments(self.replica, self._clock.now_ms())
+        finally:
+            self._is_removing = False
+
+    def _has_removable(self) -> bool:
+        is_leading = self.replica.availability() is ErrorCode.NONE
+        return is_leading and has_old_segments(self.replica, self._clock.now_ms())
 
     async def _expire(self) -> None:
         self.replica.machine.expire(self._clock.now_ms())
 
     async def _clean(self) -> None:
-        if self._compact is not None and self.replica.topic.is_compacted:
-            await self._compact()
+        """Begin a compaction, unless one is still under way."""
+        if self._compact is None or not self.replica.topic.is_compacted or self._compaction:
+            return
+        loop = asyncio.get_running_loop()
+        self._compaction = loop.create_task(self._try("compaction", self._compact))
+        self._compaction.add_done_callback(self._note_compacted)
+
+    def _note_compacted(self, task: asyncio.Task[None]) -> None:
+        self._compaction = None
+        self._note_end(task)
+
+    async def _compaction_ended(self) -> None:
+        if self._compaction is not None:
+            await asyncio.wait({self._compaction})

@@ -97,6 +97,8 @@ class Replica:
         self._epoch_source = epoch_source
         self._log: PartitionLog | None = None
         self._is_leading = False
+        self._is_stopped = False
+        self._opening = asyncio.Lock()
         self._settings_version = 0
         self._waiters = ReplicaWaiters()
         self._sync = GroupSync(
@@ -152,24 +154,29 @@ class Replica:
     async def start(self) -> None:
         """Take the directory, recover the log, sync it, get an epoch and lead.
 
-        Never raises for the disk: a failure leaves the replica offline with its reason.
+        Never raises for the disk: a failure leaves the replica offline with its reason. ``stop``
+        ends it early, once no file of the log is in use.
         """
         try:
-            await self.directory.lock()
-            self._use(await self._background.run(lambda: self.directory.open(self.topic)))
+            await self.directory.lock(is_wanted=lambda: not self._is_stopped)
+            await self._use(lambda: self.directory.open(self.topic))
         except (OSError, CorruptDataError) as error:
             self._go_offline(f"cannot open {self.config.directory}: {error}")
+        if not self._may_go_on():
             return
         last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else -1
-        self.leadership = await ask_until_told(self._epoch_source, last_epoch)
+        self.leadership = await ask_until_told(
+            self._epoch_source, last_epoch, is_wanted=lambda: not self._is_stopped
+        )
         try:
-            self._use(await self._background.run(self._claim_directory))
+            await self._use(self._claim_directory)
         except (OSError, CorruptDataError) as error:
             self._go_offline(f"cannot take over {self.config.directory}: {error}")
-            return
-        while not self._begin_epoch():
-            if self.failure is not None:
+        while True:
+            if not self._may_go_on():
                 return
+            if self._begin_epoch():
+                break
             await asyncio.sleep(DISK_FULL_RETRY_MS / 1000)
         self.machine.become_leader(
             self.leader_epoch, self.leadership.topic_id, self.leadership.cluster_key
@@ -201,10 +208,15 @@ class Replica:
             self.topic = TopicConfig.from_text(dict(settings))
         self.log.settings = log_settings(self.topic)
 
-    def _use(self, log: PartitionLog) -> None:
-        """Take an opened log, which is durable to its end, for this replica's."""
-        self._log = log
-        self._sync.begin()
+    async def _use(self, opened: Callable[[], PartitionLog]) -> None:
+        """Open a log beside the event loop and take it, which is durable to its end, for ours."""
+        async with self._opening:
+            if not self._is_stopped:
+                self._log = await self._background.run(opened)
+                self._sync.begin()
+
+    def _may_go_on(self) -> bool:
+        return self.failure is None and not self._is_stopped
 
     def _claim_directory(self) -> PartitionLog:
         return self.directory.claim(self.log, self.leadership.topic_id, self.topic)
@@ -212,18 +224,20 @@ class Replica:
     async def stop(self, *, remove_data: bool = False) -> None:
         """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
 
-        ``remove_data`` deletes the directory afterwards: its topic is gone.
+        ``remove_data`` deletes the directory afterwards: its topic is gone. While ``start`` has
+        files in work, that is waited for.
         """
+        self._is_stopped = True
         self._is_leading = False
         self._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         await self._sync.drain()
-        if self._log is not None:
+        async with self._opening:
             log, self._log = self._log, None
             try:
                 self.directory.close(log, is_sound=self.failure is None, remove_data=remove_data)
             except OSError as error:
                 self._go_offline(f"cannot close {self.config.directory}: {error}")
-        self.directory.release()
+            self.directory.release()
 
     def _go_offline(self, reason: str) -> None:
         _logger.error("%s is offline: %s", self.topic_partition, reason)

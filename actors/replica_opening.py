@@ -62,10 +62,10 @@ class ReplicaDirectory:
         self._machine = machine
         self._lock: Lock | None = None
 
-    async def lock(self) -> None:
+    async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
         """Take the directory for this process, waiting until an earlier incarnation let go."""
         self._filesystem.make_directory(self._path)
-        while self._lock is None:
+        while self._lock is None and is_wanted():
             try:
                 self._lock = self._filesystem.lock(self._path / LOCK_FILE)
             except DirectoryLockedError:
@@ -122,13 +122,14 @@ class ReplicaDirectory:
             filesystem.write_atomically(path, claim)
         return log
 
-    def close(self, log: PartitionLog, *, is_sound: bool, remove_data: bool) -> None:
+    def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
         """Flush and write the clean-shutdown mark, unless the log failed; remove all if asked to.
 
-        OSError: the shutdown is not a clean one.
+        Without the lock nothing is touched. OSError: the shutdown is not a clean one.
         """
-        log.close(self._machine.snapshot() if is_sound else None)
-        if remove_data:
+        if log is not None:
+            log.close(self._machine.snapshot() if is_sound else None)
+        if remove_data and self._lock is not None:
             self._filesystem.remove_tree(self._path)
 
 
@@ -162,13 +163,16 @@ def read_back(log: PartitionLog) -> Iterator[ReplayedBatch]:
 
 
 async def ask_until_told(
-    epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]], last_epoch: int
+    epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
+    last_epoch: int,
+    *,
+    is_wanted: Callable[[], bool],
 ) -> BecomeLeaderReply:
-    """Ask for the epoch to lead with, ever less often, until the answer is ``NONE``."""
+    """Ask for the epoch to lead with, ever less often, until it is told or not wanted any more."""
     delay_ms = LOCK_RETRY_MS
     while True:
         reply = await epoch_source(last_epoch)
-        if reply.error is ErrorCode.NONE:
+        if reply.error is ErrorCode.NONE or not is_wanted():
             return reply
         await asyncio.sleep(delay_ms / 1000)
         delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)

@@ -33,6 +33,16 @@ def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | No
     return max(offset, 0) if (version, count) == (_VERSION, "1") else 0
 
 
+def lower_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
+    """Call everything from ``offset`` on dirty: the log is about to be cut there. Durable.
+
+    What is written there later was never compacted.
+    """
+    stored = read_first_dirty_offset(filesystem, directory)
+    if stored is not None and stored > offset:
+        write_first_dirty_offset(filesystem, directory, offset)
+
+
 def write_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
     """Replace the file; durable on return."""
     topic, _, partition = directory.name.rpartition("-")

@@ -22,6 +22,7 @@ from oncelog.storage.checkpoint import (
     RecoveryCheckpoint,
     RecoveryCheckpointFile,
 )
+from oncelog.storage.cleaner_checkpoint import lower_first_dirty_offset
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_body import LogBody
@@ -455,6 +456,7 @@ class PartitionLog:
         self.recovery_point = min(self.recovery_point, offset)
         self.high_watermark = min(self.high_watermark, offset)
         self._write_checkpoint().datasync()
+        lower_first_dirty_offset(self._filesystem, self._directory, offset)
 
     def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
         self._segments.cut(offset, end, next_offset)

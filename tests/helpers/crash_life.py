@@ -137,7 +137,7 @@ class Life:
 
     def open(self) -> None:
         """Recover, and take all that is there for readable; nothing is written after that."""
-        self.replica._use(self.replica.directory.open(self.replica.topic))
+        finish(self.replica._use(lambda: self.replica.directory.open(self.replica.topic)))
 
     def start(self) -> None:
         """Recover and lead. All that is there is durable then, and so promised."""

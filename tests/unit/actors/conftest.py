@@ -53,15 +53,15 @@ class LeaderHarness:
     def replica(self) -> Replica:
         return self.leader.replica
 
-    async def start(self) -> PartitionLeader:
-        async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
-            return BecomeLeaderReply(
-                leader_epoch=self.next_epoch(last_epoch),
-                topic_id=self.topic_id,
-                cluster_key=KEY,
-                settings=tuple(self.settings.items()),
-            )
+    async def epoch_source(self, last_epoch: int) -> BecomeLeaderReply:
+        return BecomeLeaderReply(
+            leader_epoch=self.next_epoch(last_epoch),
+            topic_id=self.topic_id,
+            cluster_key=KEY,
+            settings=tuple(self.settings.items()),
+        )
 
+    async def start(self) -> PartitionLeader:
         replica = Replica(
             config=ReplicaConfig(
                 topic="flights",
@@ -73,7 +73,7 @@ class LeaderHarness:
             filesystem=self.filesystem,
             clock=self.clock,
             background=self.background,
-            epoch_source=epoch_source,
+            epoch_source=self.epoch_source,
         )
         self.leader = PartitionLeader(replica=replica, clock=self.clock)
         await replica.start()

@@ -60,6 +60,8 @@ class House:
         self.loop = loop
         self.failures: list[BaseException] = []
         self.calls: list[tuple[str, float]] = []
+        self.compaction_s = 0
+        self.given_up: list[float] = []
         self.refusal: Exception | None = None
         self.settings = (("segment_bytes", "4096"), ("retention_ms", str(RETENTION_MS)))
         self.replica = Replica(
@@ -94,6 +96,16 @@ class House:
 
     async def compact(self) -> None:
         self._called("compact")
+        ends_s = self.loop.time() + self.compaction_s
+        while self.loop.time() < ends_s:
+            await asyncio.sleep(1)
+            if not self.maintenance.may_compact:
+                self.given_up.append(self.loop.time())
+                return
+
+    def configure(self, **settings: str) -> None:
+        self.settings = tuple((dict(self.settings) | settings).items())
+        self.replica.configure(self.settings, 1)
 
     def _called(self, name: str) -> None:
         self.calls.append((name, self.loop.time()))
@@ -215,6 +227,49 @@ def test_only_a_compacted_topic_is_compacted(play: Any) -> None:
         await asyncio.sleep(40)
 
     assert play(scenario).times_of("compact") == [105, 120, 135]
+
+
+def test_a_long_compaction_holds_up_nothing_else_and_is_not_begun_twice(play: Any) -> None:
+    async def scenario(house: House) -> None:
+        house.configure(cleanup_policy="compact")
+        house.write(b"x", pid=7, seq=0)
+        house.compaction_s = 2_000
+        await asyncio.sleep(1_000)
+        assert house.given_up == []
+
+    house = play(scenario)
+    assert house.times_of("compact") == [15]
+    assert house.times_of("refresh") == [300, 600, 900]
+
+
+def test_compaction_gives_way_to_the_removal_of_segments_only(play: Any) -> None:
+    async def scenario(house: House) -> None:
+        house.configure(cleanup_policy="compact,delete", retention_ms="400000")
+        house.compaction_s = 2_000
+        house.write(b"x" * 3_000)
+        house.write(b"x" * 3_000)
+        await asyncio.sleep(599)
+        assert house.given_up == []
+        await asyncio.sleep(30)
+        assert house.replica.log.segment_count == 1
+        assert house.times_of("compact") == [15, 601]
+
+    house = play(scenario)
+    assert house.given_up[0] == 601
+
+
+def test_a_failed_compaction_is_tried_again_and_a_bug_in_it_is_handed_on(play: Any) -> None:
+    async def scenario(house: House) -> None:
+        house.configure(cleanup_policy="compact")
+        house.refusal = OSError(errno.EIO, "no")
+        await asyncio.sleep(40)
+        assert house.times_of("compact") == [15, 30]
+        assert house.failures == []
+        house.refusal = InvariantViolation("I-01: no")
+        await asyncio.sleep(10)
+
+    (failure,) = play(scenario).failures
+    assert isinstance(failure, InvariantViolation)
 
 
 @pytest.mark.parametrize(

@@ -383,6 +383,31 @@ def test_segments_that_were_cut_off_meanwhile_are_not_replaced(log):
     assert not [*log.directory.glob("*.cleaned"), *log.directory.glob("*.swap")]
 
 
+@pytest.mark.parametrize("offset", [3, 5, 8])
+def test_what_is_written_after_a_cut_into_compacted_records_is_dirty(log, offset):
+    """The cut falls on a kept batch, into the gap before it, or beyond all that is compacted."""
+    for _ in range(3):
+        log.send([(b"k", b"v" * 500)])
+    log.send([(b"k1", b"last of its segment")])
+    log.roll()
+    log.send([(b"k", b"newest")])
+    log.send([(b"k", b"newer")])
+    log.send([(b"k2", b"last of its segment")])
+    log.roll()
+    compact(log)
+    assert Cleaner(log.log).first_dirty_offset == 7
+    log.log.truncate_to(offset)
+    end = log.log.log_end_offset
+    assert end <= offset
+    log.machine = log.replayed()
+    for _ in range(8):
+        log.send([(b"k", b"again")])
+    assert Cleaner(log.log).first_dirty_offset == min(end, 7)
+    log.roll()
+    log.sync()
+    assert Cleaner(log.log).dirty_ratio(upper_offset=log.log.log_end_offset, now_ms=0) > 0
+
+
 def test_snapshot_that_shows_a_decided_transaction_as_open_is_removed(log):
     """A replay from it would not meet the marker any more and wait for it for ever."""
     log.send([(b"p1", b"v" * 2_500)])

@@ -1,0 +1,99 @@
+"""A replica that is stopped while it starts: no file is touched after the directory is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oncelog.actors.ray_transport import ThreadBackground
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.fs import RealFileSystem
+
+
+class HeldBackground(ThreadBackground):
+    """Works when the gate is open; counts what was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        self.begun += 1
+        await self.gate.wait()
+        return await super().run(work)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("remove_data", [False, True])
+def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
+    harness: Any, *, remove_data: bool
+) -> None:
+    async def body() -> None:
+        harness.background = HeldBackground()
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: harness.background.begun == 1)
+        stopping = asyncio.ensure_future(harness.replica.stop(remove_data=remove_data))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        harness.background.gate.set()
+        await asyncio.gather(starting, stopping)
+        assert harness.background.begun == 1
+        assert harness.replica.failure is None
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        directory = harness.directory / "flights-0"
+        assert directory.exists() is not remove_data
+        if not remove_data:
+            RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
+
+
+def test_a_stop_does_not_wait_for_an_epoch_that_does_not_come(harness: Any) -> None:
+    async def body() -> None:
+        asked, answer = asyncio.Event(), asyncio.Event()
+        source = harness.epoch_source
+
+        async def slow(last_epoch: int) -> Any:
+            asked.set()
+            await answer.wait()
+            return await source(last_epoch)
+
+        harness.epoch_source = slow
+        starting = asyncio.ensure_future(harness.start())
+        await asked.wait()
+        await harness.replica.stop()
+        answer.set()
+        await starting
+        assert harness.replica.failure is None
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        harness.epoch_source = source
+        await harness.start()
+        assert harness.replica.availability() is ErrorCode.NONE
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_stop_ends_the_wait_for_the_directory(harness: Any) -> None:
+    async def body() -> None:
+        directory = harness.directory / "flights-0"
+        directory.mkdir(parents=True)
+        lock = RealFileSystem().lock(directory / ".lock")
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: hasattr(harness, "leader"))
+        await harness.replica.stop()
+        await starting
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        lock.release()
+        RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
