@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages import Winner
 from oncelog.actors.ray_transport import RayTransport, SystemClock
 from oncelog.api import connection
 from oncelog.api.admin import Admin
+from oncelog.api.client_context import ClientContext
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import AsyncConsumer, Consumer
 from oncelog.api.event_loop import LoopThread
@@ -155,6 +156,16 @@ class Cluster:
                 f"data_dir={str(path)!r} cannot be started: use the same directory, or stop the "
                 "running cluster first"
             )
+
+    @property
+    def context(self) -> ClientContext:
+        """What the bridges to other systems build their clients from; see ``ClientContext``."""
+        return ClientContext(
+            router=self._router,
+            loop_thread=self._loop_thread,
+            clock=self._clock,
+            random=self._random,
+        )
 
     # --- what is made from it -------------------------------------------------------------
 

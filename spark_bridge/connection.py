@@ -51,10 +51,11 @@ class Connection:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._router = cluster._router
-        self._loop_thread = cluster._loop_thread
-        self._clock = cluster._clock
-        self._random = cluster._random
+        context = cluster.context
+        self._router = context.router
+        self._loop_thread = context.loop_thread
+        self._clock = context.clock
+        self._random = context.random
 
     def close(self) -> None:
         """Detach from the cluster."""
