@@ -128,7 +128,7 @@ class SimBackground:
         self.is_held = True
 
     def release(self) -> None:
-        """Go on; to be called in the context of the process (``Process.run``)."""
+        """Go on; to be called in the process itself (``Process.soon``)."""
         self.is_held = False
         self._begin()
 

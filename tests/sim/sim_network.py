@@ -179,11 +179,9 @@ class Network:
         """``faults`` for these calls only; the newest rule that fits wins."""
         self._rules.insert(0, (Match(method=method, caller=caller, callee=callee), faults))
 
-    def partition(self, caller: str, callee: str, *, is_total: bool = True) -> None:
-        """No call from ``caller`` arrives at ``callee``; ``heal`` mends it."""
-        self.set_faults(
-            NetworkFaults(drop_request=1.0 if is_total else 0.5), caller=caller, callee=callee
-        )
+    def partition(self, caller: str, callee: str) -> None:
+        """No call from ``caller`` arrives at ``callee`` (patterns); ``heal`` mends it."""
+        self.set_faults(NetworkFaults(drop_request=1.0), caller=caller, callee=callee)
 
     def heal(self) -> None:
         """No faults, no rules, all gates open; what was delayed stays delayed."""

@@ -66,7 +66,8 @@ class World(Faults):
     """One simulated world. Use it as a context manager, or ``close`` it.
 
     ``failure`` is the first bug it met. ``after_event`` are called with (world, process) after each
-    callback of an actor's process. ``counts`` tells how many faults of each kind were injected.
+    callback of an actor's process; what they raise is the failure. ``counts`` tells how many faults
+    of each kind were injected.
     """
 
     def __init__(
@@ -342,7 +343,10 @@ class World(Faults):
             self.kill(plan[1])
         if self.after_event and isinstance(process, ActorProcess) and not process.is_dead:
             for check in self.after_event:
-                check(self, process)
+                try:
+                    check(self, process)
+                except Exception as error:
+                    self.fail(error, f"a check after a callback of {process.name}")
 
     def close(self) -> None:
         """Throw the world away."""

@@ -150,7 +150,7 @@ def test_a_connection_that_breaks_hides_what_the_call_does(world):
 
 
 def test_rules_hold_for_what_they_name_until_they_are_healed(world):
-    world.network.set_faults(NetworkFaults(drop_request=1.0), caller="world", callee=LEADER)
+    world.network.partition("world", "partition:*")
     assert world.run(call(world, produce())).error is not ErrorCode.NONE
     other = call(world, MetadataRequest(), "controller")
     assert world.run(other).error is ErrorCode.NONE

@@ -164,6 +164,16 @@ def test_checks_run_after_each_callback_of_an_actor_only(world):
     assert not {"writer", "world"} & seen
 
 
+def test_what_a_check_raises_is_the_failure(world):
+    def check(_, process):
+        assert process.name != LEADER, "on purpose"
+
+    world.after_event.append(check)
+    call(world, produce())
+    with pytest.raises(SimulationError, match=r"seed 1.*on purpose"):
+        world.run_for(1)
+
+
 # --- processes --------------------------------------------------------------------------------
 
 
