@@ -32,6 +32,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import Consumer
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.api.process_output import Output, apply_to_records, apply_to_table
+from oncelog.api.process_starts import StartPositions
 from oncelog.api.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
@@ -154,6 +155,9 @@ class ProcessLoop:
         self._clients: Clients | None = None
         self._transaction: _Transaction | None = None
         self._first_offsets: dict[TopicPartition, int] = {}
+        self._starts: StartPositions | None = None
+        if worker_settings(config)[1].auto_offset_reset == "latest":
+            self._starts = StartPositions()
         self._failures_in_a_row = 0
 
     def run(self) -> None:
@@ -196,20 +200,24 @@ class ProcessLoop:
         clients = self._open_clients()
         batch = self._poll(clients)
         group = clients.consumer.group_metadata()
+        read, positions = _first_offsets(batch), clients.consumer.positions()
+        if self._starts is not None:
+            self._starts.note(read, positions)
         if self._transaction is not None and self._transaction.group != group:
             # The group has rebalanced, and the consumer begun again at the committed offsets; what
             # is open comes from partitions that may be another worker's now.
             self._abort(clients)
-            self._first_offsets = _first_offsets(batch)
+            self._first_offsets = dict(read)
         if group.generation_id < 0:
             # No member of the group now, and offsets of nobody would be accepted unchecked. The
             # next poll joins and begins at the committed offsets.
             return
         self.progress.state = WorkerState.RUNNING
-        read = _first_offsets(batch)
-        positions = clients.consumer.positions()
-        if not read.keys() <= positions.keys():
-            # Taken away while they were polled: what was read is another worker's.
+        if not (
+            # Else taken away while they were polled: what was read is another worker's.
+            read.keys() <= positions.keys()
+            and (self._starts is None or self._starts.settle(clients.consumer, read, positions))
+        ):
             self._abort(clients)
             self._rewind(clients)
             return
