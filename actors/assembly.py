@@ -24,6 +24,9 @@ from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    ClusterKeysRequest,
+    LearnKeysReply,
+    LearnKeysRequest,
     MetadataRequest,
     ShutdownReply,
     ShutdownRequest,
@@ -73,6 +76,8 @@ class ReplicaServer:
             background=surroundings.background,
             epoch_source=self.ask_for_epoch,
         )
+        self.replica.on_newer_keys = self.refresh_keys_soon
+        self._key_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
             clock=surroundings.clock,
@@ -112,6 +117,27 @@ class ReplicaServer:
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 self.replica.configure(topic.settings, topic.settings_version)
+        if reply.cluster_key_version > self.replica.keys.version:
+            await self._refresh_keys()
+
+    def refresh_keys_soon(self) -> None:
+        """Ask the controller for the keys of tickets, once however often this is called."""
+        if self._key_task is None or self._key_task.done():
+            self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
+
+    async def _refresh_keys(self) -> None:
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR,
+            ClusterKeysRequest(),
+            timeout_ms=self.config.cluster.internal_call_timeout_ms,
+        )
+        if reply.error is ErrorCode.NONE:
+            self.replica.learn_keys(reply.keys)
+
+    async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
+        """Use new keys from now on; whoever is still starting gets them with its epoch."""
+        self.replica.learn_keys(request.keys)
+        return LearnKeysReply()
 
     async def compact_log(self) -> None:
         """Compact the log, which is of a compacted topic, if it is worth while."""

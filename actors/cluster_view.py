@@ -45,6 +45,7 @@ class ClusterView:
         self._clock = clock
         self._call_timeout_ms = call_timeout_ms
         self._topics: dict[str, _Known] = {}
+        self.cluster_key_version = 0
         self._asking = asyncio.Lock()
 
     async def topics(
@@ -89,6 +90,7 @@ class ClusterView:
             CONTROLLER_ACTOR, MetadataRequest(topics=names), timeout_ms=self._call_timeout_ms
         )
         if reply.error is ErrorCode.NONE:
+            self.cluster_key_version = max(self.cluster_key_version, reply.cluster_key_version)
             for name in names:
                 self._topics.pop(name, None)
             for topic in reply.topics:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 from oncelog import __version__
 from oncelog.actors.config import ClusterConfig, TopicConfig
@@ -29,18 +29,23 @@ from oncelog.actors.protocol.cluster_messages import (
     AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    ClusterKeysReply,
+    ClusterKeysRequest,
     CreateTopicReply,
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
+    LearnKeysRequest,
     MetadataReply,
     MetadataRequest,
+    RotateClusterKeyReply,
+    RotateClusterKeyRequest,
     ShutdownReply,
     ShutdownRequest,
     TopicMetadata,
 )
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages import ConfigureRequest
+from oncelog.actors.protocol.messages import ConfigureRequest, Request
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
@@ -152,6 +157,7 @@ class Controller:
             transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
             offsets_partitions=founded.offsets_partitions if founded else 0,
             transaction_max_timeout_ms=self._config.transaction_max_timeout_ms,
+            cluster_key_version=self.machine.keys.version,
             process_id=self._process_id,
             version=__version__,
         )
@@ -187,25 +193,37 @@ class Controller:
         return reply
 
     async def _configure(self, topic: TopicMetadata) -> None:
-        replicas = self.machine.placements(topic.name)
-        replies = await asyncio.gather(
-            *(
-                self._transport.call(
-                    actor_of(tp, broker_id),
+        await self._tell(
+            [
+                (
+                    tp,
+                    broker_id,
                     ConfigureRequest(
                         topic_partition=tp,
                         topic_id=topic.topic_id,
                         settings=topic.settings,
                         settings_version=topic.settings_version,
                     ),
+                )
+                for tp, broker_id in self.machine.placements(topic.name)
+            ]
+        )
+
+    async def _tell(self, messages: Sequence[tuple[TopicPartition, int, Request[Any]]]) -> None:
+        """Tell replicas something once; they ask by themselves what they miss."""
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(
+                    actor_of(tp, broker_id),
+                    message,
                     timeout_ms=self._config.internal_call_timeout_ms,
                 )
-                for tp, broker_id in replicas
+                for tp, broker_id, message in messages
             )
         )
-        for (tp, _), reply in zip(replicas, replies, strict=True):
+        for (tp, _, message), reply in zip(messages, replies, strict=True):
             if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s does not know its new settings: %s", tp, reply.error.name)
+                _logger.warning("%s missed %s: %s", tp, message.method, reply.error.name)
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         """Delete a topic, then end its replicas and remove their files."""
@@ -235,6 +253,27 @@ class Controller:
         return await self._runtime.execute(
             _ALL, lambda _now_ms: self.machine.decide_become_leader(request)
         )
+
+    async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
+        """Make a new key for tickets, then tell it to every actor; who misses it asks later."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        cluster_key = self._token_bytes(CLUSTER_KEY_BYTES)
+        reply = await self._runtime.execute(
+            _ALL, lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms)
+        )
+        if reply.error is ErrorCode.NONE:
+            told = LearnKeysRequest(keys=self.machine.keys)
+            await self._tell([(tp, broker, told) for tp, broker in self.machine.placements()])
+        return reply
+
+    async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
+        """Tell a leader or coordinator the keys."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return ClusterKeysReply(keys=self.machine.keys)
 
     async def allocate_producer_ids(
         self, request: AllocateProducerIdsRequest

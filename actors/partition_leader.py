@@ -137,6 +137,8 @@ class PartitionLeader:
                 )
             if not verdict.is_early or not await self._predecessor(header, deadline_ms - now_ms):
                 break
+        if verdict.needs_keys:
+            replica.on_newer_keys()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         batch: bytes | bytearray = request.batch

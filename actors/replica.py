@@ -21,6 +21,7 @@ from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import DescribeReplicaReply, TxnMarker
 from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica_opening import (
     ReplayedBatch,
     ReplicaDirectory,
@@ -101,6 +102,8 @@ class Replica:
         self._opening = asyncio.Lock()
         self._settings_version = 0
         self._waiters = ReplicaWaiters()
+        self.keys = NO_KEYS
+        self.on_newer_keys: Callable[[], None] = lambda: None
         self._sync = GroupSync(
             machine=self.machine,
             background=background,
@@ -178,9 +181,8 @@ class Replica:
             if self._begin_epoch():
                 break
             await asyncio.sleep(DISK_FULL_RETRY_MS / 1000)
-        self.machine.become_leader(
-            self.leader_epoch, self.leadership.topic_id, self.leadership.cluster_key
-        )
+        self.learn_keys(self.leadership.keys)
+        self.machine.become_leader(self.leader_epoch, self.leadership.topic_id, self.keys)
         self.configure(self.leadership.settings, self.leadership.settings_version)
         self._is_leading = True
 
@@ -196,6 +198,12 @@ class Replica:
                 _logger.warning("%s waits for room: %s", self.topic_partition, reason)
             return False
         return True
+
+    def learn_keys(self, keys: ClusterKeys) -> None:
+        """Issue and judge tickets by these keys from now on, unless newer ones are known."""
+        if keys.version >= self.keys.version:
+            self.keys = keys
+            self.machine.learn_keys(keys)
 
     def configure(self, settings: Sequence[tuple[str, str]], version: int) -> None:
         """Follow the settings of the topic, unless newer ones than ``version`` are known."""
@@ -281,6 +289,8 @@ class Replica:
             ticket=ticket,
             now_ms=now_ms,
         )
+        if verdict.needs_keys:
+            self.on_newer_keys()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
         if verdict.duplicate_base_offset is not None:

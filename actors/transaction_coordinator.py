@@ -212,6 +212,8 @@ class TransactionCoordinator:
             return request.failed(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
             )
+        if self._cluster.cluster_key_version > self.replica.keys.version:
+            self.replica.on_newer_keys()
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -338,7 +340,8 @@ class TransactionCoordinator:
             dataclasses.replace(
                 enrolment,
                 ticket=issue_ticket(
-                    cluster_key=self.replica.leadership.cluster_key,
+                    cluster_key=self.replica.keys.current,
+                    key_version=self.replica.keys.version,
                     producer_id=request.producer_id,
                     producer_epoch=request.producer_epoch,
                     topic_id=topics[enrolment.topic_partition.topic].topic_id,

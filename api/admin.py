@@ -99,6 +99,15 @@ class Admin:
         """Brokers, controller and all topics, internal ones included."""
         return self._run(self._admin.describe_cluster())
 
+    def rotate_ticket_key(self) -> int:
+        """Make a new secret for the tickets of transactions, durably; how often that was done.
+
+        Open transactions go on: tickets under the key before are honoured for the 12 hours that
+        the oldest of them may live. Whoever must not have that key any more: call it twice, and
+        transactions that are just enrolling partitions abort. Source: KIP-98, "Future work".
+        """
+        return self._run(self._admin.rotate_ticket_key())
+
     # --- groups -------------------------------------------------------------------------------
 
     def list_groups(self) -> list[GroupDescription]:

@@ -25,6 +25,7 @@ from oncelog.actors.protocol.cluster_messages import (
     DeleteTopicRequest,
     MetadataReply,
     MetadataRequest,
+    RotateClusterKeyRequest,
     TopicMetadata,
 )
 from oncelog.actors.protocol.group_messages import (
@@ -200,6 +201,14 @@ class AsyncAdmin:
         reply = await self._calls.controller(MetadataRequest())
         check(reply)
         return reply
+
+    async def rotate_ticket_key(self) -> int:
+        """See ``Admin.rotate_ticket_key``."""
+        seen = await self.describe_cluster()
+        request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)
+        reply = await self._calls.controller(request)
+        check(reply)
+        return reply.key_version
 
     # --- groups -------------------------------------------------------------------------------
 

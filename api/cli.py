@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_record_commands(commands)
     cli_groups.add_commands(commands)
     cli_transactions.add_commands(commands)
+    _add_rotate_key(commands)
     _add_dump(commands)
     _add_demo(commands)
     return parser
@@ -125,6 +126,16 @@ def _add_cluster_commands(commands: Commands) -> None:
     )
     add_cluster_arguments(status)
     status.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_rotate_key(commands: Commands) -> None:
+    rotate = add_command(
+        commands,
+        "rotate-key",
+        "Make a new secret for the tickets of transactions; those that are open go on.",
+        cli_cluster.rotate_key,
+    )
+    add_cluster_arguments(rotate)
 
 
 def _add_topic_commands(commands: Commands) -> None:

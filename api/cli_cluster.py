@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncelog.api import connection, head
-from oncelog.api.cli_connect import data_dir_of, find, quiet_libraries, running_on
+from oncelog.api.cli_connect import connect, data_dir_of, find, quiet_libraries, running_on
 from oncelog.api.cli_output import PROGRAM, CliError, UsageError, say, split_advice
 
 LOG_FILE: Final = "oncelog.log"
@@ -151,6 +151,17 @@ def _describe(path: Path, discovery: connection.Discovery) -> None:
     say(f"dashboard  {discovery.dashboard_url or 'none'}")
     say(f"process    {discovery.process_id}")
     say(f"log        {path / LOG_FILE}")
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+
+def rotate_key(args: argparse.Namespace) -> int:
+    """Make a new secret for tickets."""
+    with connect(args) as cluster:
+        version = cluster.admin().rotate_ticket_key()
+    say(f"tickets are made with key {version} now; those of key {version - 1} stay good for 12 h")
+    return 0
 
 
 # --- stop -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.ray_transport import SystemClock, ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.compression import Codec
@@ -60,7 +61,7 @@ def client_batches(
 def leading_machine() -> PartitionMachine:
     """A machine that leads an empty partition."""
     machine = PartitionMachine(TOPIC_PARTITION)
-    machine.become_leader(LEADER_EPOCH, "", b"")
+    machine.become_leader(LEADER_EPOCH, "", ClusterKeys(current=b""))
     return machine
 
 

@@ -18,6 +18,9 @@ id is never used twice.
 | alter_topic | nothing changes (a retry) | NONE, nothing logged |
 | delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | delete_topic | internal | INVALID_TOPIC_EXCEPTION |
+| rotate_cluster_key | of the current version | a new key, version + 1 |
+| rotate_cluster_key | of the version before (a retry) | NONE, nothing logged |
+| rotate_cluster_key | of another version | INVALID_REQUEST |
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Final, TypeAlias
 from oncelog.actors.protocol.cluster_log import (
     BrokerRegistered,
     ClusterFounded,
+    ClusterKeyRotated,
     ClusterRecord,
     LeaderElected,
     ProducerIdsAllocated,
@@ -52,11 +56,14 @@ from oncelog.actors.protocol.cluster_messages import (
     DeleteTopicRequest,
     MetadataReply,
     PartitionMetadata,
+    RotateClusterKeyReply,
+    RotateClusterKeyRequest,
     TopicMetadata,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import ReplyT
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
@@ -98,6 +105,7 @@ class ClusterMachine:
 
     def __init__(self) -> None:
         self.founded: ClusterFounded | None = None
+        self.keys = NO_KEYS
         self._brokers: dict[int, str] = {}
         self._topics: dict[str, _Topic] = {}
         self._names_by_id: dict[str, str] = {}
@@ -230,12 +238,27 @@ class ClusterMachine:
         return BecomeLeaderReply(
             leader_epoch=leader_epoch,
             topic_id=topic.topic_id,
-            cluster_key=founded.cluster_key,
+            keys=self.keys,
             settings=topic.settings,
             settings_version=topic.settings_version,
             transaction_state_partitions=founded.transaction_state_partitions,
             offsets_partitions=founded.offsets_partitions,
         )
+
+    def decide_rotate_key(
+        self, request: RotateClusterKeyRequest, cluster_key: bytes, now_ms: int
+    ) -> Decision[RotateClusterKeyReply]:
+        """Make ``cluster_key`` the current one, in place of the one that the caller knows."""
+        version = self.keys.version
+        if request.key_version == version - 1:
+            return Decision(reply=RotateClusterKeyReply(key_version=version))
+        if request.key_version != version:
+            detail = f"key_version={request.key_version}: the current one is {version}"
+            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+        record = ClusterKeyRotated(
+            key_version=version + 1, cluster_key=cluster_key, rotated_ms=now_ms
+        )
+        return _decision(RotateClusterKeyReply(key_version=version + 1), record)
 
     def decide_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest
@@ -259,6 +282,14 @@ class ClusterMachine:
             case ClusterFounded() as founded:
                 invariant(self.founded is None, "I-24", "a cluster is founded once")
                 self.founded = founded
+                self.keys = ClusterKeys(current=founded.cluster_key)
+            case ClusterKeyRotated() as rotated:
+                invariant(
+                    rotated.key_version == self.keys.version + 1,
+                    "I-24",
+                    f"key {rotated.key_version} does not follow {self.keys.version}",
+                )
+                self.keys = self.keys.rotated(rotated.cluster_key, rotated.rotated_ms)
             case BrokerRegistered(broker_id=broker_id, data_dir=data_dir):
                 self._brokers[broker_id] = data_dir
             case TopicCreated() as created:

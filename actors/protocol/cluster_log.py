@@ -29,6 +29,15 @@ class ClusterFounded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKeyRotated:
+    """A new key for tickets. ``rotated_ms`` is the controller's clock; versions count from 0."""
+
+    key_version: int
+    cluster_key: bytes
+    rotated_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistered:
     """A broker and the data directory it writes to."""
 
@@ -82,6 +91,7 @@ class ProducerIdsAllocated:
 
 ClusterRecord: TypeAlias = (
     ClusterFounded
+    | ClusterKeyRotated
     | BrokerRegistered
     | TopicCreated
     | TopicConfigured
@@ -92,6 +102,7 @@ ClusterRecord: TypeAlias = (
 
 _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "cluster_founded": ClusterFounded,
+    "cluster_key_rotated": ClusterKeyRotated,
     "broker_registered": BrokerRegistered,
     "topic_created": TopicCreated,
     "topic_configured": TopicConfigured,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oncelog.actors.protocol.messages import Reply, Request
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
@@ -49,6 +50,7 @@ class MetadataReply(Reply):
     transaction_state_partitions: int = 0
     offsets_partitions: int = 0
     transaction_max_timeout_ms: int = 900_000
+    cluster_key_version: int = 0
     process_id: int = -1
     version: str = ""
 
@@ -124,7 +126,7 @@ class BecomeLeaderReply(Reply):
 
     leader_epoch: int = NO_LEADER_EPOCH
     topic_id: str = ""
-    cluster_key: bytes = b""
+    keys: ClusterKeys = NO_KEYS
     settings: tuple[tuple[str, str], ...] = ()
     settings_version: int = 0
     transaction_state_partitions: int = 0
@@ -144,6 +146,53 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply]):
     topic_partition: TopicPartition
     broker_id: int
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateClusterKeyReply(Reply):
+    """On ``NONE`` the key of ``key_version`` is durable; who can be reached knows it already."""
+
+    key_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateClusterKeyRequest(Request[RotateClusterKeyReply]):
+    """Replace the key of ``key_version`` by a new one. A repeated call replaces it once."""
+
+    method = "rotate_cluster_key"
+    reply_type = RotateClusterKeyReply
+
+    key_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKeysReply(Reply):
+    """The keys that tickets are made with."""
+
+    keys: ClusterKeys = NO_KEYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKeysRequest(Request[ClusterKeysReply]):
+    """A leader or coordinator asks for the keys: it has met the version of a newer one."""
+
+    method = "cluster_keys"
+    reply_type = ClusterKeysReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnKeysReply(Reply):
+    """On ``NONE`` the actor uses these keys, or newer ones that it knew already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnKeysRequest(Request[LearnKeysReply]):
+    """The controller tells leaders and coordinators the keys, after each change."""
+
+    method = "learn_keys"
+    reply_type = LearnKeysReply
+
+    keys: ClusterKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
 from oncelog.actors.protocol.producer_state import Enrolment
-from oncelog.actors.protocol.tickets import check_ticket
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys, TicketVerdict, check_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -70,6 +70,7 @@ class AppendVerdict:
     waits until the high watermark has reached that offset. ``is_early`` means that batches before
     this one may still be on their way: the shell may hold it back for a short, bounded time,
     asking again after each append, and at the end does what ``error`` says; ``NONE`` is append.
+    ``needs_keys``: its ticket is made with a cluster key that the shell has to ask for.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -77,6 +78,7 @@ class AppendVerdict:
     duplicate_next_offset: int = NO_OFFSET
     duplicate_timestamp_ms: int = NO_TIMESTAMP
     is_early: bool = False
+    needs_keys: bool = False
 
 
 ACCEPTED: Final = AppendVerdict()
@@ -86,18 +88,18 @@ ACCEPTED: Final = AppendVerdict()
 class PartitionMachine(PartitionBounds):
     """The state of one replica; its offsets and what may be read are ``PartitionBounds``."""
 
-    __slots__ = ("_cluster_key", "_latest_ms", "_topic_id", "leader_epoch")
+    __slots__ = ("_keys", "_latest_ms", "_topic_id", "leader_epoch")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         super().__init__(topic_partition)
         self.leader_epoch = NO_LEADER_EPOCH
         self._topic_id = ""
-        self._cluster_key = b""
+        self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
 
     # --- role --------------------------------------------------------------------------------
 
-    def become_leader(self, leader_epoch: int, topic_id: str, cluster_key: bytes) -> None:
+    def become_leader(self, leader_epoch: int, topic_id: str, keys: ClusterKeys) -> None:
         """Lead from now on; the epoch begins at the log end, even if nothing is ever written.
 
         Nothing is cut and the high watermark stays. The shell makes the epoch's start durable.
@@ -110,7 +112,12 @@ class PartitionMachine(PartitionBounds):
         self.leader_epoch = leader_epoch
         self.leader_epochs.assign(leader_epoch, self._log_end_offset)
         self._topic_id = topic_id
-        self._cluster_key = cluster_key
+        self._keys = keys
+
+    def learn_keys(self, keys: ClusterKeys) -> None:
+        """Judge tickets by these keys from now on, unless newer ones are known."""
+        if keys.version > self._keys.version:
+            self._keys = keys
 
     def become_follower(self, leader_epoch: int) -> None:
         """Follow the leader of ``leader_epoch``; what clients wait for here has to be failed."""
@@ -209,15 +216,19 @@ class PartitionMachine(PartitionBounds):
             # A later batch of the flush may overtake the first one, which brings the ticket.
             is_early = header.base_sequence > 0
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE, is_early=is_early)
-        is_enrolled = check_ticket(
+        verdict = check_ticket(
             ticket,
-            cluster_key=self._cluster_key,
+            keys=self._keys,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
             topic_id=self._topic_id,
             partition=self.topic_partition.partition,
             now_ms=max(now_ms, self._latest_ms),
         )
+        if verdict is TicketVerdict.NEWER_KEY:
+            # As KIP-890 answers while it cannot verify: the client comes back with the batch.
+            return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)
+        is_enrolled = verdict is TicketVerdict.VALID
         return None if is_enrolled else AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
 
     # --- apply -------------------------------------------------------------------------------

@@ -8,32 +8,86 @@ epoch), and so knows without a call what KIP-890 makes a broker ask its coordina
 ======  ====  ==============================================================
 offset  size  field (big-endian)
 ======  ====  ==============================================================
-0       1     version: 1
-1       8     issued_ms: the coordinator's clock
-9       4     transaction_timeout_ms
-13      32    HMAC-SHA256 over label, these fields, producer and partition
+0       1     version: 2
+1       4     key version: under which cluster key
+5       8     issued_ms: the coordinator's clock
+13      4     transaction_timeout_ms
+17      32    HMAC-SHA256 over label, these fields, producer and partition
 ======  ====  ==============================================================
+
+The cluster key can be changed. Tickets under the key before stay good until every one of them
+would have expired; one under a key that is newer than any the leader knows is no forgery yet: the
+leader asks for the newer key, and the client asks again.
 
 Source: KIP-890, "Server side verification"; KIP-98, "Future work" (hijacked producer ids).
 """
 
 from __future__ import annotations
 
+import enum
 import hmac
 import struct
+from dataclasses import dataclass
 from typing import Final
 
-TICKET_BYTES: Final = 45
+TICKET_BYTES: Final = 49
 TICKET_GRACE_MS: Final = 3_600_000
 """How long after the transaction timeout a ticket is still honoured."""
 
 TICKET_LIFETIME_MAX_MS: Final = 43_200_000
 """No ticket lives longer, whatever the timeout: half of what a leader remembers a producer for."""
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _LABEL: Final = b"oncelog enrolment ticket\x00"
-_TICKET = struct.Struct(">Bqi32s")
-_CLAIM = struct.Struct(">Bqiqhi")
+_TICKET = struct.Struct(">BIqi32s")
+_CLAIM = struct.Struct(">BIqiqhi")
+
+
+class TicketVerdict(enum.Enum):
+    """What a leader makes of a ticket."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+    """Forged, expired, for something else, or under a key that is given up."""
+
+    NEWER_KEY = "newer key"
+    """Under a key that this leader has not heard of yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKeys:
+    """The secret that tickets are made with, and the one before it.
+
+    ``version`` counts the changes of the key. ``rotated_ms`` is when ``previous`` was replaced:
+    it is honoured until every ticket that was made with it by then has expired.
+    """
+
+    version: int = 0
+    current: bytes = b""
+    previous: bytes = b""
+    rotated_ms: int = 0
+
+    def key_of(self, version: int, now_ms: int) -> bytes | None:
+        """The key of a version not above the current one; ``None`` once it is given up."""
+        if version == self.version:
+            return self.current
+        is_previous = version == self.version - 1 and bool(self.previous)
+        if is_previous and now_ms <= self.rotated_ms + TICKET_LIFETIME_MAX_MS:
+            return self.previous
+        return None
+
+    def rotated(self, cluster_key: bytes, now_ms: int) -> ClusterKeys:
+        """These keys once ``cluster_key`` has become the current one."""
+        return ClusterKeys(
+            version=self.version + 1,
+            current=cluster_key,
+            previous=self.current,
+            rotated_ms=now_ms,
+        )
+
+
+NO_KEYS: Final = ClusterKeys()
+"""What a replica knows before it has asked the controller."""
 
 
 def issue_ticket(
@@ -45,6 +99,7 @@ def issue_ticket(
     partition: int,
     issued_ms: int,
     transaction_timeout_ms: int,
+    key_version: int = 0,
 ) -> bytes:
     """The ticket of one partition; issue it only once the enrolment is durable.
 
@@ -52,39 +107,57 @@ def issue_ticket(
     Unix epoch. The topic is named by id, so that a topic made anew under an old name is another.
     """
     claim = _CLAIM.pack(
-        _VERSION, issued_ms, transaction_timeout_ms, producer_id, producer_epoch, partition
+        _VERSION,
+        key_version,
+        issued_ms,
+        transaction_timeout_ms,
+        producer_id,
+        producer_epoch,
+        partition,
     )
     mac = _mac(cluster_key, claim, topic_id)
-    return _TICKET.pack(_VERSION, issued_ms, transaction_timeout_ms, mac)
+    return _TICKET.pack(_VERSION, key_version, issued_ms, transaction_timeout_ms, mac)
 
 
 def check_ticket(
     ticket: bytes,
     *,
-    cluster_key: bytes,
+    keys: ClusterKeys,
     producer_id: int,
     producer_epoch: int,
     topic_id: str,
     partition: int,
     now_ms: int,
-) -> bool:
+) -> TicketVerdict:
     """Whether ``ticket`` was issued for exactly this producer, epoch and partition, and is alive.
 
     Alive: not older than its transaction timeout plus an hour, by the caller's clock. Bytes of
     any length and content may be given. The comparison takes the same time for every wrong MAC.
     """
     if len(ticket) != TICKET_BYTES:
-        return False
-    version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
+        return TicketVerdict.INVALID
+    version, key_version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
     if version != _VERSION:
-        return False
+        return TicketVerdict.INVALID
+    if key_version > keys.version:
+        return TicketVerdict.NEWER_KEY
+    cluster_key = keys.key_of(key_version, now_ms)
+    if cluster_key is None:
+        return TicketVerdict.INVALID
     claim = _CLAIM.pack(
-        version, issued_ms, transaction_timeout_ms, producer_id, producer_epoch, partition
+        version,
+        key_version,
+        issued_ms,
+        transaction_timeout_ms,
+        producer_id,
+        producer_epoch,
+        partition,
     )
     if not hmac.compare_digest(mac, _mac(cluster_key, claim, topic_id)):
-        return False
+        return TicketVerdict.INVALID
     lifetime_ms = min(transaction_timeout_ms + TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS)
-    return bool(now_ms - issued_ms <= lifetime_ms)
+    is_alive = now_ms - issued_ms <= lifetime_ms
+    return TicketVerdict.VALID if is_alive else TicketVerdict.INVALID
 
 
 def _mac(cluster_key: bytes, claim: bytes, topic_id: str) -> bytes:

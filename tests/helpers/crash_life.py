@@ -19,6 +19,7 @@ from oncelog.actors.log_upkeep import raise_log_start, remove_old_segments
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.messages import TxnMarker
 from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica import Replica
 from oncelog.storage.control_record import ControlRecord, decode_control
 from oncelog.storage.errors import ErrorCode
@@ -210,7 +211,7 @@ class Life:
         machine.advance_high_watermark(log.log_end_offset)
         epoch = self.replica.leader_epoch + 1
         log.assign_leader_epoch(epoch, log.log_end_offset)
-        machine.become_leader(epoch, "a" * 32, b"")
+        machine.become_leader(epoch, "a" * 32, ClusterKeys(current=b""))
         self.replica.leadership = BecomeLeaderReply(leader_epoch=epoch, topic_id="a" * 32)
 
     def delete_records(self, offset: int) -> None:

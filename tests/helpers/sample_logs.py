@@ -37,6 +37,7 @@ from oncelog.actors.protocol.group_log import (
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.actors.protocol.messages import Run
 from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.protocol.transaction_log import encode_key, encode_value
 from oncelog.actors.protocol.transaction_members import Member, MemberStatus
 from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
@@ -85,7 +86,7 @@ class SampleLog:
             self.machine.apply(header, control)
         self.epoch = max(LEADER_EPOCH, self.machine.leader_epochs.latest_epoch + 1)
         self.log.assign_leader_epoch(self.epoch, self.log.log_end_offset)
-        self.machine.become_leader(self.epoch, "a" * 32, b"key")
+        self.machine.become_leader(self.epoch, "a" * 32, ClusterKeys(current=b"key"))
 
     def data(
         self,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.producer_entry_state import ProducerEntry
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, TopicPartition
@@ -104,7 +104,7 @@ class World:
     replicated: int = 0
 
     def __post_init__(self) -> None:
-        self.machine.become_leader(1, TOPIC_ID, KEY)
+        self.machine.become_leader(1, TOPIC_ID, ClusterKeys(current=KEY))
 
     def run(self, event: Send | Mark | Replicate | Snapshot | FailOver) -> None:
         stable = self.machine.last_stable_offset
@@ -124,7 +124,9 @@ class World:
             case FailOver():
                 machine = self.replay(0)
                 machine.advance_high_watermark(self.replicated)
-                machine.become_leader(self.machine.leader_epoch + 1, TOPIC_ID, KEY)
+                machine.become_leader(
+                    self.machine.leader_epoch + 1, TOPIC_ID, ClusterKeys(current=KEY)
+                )
                 self.machine = machine
         assert self.machine.last_stable_offset >= stable
 

@@ -13,7 +13,7 @@ from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.messages import FetchRequest, ProduceReply, ProduceRequest
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.fs import RealFileSystem
@@ -57,7 +57,7 @@ class LeaderHarness:
         return BecomeLeaderReply(
             leader_epoch=self.next_epoch(last_epoch),
             topic_id=self.topic_id,
-            cluster_key=KEY,
+            keys=ClusterKeys(current=KEY),
             settings=tuple(self.settings.items()),
         )
 

@@ -11,14 +11,19 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import Controller
+from oncelog.actors.interfaces import actor_of
 from oncelog.actors.protocol.cluster_messages import (
     AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
+    ClusterKeysRequest,
     CreateTopicRequest,
+    LearnKeysRequest,
     MetadataRequest,
+    RotateClusterKeyRequest,
 )
 from oncelog.actors.protocol.messages import ConfigureReply, ConfigureRequest
+from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
@@ -174,5 +179,30 @@ def test_altered_settings_survive_a_restart(play: Any) -> None:
         led = await controller.become_leader(request)
         assert (dict(led.settings)["retention_ms"], led.settings_version) == ("7", 1)
         await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        before = controller.machine.keys
+        world.told.clear()
+        reply = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
+        assert (reply.error, reply.key_version) == (ErrorCode.NONE, 1)
+        keys = (await controller.cluster_keys(ClusterKeysRequest())).keys
+        assert (keys.version, keys.previous) == (1, before.current)
+        assert keys.current != before.current
+        placements = controller.machine.placements()
+        assert {actor for actor, _ in world.told} == {actor_of(tp, b) for tp, b in placements}
+        assert all(request == LearnKeysRequest(keys=keys) for _, request in world.told)
+        assert (await controller.metadata(MetadataRequest())).cluster_key_version == 1
+        again = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
+        assert (again.error, again.key_version) == (ErrorCode.NONE, 1)
+        await controller.replica.stop()
+        restarted = await world.controller()
+        assert restarted.machine.keys == keys
+        await restarted.replica.stop()
+        late = await restarted.cluster_keys(ClusterKeysRequest())
+        assert (late.error, late.keys) == (ErrorCode.NOT_CONTROLLER, NO_KEYS)
 
     play(scenario)

@@ -13,6 +13,10 @@ from oncelog.actors.protocol.admin_messages import (
     DescribeTransactionsRequest,
     TransactionDescription,
 )
+from oncelog.actors.protocol.cluster_messages import (
+    RotateClusterKeyReply,
+    RotateClusterKeyRequest,
+)
 from oncelog.actors.protocol.messages import (
     DescribeProducersReply,
     DescribeProducersRequest,
@@ -173,6 +177,16 @@ def test_filters_that_leave_nothing_are_refused(fake_cluster, run, admin, filter
     fake_cluster.create("flights")
     with pytest.raises(error):
         run(admin.find_hanging_transactions(**filters))
+
+
+def test_a_key_is_rotated_once_though_an_answer_is_lost(fake_cluster, run, admin):
+    fake_cluster.fail(RotateClusterKeyRequest, ErrorCode.REQUEST_TIMED_OUT)
+    fake_cluster.answers[RotateClusterKeyRequest] = lambda request: RotateClusterKeyReply(
+        key_version=request.key_version + 1
+    )
+    assert run(admin.rotate_ticket_key()) == 1
+    first, second = fake_cluster.requests(RotateClusterKeyRequest)
+    assert first == second == RotateClusterKeyRequest(key_version=0)
 
 
 def test_offsets_are_listed_by_time(fake_cluster, run, admin):

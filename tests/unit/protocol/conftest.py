@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from oncelog.actors.protocol.partition import AppendVerdict, CompletedTransaction, PartitionMachine
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, TopicPartition
@@ -56,7 +56,7 @@ class Leader:
     def __init__(self) -> None:
         self.topic_partition = TopicPartition("flights", 3)
         self.machine = PartitionMachine(self.topic_partition)
-        self.machine.become_leader(1, TOPIC_ID, CLUSTER_KEY)
+        self.machine.become_leader(1, TOPIC_ID, ClusterKeys(current=CLUSTER_KEY))
         self.log: list[tuple[BatchHeader, ControlRecord | None]] = []
         self.completed: CompletedTransaction | None = None
 
@@ -193,7 +193,9 @@ class Leader:
     def fail_over(self) -> None:
         """Go on with a machine that has read the log, under the next leader epoch."""
         machine = self.reload()
-        machine.become_leader(self.machine.leader_epoch + 1, TOPIC_ID, CLUSTER_KEY)
+        machine.become_leader(
+            self.machine.leader_epoch + 1, TOPIC_ID, ClusterKeys(current=CLUSTER_KEY)
+        )
         self.machine = machine
 
     def _write(self, header: BatchHeader, verdict: AppendVerdict) -> AppendVerdict:

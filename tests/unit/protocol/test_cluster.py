@@ -22,6 +22,7 @@ from oncelog.actors.protocol.cluster_messages import (
     DeleteTopicRequest,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
 from oncelog.storage.model import TopicPartition
@@ -185,7 +186,7 @@ def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) ->
     first = run(machine, machine.decide_become_leader(lead(tp, "one")))
     second = run(machine, machine.decide_become_leader(lead(tp, "two")))
     assert (first.leader_epoch, second.leader_epoch) == (0, 1)
-    assert second.cluster_key == KEY
+    assert second.keys == ClusterKeys(current=KEY)
     assert (second.transaction_state_partitions, second.offsets_partitions) == (2, 3)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.partition import ACCEPTED, PartitionMachine, Role
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (
@@ -44,7 +45,7 @@ def test_marker_or_anonymous_transaction_of_a_client_is_refused(
 
 def test_client_may_not_write_to_an_internal_topic(header_of: HeaderOf) -> None:
     machine = PartitionMachine(TopicPartition(CONSUMER_OFFSETS_TOPIC, 0))
-    machine.become_leader(1, "id", b"k")
+    machine.become_leader(1, "id", ClusterKeys(current=b"k"))
     header = header_of(producer_id=-1)
     refused = machine.decide_append(header, origin=AppendOrigin.CLIENT, now_ms=0)
     assert refused.error is ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -91,7 +92,7 @@ def test_open_transactions_of_a_snapshot_come_in_the_order_of_their_offsets(lead
     first_of_a = leader.end
     leader.send_transactional(1, producer_id=A, ticket=leader.ticket(A))
     leader.machine = leader.reload(leader.end, leader.machine.snapshot())
-    leader.machine.become_leader(2, "topic-id-1", b"k")
+    leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k"))
     assert leader.machine.first_unstable_offset == first_of_b
     leader.mark(B)
     leader.machine.advance_high_watermark(leader.end)
@@ -270,14 +271,14 @@ def test_leader_writes_its_own_epoch_exactly_at_the_log_end(
 
 def test_leader_epoch_that_does_not_rise_is_a_bug(leader: Any) -> None:
     with pytest.raises(InvariantViolation, match="I-08"):
-        leader.machine.become_leader(1, "id", b"k")
+        leader.machine.become_leader(1, "id", ClusterKeys(current=b"k"))
     with pytest.raises(InvariantViolation, match="I-08"):
         leader.machine.become_follower(0)
 
 
 def test_leader_that_follows_again_may_lead_a_newer_epoch(leader: Any) -> None:
     leader.machine.become_follower(2)
-    leader.machine.become_leader(3, "id", b"k")
+    leader.machine.become_leader(3, "id", ClusterKeys(current=b"k"))
     assert (leader.machine.role, leader.machine.leader_epoch) == (Role.LEADER, 3)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from oncelog.actors.protocol.partition import ACCEPTED
 from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS
-from oncelog.actors.protocol.tickets import TICKET_GRACE_MS
+from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin
 
@@ -124,7 +124,7 @@ def test_older_coordinator_is_fenced_after_a_reload(leader: Any, is_from_snapsho
     leader.mark(coordinator_epoch=2)
     if is_from_snapshot:
         leader.machine = leader.reload(leader.end, leader.machine.snapshot())
-        leader.machine.become_leader(2, "topic-id-1", b"k")
+        leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k"))
     else:
         leader.fail_over()
     assert leader.mark(coordinator_epoch=1) is ErrorCode.TRANSACTION_COORDINATOR_FENCED

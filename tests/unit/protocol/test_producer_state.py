@@ -10,6 +10,7 @@ import pytest
 
 from oncelog.actors.protocol.partition import ACCEPTED
 from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import SEQUENCE_MAX, AppendOrigin
 from oncelog.storage.record_batch import BatchHeader
@@ -172,7 +173,7 @@ def test_snapshot_remembers_the_newest_batch_only(leader: Any) -> None:
     for sequence in range(5):
         leader.send(sequence)
     leader.machine = leader.reload(5, leader.machine.snapshot())
-    leader.machine.become_leader(2, "topic-id-1", b"k")
+    leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k"))
     assert leader.send(4).duplicate_base_offset == 4
     assert leader.send(3).error is OUT_OF_ORDER
     assert leader.send(5) == ACCEPTED

@@ -8,6 +8,8 @@ from oncelog.actors.protocol.tickets import (
     TICKET_BYTES,
     TICKET_GRACE_MS,
     TICKET_LIFETIME_MAX_MS,
+    ClusterKeys,
+    TicketVerdict,
     check_ticket,
     issue_ticket,
 )
@@ -28,7 +30,9 @@ def ticket(timeout_ms: int = TIMEOUT_MS) -> bytes:
 
 
 def is_valid(given: bytes, *, now_ms: int = ISSUED_MS, **changed: Any) -> bool:
-    return check_ticket(given, **{**CLAIM, **changed}, now_ms=now_ms)
+    claim = {**CLAIM, **changed}
+    keys = ClusterKeys(current=claim.pop("cluster_key"))
+    return check_ticket(given, keys=keys, **claim, now_ms=now_ms) is TicketVerdict.VALID
 
 
 def test_ticket_is_valid_for_the_producer_and_partition_it_names() -> None:
@@ -37,7 +41,8 @@ def test_ticket_is_valid_for_the_producer_and_partition_it_names() -> None:
 
 def test_ticket_bytes_are_stable() -> None:
     assert ticket().hex() == (
-        "010000018bcfe568000000ea609bd51dea3882d40ca955c7b3429ac3749028c19044d1ef93f53ac8a6e14d2228"
+        "02000000000000018bcfe568000000ea60"
+        "61057d9399b7dd97023d7013ecb027fe5277522bf31778e9a66555e93b44a44b"
     )
 
 

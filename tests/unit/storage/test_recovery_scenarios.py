@@ -8,6 +8,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, SEGMENT_BYTES, History, Life, inspect
 
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin
 from oncelog.storage.record_batch import parse_header
@@ -30,7 +31,7 @@ def again(life: Life, disk: CrashDisk | None = None) -> Life:
 
 def resend(life: Life, number: int) -> tuple[ErrorCode, int | None]:
     """Ask the leader about a batch that was written before: its error, or its first offset."""
-    life.replica.machine.become_leader(99, "a" * 32, b"")
+    life.replica.machine.become_leader(99, "a" * 32, ClusterKeys(current=b""))
     verdict = life.replica.machine.decide_append(
         parse_header(life.history.batches[number]), origin=AppendOrigin.CLIENT, now_ms=NOW_MS
     )

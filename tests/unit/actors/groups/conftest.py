@@ -33,7 +33,7 @@ from oncelog.actors.protocol.messages import (
     TxnMarker,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
@@ -92,7 +92,7 @@ class Shard:
             return BecomeLeaderReply(
                 leader_epoch=last_epoch + 1,
                 topic_id=TOPIC_ID,
-                cluster_key=KEY,
+                keys=ClusterKeys(current=KEY),
                 offsets_partitions=self.offsets_partitions,
             )
 

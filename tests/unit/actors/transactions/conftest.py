@@ -32,6 +32,7 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica import Replica
 from oncelog.actors.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode
@@ -91,6 +92,7 @@ class World:
         self.topic_ids: dict[str, str] = {}
         self.next_producer_id = 1_000
         self.next_epoch = 5
+        self.cluster_key_version = 0
         self.running: list[Any] = []
         for number in range(2):
             self.add_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, number))
@@ -157,6 +159,7 @@ class World:
             ),
             transaction_state_partitions=1,
             offsets_partitions=2,
+            cluster_key_version=self.cluster_key_version,
         )
 
     def add_partition(self, tp: TopicPartition, leader: int = 1) -> None:
@@ -201,7 +204,7 @@ class World:
             return BecomeLeaderReply(
                 leader_epoch=self.next_epoch,
                 topic_id=self.topic_ids.get(tp.topic, "0" * 32),
-                cluster_key=CLUSTER_KEY,
+                keys=ClusterKeys(current=CLUSTER_KEY),
                 transaction_state_partitions=1,
                 offsets_partitions=2,
             )

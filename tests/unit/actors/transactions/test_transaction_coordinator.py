@@ -22,7 +22,7 @@ from oncelog.actors.protocol.messages import (
     Run,
     Winner,
 )
-from oncelog.actors.protocol.tickets import check_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.record_codec import encode_records
@@ -128,15 +128,16 @@ def test_tickets_prove_the_enrolment_of_each_partition(world: Any) -> None:
         reply = await add(coordinator, producer_id, epoch, delays, FLIGHTS)
         assert [one.topic_partition for one in reply.enrolments] == [delays, FLIGHTS]
         for one in reply.enrolments:
-            assert check_ticket(
+            verdict = check_ticket(
                 one.ticket,
-                cluster_key=CLUSTER_KEY,
+                keys=ClusterKeys(current=CLUSTER_KEY),
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 topic_id=world.topic_ids[one.topic_partition.topic],
                 partition=one.topic_partition.partition,
                 now_ms=world.now_ms(),
             )
+            assert verdict is TicketVerdict.VALID
 
     world.run(scenario)
 
