@@ -162,13 +162,20 @@ class Faults:
         self.count("clock_jump")
         self.tell(name, f"* clock off by {offset_ms} ms")
         self.clock_offsets_ms[name] = offset_ms
+        self._clock_lead_ms = max(self._clock_lead_ms, offset_ms)
 
     # --- peace --------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed."""
+        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed.
+
+        All clocks agree on the latest time that any of them has told: else what began on a clock
+        that was ahead would have to wait for that time before it times out.
+        """
         self.network.heal()
         self.clock_offsets_ms.clear()
+        self.clock_base_ms += self._clock_lead_ms
+        self._clock_lead_ms = 0
         self.slowness.clear()
         self._disk_stops.clear()
         self._kill_at_event = None

@@ -31,7 +31,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class SimClock:
-    """``Clock`` of one machine: virtual time, from ``EPOCH_MS``, and an offset of its own."""
+    """``Clock`` of one machine: the world's virtual time, and an offset of its own."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -40,7 +40,7 @@ class SimClock:
     def now_ms(self) -> int:
         """See ``Clock.now_ms``."""
         offset_ms = self._world.clock_offsets_ms.get(self._name, 0)
-        return EPOCH_MS + int(self._world.loop.time() * 1_000) + offset_ms
+        return self._world.clock_base_ms + int(self._world.loop.time() * 1_000) + offset_ms
 
 
 class Process:

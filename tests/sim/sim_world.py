@@ -32,7 +32,7 @@ from sim_faults import Faults, stop_disk
 from sim_launcher import SimLauncher, founded_disks
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_network import Network
-from sim_process import ActorProcess, Client, Process
+from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
 
 from oncelog.actors.assembly import ControllerServer, server_of
@@ -85,6 +85,7 @@ class World(Faults):
         self.story = Story()
         self.failure: SimulationError | None = None
         self.after_event: list[Callable[[World, Process], None]] = []
+        self.clock_base_ms = EPOCH_MS
         self.clock_offsets_ms: dict[str, int] = {}
         self.slowness: dict[str, float] = {}
         self.process_count = 0
@@ -96,6 +97,7 @@ class World(Faults):
         self._incarnations: Counter[str] = Counter()
         self._configs: dict[str, ReplicaConfig] = {}
         self._disk_stops: dict[str, tuple[int, float | None]] = {}
+        self._clock_lead_ms = 0
         self._kill_at_event: tuple[int, str] | None = None
         self._logging = StoryHandler(self._tell_log)
         self.loop = SimLoop(self._split_random(), self._callback_failed)

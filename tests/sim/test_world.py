@@ -331,6 +331,13 @@ def test_a_clock_that_jumps_is_one_machine_s_own(world):
     assert world.actor(LEADER).clock.now_ms() < before_ms
 
 
+def test_healing_never_turns_a_clock_back(world):
+    world.jump_clock(LEADER, 3_600_000)
+    ahead_ms = world.actor(LEADER).clock.now_ms()
+    world.heal()
+    assert world.actor(LEADER).clock.now_ms() == world.driver.clock.now_ms() == ahead_ms
+
+
 def test_clients_are_made_where_they_run(world):
     client = world.client("program")
     with pytest.raises(AssertionError, match="spawn"):
