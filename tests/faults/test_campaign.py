@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 from faults.campaign import run_campaign
-from faults.nemesis import CLIENT, CONTROLLER, GROUPS, LEADER, TRANSACTIONS, plan_faults
+from faults.nemesis import (
+    CLIENT,
+    CONTROLLER,
+    EVERYTHING,
+    GROUPS,
+    LEADER,
+    TRANSACTIONS,
+    plan_faults,
+)
 
 
 def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
@@ -13,6 +21,7 @@ def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
     assert plan != plan_faults(2, 200)
     for role in (LEADER, TRANSACTIONS, GROUPS, CONTROLLER, CLIENT):
         assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
+    assert {bool(fault.pause_s) for fault in plan if fault.role == EVERYTHING} == {False}
 
 
 @pytest.mark.ray

@@ -31,10 +31,13 @@ TRANSACTIONS: Final = "transaction coordinator"
 GROUPS: Final = "group coordinator"
 CONTROLLER: Final = "controller"
 CLIENT: Final = "client"
-ROLES: Final = {LEADER: 6, TRANSACTIONS: 6, GROUPS: 3, CONTROLLER: 2, CLIENT: 5}
-"""Roles of victims, and how often each is chosen."""
+EVERYTHING: Final = "every actor"
+ROLES: Final = {LEADER: 6, TRANSACTIONS: 6, GROUPS: 3, CONTROLLER: 2, CLIENT: 5, EVERYTHING: 1}
+"""Roles of victims, and how often each is chosen. ``EVERYTHING`` is all actors, killed at once."""
 
 KILL_SHARE: Final = 0.6
+BURST_SHARE: Final = 0.15
+AIMED_SHARE: Final = 0.9
 LONG_SHARE: Final = 0.4
 SHORT_PAUSE_S: Final = (1.0, 3.0)
 LONG_PAUSE_S: Final = (5.0, 10.0)
@@ -47,12 +50,16 @@ NOTICE_BYTES_MAX: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One planned fault. ``pause_s`` is 0 for a kill; ``delay_s`` follows the commit's notice."""
+    """One planned fault. ``pause_s`` is 0 for a kill; ``delay_s`` follows the commit's notice.
+
+    One that is ``at_once`` follows the fault before it without waiting for anything.
+    """
 
     role: str
     pause_s: float
     delay_s: float
     is_aimed: bool
+    at_once: bool
 
 
 def plan_faults(seed: int, count: int) -> list[Fault]:
@@ -61,11 +68,13 @@ def plan_faults(seed: int, count: int) -> list[Fault]:
     faults = []
     for _ in range(count):
         role = chance.choices(list(ROLES), list(ROLES.values()))[0]
-        is_kill = chance.random() < KILL_SHARE
+        is_kill = chance.random() < KILL_SHARE or role == EVERYTHING
         span = LONG_PAUSE_S if chance.random() < LONG_SHARE else SHORT_PAUSE_S
         pause_s = 0.0 if is_kill else chance.uniform(*span)
         delay_s = chance.uniform(0.0, STRIKE_DELAY_MAX_S)
-        faults.append(Fault(role, pause_s, delay_s, chance.random() < 0.85))
+        at_once = chance.random() < BURST_SHARE
+        is_aimed = not at_once and chance.random() < AIMED_SHARE
+        faults.append(Fault(role, pause_s, delay_s, is_aimed, at_once))
     return faults
 
 
@@ -103,8 +112,13 @@ class Actors:
         self._serves.setdefault(name, []).append(serves)
 
     def serving(self, role: str) -> list[Victim]:
-        """The processes of a role that serve now."""
-        asked = {name: handle.health.remote() for name, handle in self._handles[role].items()}
+        """The processes of a role, or of every one, that serve now."""
+        roles = list(self._handles) if role == EVERYTHING else [role]
+        asked = {
+            name: handle.health.remote()
+            for one in roles
+            for name, handle in self._handles[one].items()
+        }
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=HEALTH_TIMEOUT_S)
         found = []
         for name, reference in asked.items():
@@ -156,7 +170,7 @@ class Nemesis:
         try:
             for number, fault in enumerate(self._faults):
                 due = begin + span_s * number / len(self._faults)
-                while not until() and (time.monotonic() < due or len(self._paused) >= PAUSED_MAX):
+                while not until() and self._must_wait(fault, due):
                     self._rest(0.1)
                 while not until() and not self._carry_out(number, fault):
                     self._rest(0.5)
@@ -166,6 +180,11 @@ class Nemesis:
                 self._rest(0.1)
         finally:
             self.heal()
+
+    def _must_wait(self, fault: Fault, due: float) -> bool:
+        if fault.pause_s and len(self._paused) >= PAUSED_MAX:
+            return True
+        return not fault.at_once and time.monotonic() < due
 
     def heal(self) -> None:
         """Let every paused process go on."""
@@ -209,44 +228,46 @@ class Nemesis:
             return False
         victim = self._aim(victims) if fault.is_aimed else None
         is_aimed = victim is not None
-        if victim is None:
-            victim = self._chance.choice(victims)
-        else:
+        if is_aimed:
             time.sleep(fault.delay_s)
-        if not _is_ours(victim.process_id):
+        struck = victims if fault.role == EVERYTHING else [victim or self._chance.choice(victims)]
+        struck = [one for one in struck if _is_ours(one.process_id)]
+        if not struck:
             return False
-        is_kill = not fault.pause_s
         self._writer.note(
-            "kill" if is_kill else "pause",
+            "pause" if fault.pause_s else "kill",
             fault=number,
             role=fault.role,
-            target=victim.name,
-            serves=list(victim.serves),
-            process_id=victim.process_id,
+            target=", ".join(one.name for one in struck),
+            serves=sorted({name for one in struck for name in one.serves}),
+            process_ids=[one.process_id for one in struck],
             pause_ms=round(fault.pause_s * 1_000),
             aimed=is_aimed,
         )
-        try:
-            os.kill(victim.process_id, signal.SIGKILL if is_kill else signal.SIGSTOP)
-        except ProcessLookupError:
-            self._writer.note("missed", fault=number)
-            return True
-        if fault.role == CONTROLLER:
-            self._probe(number, victim.process_id if is_kill else 0)
-        if not is_kill:
-            until = time.monotonic() + fault.pause_s
-            heapq.heappush(self._paused, (until, number, victim.process_id, victim.name))
+        for one in struck:
+            self._strike(number, fault, one)
         self.done += 1
         self.aimed += is_aimed
         return True
 
+    def _strike(self, number: int, fault: Fault, victim: Victim) -> None:
+        try:
+            os.kill(victim.process_id, signal.SIGSTOP if fault.pause_s else signal.SIGKILL)
+        except ProcessLookupError:
+            self._writer.note("missed", fault=number)
+            return
+        if fault.role == CONTROLLER:
+            self._probe(number, 0 if fault.pause_s else victim.process_id)
+        if fault.pause_s:
+            until = time.monotonic() + fault.pause_s
+            heapq.heappush(self._paused, (until, number, victim.process_id, victim.name))
+
     def _victims(self, role: str) -> list[Victim]:
         paused = {process_id for _, _, process_id, _ in self._paused}
-        found = (
-            [Victim(name, process_id, (name,)) for name, process_id in self._clients().items()]
-            if role == CLIENT
-            else self._actors.serving(role)
-        )
+        if role == CLIENT:
+            found = [Victim(name, pid, (name,)) for name, pid in self._clients().items()]
+        else:
+            found = self._actors.serving(role)
         return [victim for victim in found if victim.process_id not in paused]
 
     def _aim(self, victims: list[Victim]) -> Victim | None:

@@ -22,11 +22,15 @@ class Tally:
     operations: int = 0
     committed: int = 0
     aborted: int = 0
+    ignored: str = "uncommitted"
+    """How the names of files begin that are another history's."""
     _read: dict[Path, int] = field(default_factory=dict)
 
     def update(self, directory: Path) -> None:
         """Count the lines that are new."""
         for path in directory.glob("*.jsonl"):
+            if path.name.startswith(self.ignored):
+                continue
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 text = file.read()

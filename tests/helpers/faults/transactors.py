@@ -203,6 +203,7 @@ class Copier(TransactionalClient):
         self._sources = [f"{EVENTS_TOPIC}-{n}" for n in range(arguments.partitions)]
         self._instance: str | None = self.name if arguments.static else None
         self._membership: tuple[int, frozenset[Any]] = (-1, frozenset())
+        self._committed: dict[Any, int] = {}
 
     def live(self) -> None:
         """Copy until the campaign ends."""
@@ -237,7 +238,11 @@ class Copier(TransactionalClient):
         rebalanced = self._note_membership(group.generation_id, consumer.assignment())
         read = {record.topic_partition for record in records}
         steps = [["poll", polled(records)]]
+        offsets = {partition: positions[partition] for partition in read & positions.keys()}
         if not records:
+            # Positions pass what is not delivered: aborted records and the ends of transactions.
+            offsets = dict(positions.items() - self._committed.items())
+        if not records and not offsets:
             self.writer.complete("ok", steps, rebalance=rebalanced)
             return
         if group.generation_id < 0 or not read <= positions.keys():
@@ -246,8 +251,9 @@ class Copier(TransactionalClient):
             return
         sends = [self._output(record) for record in records]
         self.writer.more([*steps, *sends], rebalance=rebalanced)
-        offsets = {partition: positions[partition] for partition in read}
-        if not self._send(producer, steps, sends, offsets, group):
+        if self._send(producer, steps, sends, offsets, group):
+            self._committed |= offsets
+        else:
             consumer.seek_to_committed()
 
     def _send(
@@ -289,6 +295,7 @@ class Copier(TransactionalClient):
         before, self._membership = self._membership, (generation, assignment)
         if before == self._membership:
             return []
+        self._committed = {}
         return sorted(key_of(partition) for partition in before[1] | assignment)
 
 
