@@ -1,6 +1,6 @@
-"""Builds the optional record codec in C; everything else stands in ``pyproject.toml``.
+"""Builds the optional record codec and send path in C; the rest stands in ``pyproject.toml``.
 
-Without Cython or a C compiler the project installs all the same and encodes in Python. From
+Without Cython or a C compiler the project installs all the same and does both in Python. From
 Python 3.11 on one build serves all later versions (the stable ABI); 3.10 needs one of its own.
 """
 
@@ -18,21 +18,32 @@ except ImportError:
 HAS_STABLE_ABI = sys.version_info >= (3, 11)
 """The stable ABI knows buffers only since 3.11."""
 
-KERNEL = Extension(
-    "oncelog.storage._kernel",
-    ["storage/_kernel.pyx"],
-    define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
-    extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
-    depends=[
-        f"storage/_kernel_{part}.pxi" for part in ("bytes", "crc", "encode", "decode", "scan")
-    ],
-    py_limited_api=HAS_STABLE_ABI,
-)
 
-extensions = cythonize([KERNEL], build_dir="build") if cythonize else []
-for extension in extensions:
+def extension(module: str, source: str, *parts: str) -> Extension:
+    """One module in C; ``parts`` are the files that its source includes."""
+    return Extension(
+        module,
+        [source],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if HAS_STABLE_ABI else [],
+        extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
+        depends=list(parts),
+        py_limited_api=HAS_STABLE_ABI,
+    )
+
+
+EXTENSIONS = [
+    extension(
+        "oncelog.storage._kernel",
+        "storage/_kernel.pyx",
+        *(f"storage/_kernel_{part}.pxi" for part in ("bytes", "crc", "encode", "decode", "scan")),
+    ),
+    extension("oncelog.api._open_batches", "api/_open_batches.pyx"),
+]
+
+extensions = cythonize(EXTENSIONS, build_dir="build") if cythonize else []
+for built in extensions:
     # Said here because ``cythonize`` makes new extensions and does not copy this.
-    extension.optional = True
+    built.optional = True
 
 setup(
     ext_modules=extensions,

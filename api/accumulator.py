@@ -8,22 +8,20 @@ the loop has to be woken, so that most records cross no thread at all.
 from __future__ import annotations
 
 import enum
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Protocol
+from typing import Final
 
+from oncelog.actors.protocol.cluster_messages import TopicMetadata
+from oncelog.api.batch_rows import Rows
 from oncelog.api.delivery import BatchDelivery, RecordFuture
+from oncelog.api.open_batches import OpenBatch, OpenBatches, TopicBatches
 from oncelog.api.partitioner import StickyPartitions, partition_for_key
-from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import OncelogError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import RecordInput, encode_records
-
-RECORD_OVERHEAD_BYTES: Final = 21
-"""The most that a record's fixed fields take in a batch, header count included."""
+from oncelog.storage.record_codec import RecordInput
 
 HEADER_OVERHEAD_BYTES: Final = 10
 """The most that the two lengths of one header take."""
@@ -39,69 +37,6 @@ class Wake(enum.Enum):
     """A batch was begun and nobody is waiting to send it: start the linger time."""
     FULL = 2
     """A batch is full: send it now."""
-
-
-class Rows(Protocol):
-    """The records of a batch, encoded when it is sent and not before."""
-
-    @property
-    def record_count(self) -> int:
-        """How many records there are, at least one."""
-        ...
-
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
-        """The whole batch, sealed."""
-        ...
-
-    def split(self) -> tuple[Rows, Rows]:
-        """Two halves, in order, of at least two records."""
-        ...
-
-
-class RecordRows:
-    """Records that were sent one by one."""
-
-    __slots__ = ("records",)
-
-    def __init__(self, records: list[RecordInput]) -> None:
-        self.records = records
-
-    @property
-    def record_count(self) -> int:
-        """How many records there are."""
-        return len(self.records)
-
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
-        """The whole batch, sealed."""
-        return encode_records(
-            self.records,
-            codec=codec,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-            is_transactional=is_transactional,
-        )
-
-    def split(self) -> tuple[Rows, Rows]:
-        """Two halves, in order."""
-        middle = len(self.records) // 2
-        return RecordRows(self.records[:middle]), RecordRows(self.records[middle:])
 
 
 class PendingBatch:
@@ -124,28 +59,15 @@ class PendingBatch:
         )
 
 
-class _OpenBatch:
-    """The batch that a partition's next record goes to."""
-
-    __slots__ = ("created_s", "delivery", "records", "size_bytes")
-
-    def __init__(self, topic_partition: TopicPartition, created_s: float) -> None:
-        self.records: list[RecordInput] = []
-        self.size_bytes = 0
-        self.created_s = created_s
-        self.delivery = BatchDelivery(topic_partition)
-
-
 @dataclass(slots=True)
 class _Queue:
-    """The batches of one partition: closed ones in order, then the open one.
+    """The closed batches of one partition, in order.
 
     ``is_due`` means that the open batch has lingered long enough to be sent as it is.
     """
 
     topic_partition: TopicPartition
     closed: deque[PendingBatch]
-    open: _OpenBatch | None = None
     is_due: bool = False
 
 
@@ -159,70 +81,78 @@ class Accumulator:
     def __init__(
         self,
         *,
+        open_batches: OpenBatches,
         batch_bytes: int,
         random: Random,
         gate: Callable[[], None],
         on_done: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
-        self.buffered_bytes = 0
-        """Estimated bytes of all batches whose outcome is not known yet."""
+        self._open = open_batches
+        self._lock = open_batches.lock
         self._batch_bytes = batch_bytes
         self._gate = gate
         self._on_done = on_done
         self._now = now
         self._sticky = StickyPartitions(random)
-        self._lock = threading.Lock()
         self._queues: dict[str, list[_Queue]] = {}
         self._undelivered: set[BatchDelivery] = set()
         self._is_linger_told = False
         self._is_full_told = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Estimated bytes of all batches whose outcome is not known yet."""
+        return self._open.buffered_bytes
 
     # --- application threads ------------------------------------------------------------------
 
     def append(
         self,
         topic: str,
-        partition_count: int,
+        metadata: TopicMetadata,
         partition: int | None,
         record: RecordInput,
         size_bytes: int,
     ) -> tuple[RecordFuture, Wake]:
-        """Add one record; by key, or sticky without one, if ``partition`` is ``None``."""
+        """Add one record; by key, or sticky without one, if ``partition`` is ``None``.
+
+        The long way of ``OpenBatches.add``, for every record that it does not take.
+        """
         with self._lock:
             self._gate()
-            queues = self._queues.get(topic)
-            if queues is None or len(queues) < partition_count:
-                queues = self._grow(topic, partition_count)
+            batches = self._topic(topic, metadata)
+            is_sticky = partition is None and record[0] is None
             if partition is None:
-                key = record[0]
-                if key is not None:
-                    partition = partition_for_key(key, partition_count)
-                else:
-                    partition = self._sticky_partition(topic, queues, partition_count)
-            elif not 0 <= partition < partition_count:
+                partition = self._choose(topic, batches, record[0])
+            elif not 0 <= partition < len(batches.batches):
                 raise UnknownTopicOrPartitionError(
-                    f"topic {topic!r} has partitions 0 to {partition_count - 1}, not {partition}"
+                    f"topic {topic!r} has partitions 0 to {len(batches.batches) - 1}, "
+                    f"not {partition}"
                 )
-            queue = queues[partition]
-            batch = queue.open
             is_full = False
-            if batch is not None and batch.size_bytes + size_bytes > self._batch_bytes:
-                self._close(queue)
+            batch = batches.batches[partition]
+            if batch is not None and (
+                batch.size_bytes + size_bytes > self._batch_bytes or not batch.takes_time(record[2])
+            ):
+                self._close(topic, partition)
                 is_full = True
                 batch = None
+                if is_sticky:
+                    partition = self._sticky.advance(topic, len(batches.batches))
+                    batch = batches.batches[partition]
+            is_new = batch is None
             if batch is None:
-                batch = self._open(queue)
-            records = batch.records
-            future = RecordFuture(batch.delivery, len(records), record[2])
-            records.append(record)
-            batch.size_bytes += size_bytes
-            self.buffered_bytes += size_bytes
+                batch = self._new_batch(self._queues[topic][partition])
+            future = self._open.put(batch, record, size_bytes)
+            if is_new:
+                # Only now, so that nobody adds a record before its first one.
+                batches.batches[partition] = batch
+            if is_sticky:
+                batches.sticky = batch
             if batch.size_bytes >= self._batch_bytes:
-                self._close(queue)
+                self._close(topic, partition)
                 is_full = True
-            if self._is_linger_told and not is_full:
-                return future, Wake.NOTHING
             return future, self._wake(is_full)
 
     def append_rows(
@@ -231,13 +161,13 @@ class Accumulator:
         """Add a whole batch, after everything that the partition has."""
         with self._lock:
             self._gate()
-            queues = self._grow(topic_partition.topic, topic_partition.partition + 1)
-            queue = queues[topic_partition.partition]
-            self._close(queue)
+            topic, partition = topic_partition.topic, topic_partition.partition
+            queue = self._grow(topic, partition + 1)[partition]
+            self._close(topic, partition)
             delivery = BatchDelivery(topic_partition, rows.record_count)
             self._track(delivery)
             queue.closed.append(PendingBatch(rows, delivery, self._now()))
-            self.buffered_bytes += size_bytes
+            self._open.hold(size_bytes)
             self._release_later(delivery, size_bytes)
             return delivery, self._wake(True)
 
@@ -253,7 +183,7 @@ class Accumulator:
         with self._lock:
             self._is_linger_told = False
             for queue in self._all_queues():
-                queue.is_due = queue.open is not None
+                queue.is_due = self._has_open(queue)
 
     def fulls_seen(self) -> None:
         """The loop looks at full batches now; a later one is told of again."""
@@ -263,8 +193,7 @@ class Accumulator:
     def close_open(self) -> frozenset[BatchDelivery]:
         """Close every open batch, as a flush does; all batches whose outcome is not known."""
         with self._lock:
-            for queue in self._all_queues():
-                self._close(queue)
+            self._close_all()
             return frozenset(self._undelivered)
 
     def is_delivered(self, deliveries: frozenset[BatchDelivery]) -> bool:
@@ -278,14 +207,14 @@ class Accumulator:
             return [
                 queue.topic_partition
                 for queue in self._all_queues()
-                if queue.closed or queue.open is not None
+                if queue.closed or self._has_open(queue)
             ]
 
     def has_due(self) -> bool:
         """Whether any partition has a batch that may be sent now."""
         with self._lock:
             return any(
-                queue.closed or (queue.is_due and queue.open is not None)
+                queue.closed or (queue.is_due and self._has_open(queue))
                 for queue in self._all_queues()
             )
 
@@ -297,15 +226,15 @@ class Accumulator:
                 return None
             queue = queues[topic_partition.partition]
             if not queue.closed and queue.is_due:
-                self._close(queue)
+                self._close(topic_partition.topic, topic_partition.partition)
             return queue.closed.popleft() if queue.closed else None
 
     def drop(self, error: OncelogError) -> None:
         """Fail every batch that was not taken yet."""
         with self._lock:
             dropped: list[PendingBatch] = []
+            self._close_all()
             for queue in self._all_queues():
-                self._close(queue)
                 dropped.extend(queue.closed)
                 queue.closed.clear()
         for batch in dropped:
@@ -322,28 +251,68 @@ class Accumulator:
             queues.append(_Queue(TopicPartition(topic, partition), deque()))
         return queues
 
-    def _sticky_partition(self, topic: str, queues: list[_Queue], partition_count: int) -> int:
-        partition = self._sticky.current(topic, partition_count)
-        if queues[partition].open is None:
+    def _topic(self, topic: str, metadata: TopicMetadata) -> TopicBatches:
+        """The open batches of a topic, as many partitions as it now has."""
+        batches = self._open.topics.get(topic)
+        if batches is not None and batches.metadata is metadata:
+            return batches
+        count = len(metadata.partitions)
+        self._grow(topic, count)
+        if batches is not None and len(batches.batches) == count:
+            batches.metadata = metadata
+            return batches
+        if batches is not None:
+            # Keys go elsewhere from now on; what was gathered is sent first.
+            for partition in range(len(batches.batches)):
+                self._close(topic, partition)
+        batches = self._open.topics[topic] = self._open.new_topic(metadata, count)
+        return batches
+
+    def _choose(self, topic: str, batches: TopicBatches, key: bytes | None) -> int:
+        count = len(batches.batches)
+        if key is not None:
+            return partition_for_key(key, count)
+        partition = self._sticky.current(topic, count)
+        if batches.batches[partition] is None:
             # Its batch was sent: the next one may as well fill another partition's.
-            partition = self._sticky.advance(topic, partition_count)
+            partition = self._sticky.advance(topic, count)
         return partition
 
-    def _open(self, queue: _Queue) -> _OpenBatch:
-        batch = queue.open = _OpenBatch(queue.topic_partition, self._now())
+    def _has_open(self, queue: _Queue) -> bool:
+        partition = queue.topic_partition.partition
+        batches = self._open.topics.get(queue.topic_partition.topic)
+        return (
+            batches is not None
+            and partition < len(batches.batches)
+            and batches.batches[partition] is not None
+        )
+
+    def _new_batch(self, queue: _Queue) -> OpenBatch:
+        batch = self._open.new_batch(BatchDelivery(queue.topic_partition), self._now())
         self._track(batch.delivery)
         return batch
 
-    def _close(self, queue: _Queue) -> None:
-        batch = queue.open
+    def _close_all(self) -> None:
+        for topic, batches in self._open.topics.items():
+            for partition in range(len(batches.batches)):
+                self._close(topic, partition)
+
+    def _close(self, topic: str, partition: int) -> None:
+        queue = self._queues[topic][partition]
         queue.is_due = False
+        batches = self._open.topics.get(topic)
+        if batches is None or partition >= len(batches.batches):
+            return
+        batch = batches.batches[partition]
         if batch is None:
             return
-        queue.open = None
-        batch.delivery.record_count = len(batch.records)
-        queue.closed.append(
-            PendingBatch(RecordRows(batch.records), batch.delivery, batch.created_s)
-        )
+        # First out of reach of ``OpenBatches.add``, then looked at.
+        batches.batches[partition] = None
+        if batches.sticky is batch:
+            batches.sticky = None
+        rows = batch.rows()
+        batch.delivery.record_count = rows.record_count
+        queue.closed.append(PendingBatch(rows, batch.delivery, batch.created_s))
         self._release_later(batch.delivery, batch.size_bytes)
 
     def _track(self, delivery: BatchDelivery) -> None:
@@ -353,7 +322,7 @@ class Accumulator:
         def release() -> None:
             with self._lock:
                 self._undelivered.discard(delivery)
-                self.buffered_bytes -= size_bytes
+                self._open.hold(-size_bytes)
             self._on_done()
 
         delivery.add_done_callback(release)

@@ -16,7 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Rows
+from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES
+from oncelog.api.batch_rows import Rows
+from oncelog.api.open_batches import RECORD_OVERHEAD_BYTES
 from oncelog.api.partitioner import partitions_for_keys
 from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError

@@ -12,16 +12,11 @@ from random import Random
 from typing import Any
 
 from oncelog.actors.protocol.messages import Reply
-from oncelog.api.accumulator import (
-    HEADER_OVERHEAD_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    Accumulator,
-    Headers,
-    Wake,
-)
+from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, Accumulator, Headers, Wake
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
+from oncelog.api.open_batches import RECORD_OVERHEAD_BYTES, fastest
 from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
 from oncelog.api.retry import Backoff, BackoffPolicy
 from oncelog.api.routing import Router
@@ -85,13 +80,25 @@ class RecordSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
+        self.open_batches = fastest()(
+            find_topic=router.cached_topic,
+            now_ms=router.clock.now_ms,
+            batch_bytes=settings.batch_size,
+            record_bytes_max=settings.max_request_size,
+            buffer_bytes_max=settings.buffer_memory,
+        )
         self._accumulator = Accumulator(
+            open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
             random=random,
             gate=self._check_send,
             on_done=self._progress.set,
             now=loop.time,
         )
+        if state is None:
+            self.open_batches.is_accepting = True
+        else:
+            state.on_accepting = self._accept
         self._context = SenderContext(
             router=router,
             settings=settings,
@@ -153,7 +160,7 @@ class RecordSender:
             timestamp_ms = self._clock.now_ms()
         future, wake = self._accumulator.append(
             topic,
-            len(metadata.partitions),
+            metadata,
             partition,
             (key, value, timestamp_ms, headers),
             size,
@@ -299,6 +306,7 @@ class RecordSender:
     def close(self) -> None:
         """Stop for good."""
         self._is_closed = True
+        self._accept(False)
         self.stop(ClientClosedError("the producer was closed before the record was acknowledged"))
         for task in tuple(self._tasks):
             task.cancel()
@@ -324,6 +332,11 @@ class RecordSender:
         return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
 
     # --- sending ------------------------------------------------------------------------------
+
+    def _accept(self, is_accepting: bool) -> None:
+        self.open_batches.is_accepting = (
+            is_accepting and not self._is_closed and self._fatal is None
+        )
 
     def _check_send(self) -> None:
         if self._is_closed:
@@ -446,6 +459,7 @@ class RecordSender:
         crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
         crash.__cause__ = task.exception()
         self._fatal = crash
+        self._accept(False)
         if self._state is not None:
             self._state.fail(crash, ErrorClass.FATAL)
         self.stop(crash)

@@ -8,7 +8,7 @@ be reached, an old hint is still used, because most actors come back under their
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +77,8 @@ class Router:
         self.transport = transport
         self.clock = clock
         self._topics: dict[str, TopicMetadata] = {}
+        self.cached_topic: Callable[[str], TopicMetadata | None] = self._topics.get
+        """What is known of a topic without asking anyone; may be called from any thread."""
         self._stale: set[str] = set()
         self._cluster: MetadataReply | None = None
         self._lookup: _Lookup | None = None
@@ -128,10 +130,6 @@ class Router:
         if topic not in found:
             raise _unknown_topic(topic)
         return len(found[topic].partitions)
-
-    def cached_topic(self, topic: str) -> TopicMetadata | None:
-        """What is known of ``topic`` without asking anyone; may be called from any thread."""
-        return self._topics.get(topic)
 
     def invalidate(self, topic_partition: TopicPartition) -> None:
         """Forget that the leader of ``topic_partition`` is known; the next look-up asks again."""

@@ -24,6 +24,8 @@ class SyncSending:
     def __init__(self, sender: RecordSender, loop_thread: LoopThread) -> None:
         self._sender = sender
         self._loop_thread = loop_thread
+        # The short way, one call from the caller into a batch with room.
+        self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
 
     def send(
         self,
@@ -43,6 +45,18 @@ class SyncSending:
         bytes, ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
         ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction.
         """
+        return self._send(topic, value, key, headers, timestamp_ms, partition)
+
+    def _send(
+        self,
+        topic: str,
+        value: Bytes | None,
+        key: Bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> RecordFuture:
+        """The long way: checks everything, waits if it must."""
         value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
             future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)

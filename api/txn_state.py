@@ -16,6 +16,7 @@ next one. Source: KIP-98, KIP-890.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,6 +141,7 @@ class TransactionState:
         "_status",
         "has_work",
         "identity",
+        "on_accepting",
         "tickets",
         "token",
         "transactional_id",
@@ -153,6 +155,8 @@ class TransactionState:
         self.has_work = False
         """Whether the coordinator may know of the open transaction, so that it must be ended."""
         self._offset_sequence = 0
+        self.on_accepting: Callable[[bool], None] = _ignore
+        """Told at each move, in the same turn, whether records are accepted from now on."""
         self._status = _S.UNINITIALIZED
         self._error: OncelogError | None = None
 
@@ -274,10 +278,14 @@ class TransactionState:
     def _move(self, status: TransactionStatus) -> None:
         if self._status not in _LEGAL_SOURCES[status]:
             message = f"producer moved from {self._status.value!r} to {status.value!r}"
-            self._status = _S.FATAL_ERROR
+            self._enter(_S.FATAL_ERROR)
             self._error = exception_for(ErrorCode.UNKNOWN_SERVER_ERROR, message)
             raise InvariantViolation(message)
+        self._enter(status)
+
+    def _enter(self, status: TransactionStatus) -> None:
         self._status = status
+        self.on_accepting(status is _S.IN_TRANSACTION)
 
     def _refuse(self) -> None:
         """Raise the refusal of a call that does not fit the state, with what to call instead."""
@@ -292,3 +300,7 @@ class TransactionState:
                 code, f"the producer has failed for good ({cause}); close it and make a new one"
             ) from cause
         raise IllegalStateError(_ADVICE[self._status])
+
+
+def _ignore(is_accepting: bool) -> None:
+    """Nobody has asked to be told."""

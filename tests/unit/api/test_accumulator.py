@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -10,11 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.api.accumulator import Accumulator, RecordRows, Wake
+from oncelog.actors.protocol.cluster_messages import PartitionMetadata, TopicMetadata
+from oncelog.api.accumulator import Accumulator, Wake
+from oncelog.api.batch_rows import RecordRows
 from oncelog.api.delivery import RecordFuture
+from oncelog.api.open_batches import OpenBatches
 from oncelog.api.partitioner import partition_for_key
+from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import ClientClosedError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.record_codec import decode_records
 
 T0 = TopicPartition("t", 0)
 
@@ -25,7 +32,30 @@ def accept() -> None:
 
 def new(batch_bytes: int = 100, gate: Callable[[], None] = accept) -> Accumulator:
     return Accumulator(
-        batch_bytes=batch_bytes, random=Random(1), gate=gate, on_done=accept, now=lambda: 3.5
+        open_batches=OpenBatches(
+            find_topic=lambda topic: None,
+            now_ms=lambda: 9,
+            batch_bytes=batch_bytes,
+            record_bytes_max=10_000,
+            buffer_bytes_max=10_000,
+        ),
+        batch_bytes=batch_bytes,
+        random=Random(1),
+        gate=gate,
+        on_done=accept,
+        now=lambda: 3.5,
+    )
+
+
+@cache
+def metadata(partitions: int) -> TopicMetadata:
+    return TopicMetadata(
+        name="t",
+        topic_id="0" * 32,
+        partitions=tuple(
+            PartitionMetadata(partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
+            for number in range(partitions)
+        ),
     )
 
 
@@ -38,11 +68,14 @@ def append(
     key: bytes | None = None,
     partitions: int = 3,
 ) -> tuple[RecordFuture, Wake]:
-    return accumulator.append("t", partitions, partition, (key, value, 9, ()), size)
+    return accumulator.append("t", metadata(partitions), partition, (key, value, 9, ()), size)
 
 
 def values(batch: Any) -> list[bytes | None]:
-    return [value for _, value, _, _ in batch.rows.records]
+    sealed = batch.rows.encode(
+        codec=Codec.NONE, producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=False
+    )
+    return [record.value for record in decode_records(sealed)]
 
 
 def test_a_batch_is_not_given_out_before_it_is_full_or_due() -> None:
@@ -93,20 +126,27 @@ def test_records_with_a_key_go_by_its_hash() -> None:
 
 def test_records_without_key_fill_one_batch_and_then_another_partition() -> None:
     accumulator = new(batch_bytes=100)
+    partitions = []
+    for _ in range(40):
+        append(accumulator, b"v", 40, partition=None)
+        append(accumulator, b"v", 40, partition=None)
+        accumulator.linger_over()
+        (topic_partition,) = [tp for tp in accumulator.waiting() if accumulator.take(tp)]
+        partitions.append(topic_partition.partition)
+    assert all(one != next_one for one, next_one in pairwise(partitions))
+    assert set(partitions) == {0, 1, 2}
+
+
+def test_a_full_batch_of_records_without_key_is_followed_by_another_partition() -> None:
+    accumulator = new(batch_bytes=100)
     for _ in range(2):
         append(accumulator, b"v", 40, partition=None)
-    assert len(accumulator.waiting()) == 1
-    for _ in range(2):
-        append(accumulator, b"v", 40, partition=None)
-    assert len(accumulator.waiting()) == 1
+    (first,) = accumulator.waiting()
+    append(accumulator, b"v", 40, partition=None)
+    (second,) = set(accumulator.waiting()) - {first}
     append(accumulator, b"v", 40, partition=None)
     accumulator.linger_over()
-    first = accumulator.waiting()
-    for topic_partition in first:
-        while accumulator.take(topic_partition) is not None:
-            pass
-    append(accumulator, b"v", 40, partition=None)
-    assert accumulator.waiting()[0] not in first
+    assert len(values(accumulator.take(first))) == len(values(accumulator.take(second))) == 2
 
 
 def test_a_partition_that_does_not_exist_is_refused() -> None:

@@ -1,0 +1,233 @@
+"""The short way of a record into a batch, in C and in Python: same answers, same bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2 as kafka_murmur2
+
+from oncelog.api import open_batches
+from oncelog.api.delivery import BatchDelivery, RecordFuture
+from oncelog.api.open_batches import OpenBatches
+from oncelog.api.partitioner import murmur2, partition_for_key
+from oncelog.storage.compression import Codec
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.record_codec import encode_records
+
+BACKENDS = sorted({OpenBatches, open_batches.fastest()}, key=lambda kind: kind.__module__)
+IDENTITY: dict[str, Any] = {
+    "codec": Codec.NONE,
+    "producer_id": 7,
+    "producer_epoch": 1,
+    "base_sequence": 3,
+    "is_transactional": False,
+}
+METADATA: Any = SimpleNamespace(name="t")
+INT64 = st.integers(-(2**63), 2**63 - 1)
+BYTES = st.none() | st.binary(max_size=300)
+HEADERS = st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=3).map(tuple)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda kind: kind.__module__.rpartition(".")[2])
+def kind(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def new(
+    kind: type[OpenBatches],
+    *,
+    partitions: int = 3,
+    batch_bytes: int = 10_000,
+    find_topic: Callable[[str], Any] = lambda topic: METADATA,
+) -> Any:
+    batches = kind(
+        find_topic=find_topic,
+        now_ms=lambda: 1_700_000_000_000,
+        batch_bytes=batch_bytes,
+        record_bytes_max=2_000,
+        buffer_bytes_max=5_000,
+    )
+    topic = batches.topics["t"] = batches.new_topic(METADATA, partitions)
+    for partition in range(partitions):
+        delivery = BatchDelivery(TopicPartition("t", partition))
+        topic.batches[partition] = batches.new_batch(delivery, 1.5)
+    topic.sticky = topic.batches[0]
+    batches.is_accepting = True
+    return batches
+
+
+def sealed(batch: Any) -> bytes:
+    return bytes(batch.rows().encode(**IDENTITY))
+
+
+def test_records_of_the_short_way_are_those_of_the_codec(kind: type[OpenBatches]) -> None:
+    batches = new(kind)
+    futures = [batches.add("t", b"value-%d" % n, None, (), None, None) for n in range(50)]
+    assert batches.add("t", None, None, (), None, 0) is not None
+    expected = [(None, b"value-%d" % n, 1_700_000_000_000, ()) for n in range(50)]
+    expected.append((None, None, 1_700_000_000_000, ()))
+    batch = batches.topics["t"].batches[0]
+    assert (
+        batches.buffered_bytes == batch.size_bytes == sum(21 + len(r[1] or b"") for r in expected)
+    )
+    assert sealed(batch) == bytes(encode_records(expected, **IDENTITY))
+    batch.delivery.succeed(100, -1)
+    assert [future.result(0).offset for future in futures] == list(range(100, 150))
+    assert futures[0].result(0).timestamp_ms == 1_700_000_000_000
+    assert isinstance(futures[0], RecordFuture)
+
+
+@given(records=st.lists(st.tuples(BYTES, BYTES, INT64, HEADERS), min_size=1, max_size=20))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_record_is_encoded_as_by_the_codec(backend: type[OpenBatches], records: Any) -> None:
+    batches = new(backend)
+    batch = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+    taken = []
+    for record in records:
+        fits = not taken or -(2**63) <= record[2] - taken[0][2] < 2**63
+        assert batch.takes_time(record[2]) is fits
+        if fits:
+            batches.put(batch, record, 100)
+            taken.append(record)
+    rows = batch.rows()
+    expected = encode_records(taken, **IDENTITY)
+    assert rows.record_count == len(taken)
+    assert bytes(rows.encode(**IDENTITY)) == bytes(expected)
+    middle = len(taken) // 2
+    if middle and max(r[2] for r in taken) - min(r[2] for r in taken) < 2**63:
+        first, second = rows.split()
+        assert bytes(first.encode(**IDENTITY)) == bytes(encode_records(taken[:middle], **IDENTITY))
+        assert bytes(second.encode(**IDENTITY)) == bytes(encode_records(taken[middle:], **IDENTITY))
+
+
+def test_a_batch_is_encoded_again_under_another_identity(kind: type[OpenBatches]) -> None:
+    batches = new(kind)
+    batches.add("t", b"v", b"k", (), None, 1)
+    rows = batches.topics["t"].batches[1].rows()
+    for epoch in (1, 2):
+        changed = IDENTITY | {"producer_epoch": epoch, "codec": Codec.ZSTD}
+        expected = encode_records([(b"k", b"v", 1_700_000_000_000, ())], **changed)
+        assert bytes(rows.encode(**changed)) == bytes(expected)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("other", b"v", None, (), None, None),
+        (b"t", b"v", None, (), None, None),
+        ("t", "text", None, (), None, None),
+        ("t", bytearray(b"v"), None, (), None, None),
+        ("t", b"v", "text", (), None, None),
+        ("t", b"v", None, (("h", b"1"),), None, None),
+        ("t", b"v", None, (), 5, None),
+        ("t", b"v", None, (), None, 3),
+        ("t", b"v", None, (), None, -1),
+        ("t", b"v", None, (), None, True),
+        ("t", b"v", None, (), None, 2**70),
+        ("t", b"v" * 1_980, None, (), None, None),
+        ("t", b"v" * 970, b"k" * 1_010, (), None, None),
+    ],
+)
+def test_whatever_needs_a_closer_look_goes_the_long_way(
+    kind: type[OpenBatches], arguments: Any
+) -> None:
+    batches = new(kind)
+    assert batches.add(*arguments) is None
+    assert batches.buffered_bytes == 0
+
+
+def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way(
+    kind: type[OpenBatches],
+) -> None:
+    found = [METADATA]
+    batches = new(kind, find_topic=lambda topic: found[0])
+    assert batches.add("t", b"v", None, (), None, None) is not None
+    batches.is_accepting = False
+    assert batches.add("t", b"v", None, (), None, None) is None
+    batches.is_accepting = True
+    batches.hold(5_000)
+    assert batches.add("t", b"v", None, (), None, None) is None
+    batches.hold(-5_000)
+    assert batches.add("t", b"v", None, (), None, None) is not None
+    found[0] = SimpleNamespace(name="t")
+    assert batches.add("t", b"v", None, (), None, None) is None
+
+
+def test_the_record_that_fills_a_batch_goes_the_long_way(kind: type[OpenBatches]) -> None:
+    batches = new(kind, batch_bytes=100)
+    assert batches.add("t", b"v" * 28, None, (), None, None) is not None
+    assert batches.add("t", b"v" * 30, None, (), None, None) is None
+    assert batches.add("t", b"v" * 29, None, (), None, None) is not None
+    assert batches.add("t", b"", None, (), None, None) is None
+
+
+def test_keys_go_where_the_partitioner_says(kind: type[OpenBatches]) -> None:
+    batches = new(kind, batch_bytes=1_000_000)
+    for number in range(60):
+        key = b"x" * number
+        batches.add("t", b"", key, (), None, None)
+        batches.hold(-21 - number)
+    for partition, batch in enumerate(batches.topics["t"].batches):
+        mine = [b"x" * n for n in range(60) if partition_for_key(b"x" * n, 3) == partition]
+        expected = [(key, b"", 1_700_000_000_000, ()) for key in mine]
+        assert sealed(batch) == bytes(encode_records(expected, **IDENTITY))
+
+
+def test_send_takes_the_short_way_or_passes_all_arguments_on(kind: type[OpenBatches]) -> None:
+    batches = new(kind)
+    asked: list[Any] = []
+    send = batches.sender(lambda *arguments: asked.append(arguments))
+    assert isinstance(send("t", b"v"), RecordFuture)
+    assert isinstance(send("t", key=b"k"), RecordFuture)
+    assert not asked
+    send("t", b"v", b"k", headers=[("h", b"1")], timestamp_ms=5, partition=1)
+    send("new")
+    assert asked == [
+        ("t", b"v", b"k", [("h", b"1")], 5, 1),
+        ("new", None, None, (), None, None),
+    ]
+    with pytest.raises(TypeError):
+        send("t", b"v", b"k", ())
+    with pytest.raises(TypeError):
+        send("t", valeu=b"v")
+
+
+def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
+    batches = kind(
+        find_topic=lambda topic: METADATA,
+        now_ms=lambda: 1,
+        batch_bytes=10**9,
+        record_bytes_max=1_000,
+        buffer_bytes_max=10**9,
+    )
+    topic = batches.topics["t"] = batches.new_topic(METADATA, 1)
+    topic.sticky = topic.batches[0] = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 0.0)
+    batches.is_accepting = True
+    places: list[list[int]] = [[] for _ in range(4)]
+
+    def work(mine: list[int]) -> None:
+        for _ in range(3_000):
+            future: Any = batches.add("t", b"v", None, (), None, None)
+            mine.append(future._index)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in places]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(place for mine in places for place in mine) == list(range(12_000))
+    assert batches.buffered_bytes == 12_000 * 22
+    assert topic.batches[0].rows().record_count == 12_000
+
+
+@given(st.binary(max_size=100))
+def test_the_hash_is_kafkas(key: bytes) -> None:
+    assert murmur2(key) == kafka_murmur2(key) & 0xFFFFFFFF
+    compiled = pytest.importorskip("oncelog.api._open_batches", exc_type=ImportError)
+    assert compiled.murmur2(key) == murmur2(key)
