@@ -70,6 +70,8 @@ class _InFlight:
     base_position: int
     end_position: int
     deadline_s: float
+    number: int
+    """How many batches were begun before it."""
     is_retrying: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -133,6 +135,7 @@ class PartitionSender:
         self._transactional_id = transactional_id
         self._ticket = ticket
         self._in_flight: list[_InFlight] = []
+        self._begun_count = 0
         self._next_position = 0
         self._acknowledged_end = 0
         """The highest ``end_position`` acknowledged: the leader has everything before it."""
@@ -148,8 +151,12 @@ class PartitionSender:
         # New batches behind one that is being retried would only arrive too early.
         if any(entry.is_retrying for entry in self._in_flight):
             return
+        # A leader remembers the last few batches only. If the window counted what is on its way,
+        # later answers would let it run on until the oldest one is forgotten, and its retry refused.
         window = self._context.settings.max_in_flight_requests_per_connection
-        while len(self._in_flight) < window and not self._is_stopped:
+        while not self._is_stopped:
+            if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
+                return
             batch = self._context.accumulator.take(self._topic_partition)
             if batch is None:
                 return
@@ -176,8 +183,13 @@ class PartitionSender:
             self._lose(batch, self._expired(batch, "it was never sent"))
             return
         entry = _InFlight(
-            batch, self._next_position, self._next_position + batch.rows.record_count, deadline_s
+            batch,
+            self._next_position,
+            self._next_position + batch.rows.record_count,
+            deadline_s,
+            self._begun_count,
         )
+        self._begun_count += 1
         self._next_position = entry.end_position
         self._in_flight.append(entry)
         self._context.counters.batches_sent += 1
@@ -291,7 +303,8 @@ class PartitionSender:
             end = position + batch.rows.record_count
             # Each waits for its turn, so that there are never more on their way at once than the
             # leader remembers.
-            parts.append(_InFlight(batch, position, end, entry.deadline_s, is_retrying=True))
+            part = _InFlight(batch, position, end, entry.deadline_s, entry.number, is_retrying=True)
+            parts.append(part)
             position = end
         self._in_flight[place:place] = parts
         for part in parts:

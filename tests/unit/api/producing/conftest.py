@@ -52,6 +52,10 @@ from oncelog.storage.record_codec import Record, decode_records
 PARK_S = 0.5
 
 
+LATE_S = 0.5
+"""When the caller hears that a reply is lost "late"."""
+
+
 class FixedClock:
     """``Clock`` that stands still."""
 
@@ -209,7 +213,9 @@ class LogCluster:
         if isinstance(fault, float):
             await asyncio.sleep(fault)
         reply = await self._answer(actor, request)
-        if fault == "lose reply":
+        if fault == "lose reply late":
+            await asyncio.sleep(LATE_S)
+        if fault in ("lose reply", "lose reply late"):
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         return reply
 

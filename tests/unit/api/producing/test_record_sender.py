@@ -102,6 +102,27 @@ def test_at_most_five_batches_are_on_their_way(cluster: Any, run: Any) -> None:
     assert numbers(cluster.leaders[TopicPartition("t", 0)].values()) == list(range(8))
 
 
+def test_a_batch_whose_answer_is_missed_late_is_still_known_to_its_leader(
+    cluster: Any, run: Any
+) -> None:
+    """1 Batch 0 is appended, its reply lost. 2 Batches 1 to 4 are acknowledged. 3 Before batch 0 is
+    known to need a retry no sixth batch may go: the leader would forget batch 0, refuse the retry,
+    and it would land again under the next epoch."""
+    cluster.create("t")
+    cluster.fault(ProduceRequest, "lose reply late")
+
+    async def story() -> None:
+        async with cluster.producer(batch_size=64) as producer:
+            futures = await send_batches(producer, 12)
+            await asyncio.wait(futures, timeout=0.2)
+            assert sequences(cluster) == [0, 1, 2, 3, 4]
+            places = await asyncio.gather(*futures)
+            assert [place.offset for place in places] == list(range(12))
+
+    run(story())
+    assert numbers(cluster.leaders[TopicPartition("t", 0)].values()) == list(range(12))
+
+
 @pytest.mark.parametrize("fault", ["lose call", "lose reply", ErrorCode.NOT_LEADER_OR_FOLLOWER])
 def test_a_failed_call_is_repeated_with_the_same_bytes_and_lands_once_in_order(
     cluster: Any, run: Any, fault: Any
