@@ -263,7 +263,7 @@ class TransactionCoordinator:
             transactional_id, lambda now_ms: self.machine.decide_end_txn(request, now_ms, held)
         )
         completion = self._completion(transactional_id)
-        if reply.error is not ErrorCode.NONE:
+        if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
             return reply
         return dataclasses.replace(reply, visible=await self._is_visible(completion))
 

@@ -152,7 +152,8 @@ class PartitionSender:
         if any(entry.is_retrying for entry in self._in_flight):
             return
         # A leader remembers the last few batches only. If the window counted what is on its way,
-        # later answers would let it run on until the oldest one is forgotten, and its retry refused.
+        # later answers would let it run on until the oldest one is forgotten: then a retry of
+        # that one is refused.
         window = self._context.settings.max_in_flight_requests_per_connection
         while not self._is_stopped:
             if self._in_flight and self._begun_count - self._in_flight[0].number >= window:

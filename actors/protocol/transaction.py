@@ -70,6 +70,7 @@ from oncelog.actors.protocol.transaction_state import (
     TransactionState,
     begun,
     completed,
+    has_run_committed,
     initialised,
     is_run_open,
     is_token_decided,
@@ -295,7 +296,9 @@ class TransactionMachine(TransactionOperations):
             is_token_decided=is_token_decided(metadata, request.token),
         )
         if verdict is EndAction.DECIDED:
-            return Decision(reply=EndTxnReply())
+            is_by_other = request.committed and not has_run_committed(metadata, run)
+            error = ErrorCode.ALREADY_COMMITTED if is_by_other else ErrorCode.NONE
+            return Decision(reply=EndTxnReply(error=error))
         if verdict is not EndAction.PREPARE:
             return Decision(reply=request.failed(verdict))
         if request.committed:
@@ -313,7 +316,7 @@ class TransactionMachine(TransactionOperations):
             return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
         is_decided = metadata is not None and is_token_decided(metadata, request.token)
         if request.committed and is_decided:
-            return Decision(reply=EndTxnReply())
+            return Decision(reply=EndTxnReply(error=ErrorCode.ALREADY_COMMITTED))
         if metadata is not None and metadata.state not in AT_REST:
             return self._superseded(request, metadata, now_ms)
         begun_run = self._run_begun(

@@ -113,6 +113,9 @@ def run_end_verdict(
     | the run's, aborted | success | INVALID_TXN_STATE | success |
     | another's, after the run's | success | PRODUCER_FENCED | success |
     | asked by an older run | success | PRODUCER_FENCED | PRODUCER_FENCED |
+
+    A COMMIT that succeeds because of its token alone is answered with ALREADY_COMMITTED: what the
+    token names is committed, the records of the run that asks are not.
     """
     state = metadata.state
     if is_newest and metadata.is_run_current:

@@ -257,6 +257,15 @@ def is_run_open(metadata: TransactionMetadata, run: Run) -> bool:
     return is_open and metadata.run == run
 
 
+def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
+    """Whether the current or last transaction is that of ``run``, and decided to commit."""
+    is_committed = metadata.state in (
+        TransactionState.PREPARE_COMMIT,
+        TransactionState.COMPLETE_COMMIT,
+    )
+    return is_committed and metadata.is_run_current and metadata.run == run
+
+
 def is_token_decided(metadata: TransactionMetadata, token: bytes | None) -> bool:
     """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
     return bool(token) and token == metadata.commit_token
