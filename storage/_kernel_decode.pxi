@@ -224,6 +224,58 @@ cdef class Output:
         self.at = <uint8_t *>PyBytes_AsString(self.data)
 
 
+cdef class CopiedColumn:
+    """A column of nullable byte strings, copied while the records are still in the cache.
+
+    ``capacity`` bytes are taken at once; what of them is not used stays with the column.
+    """
+
+    cdef Output offsets, validity
+    cdef object data
+    cdef int32_t *ends
+    cdef uint8_t *bits
+    cdef uint8_t *at
+    cdef int64_t size, capacity
+    cdef Py_ssize_t null_count
+    cdef bint is_full
+
+    def __cinit__(self, Py_ssize_t count, int64_t capacity):
+        self.offsets = Output(4 * (count + 1))
+        self.validity = Output((count + 7) // 8)
+        self.data = PyByteArray_FromStringAndSize(NULL, capacity)
+        self.at = <uint8_t *>PyByteArray_AsString(self.data)
+        self.capacity = capacity
+        self.bits = self.validity.at
+        memset(self.bits, 0xFF, (count + 7) // 8)
+        self.ends = <int32_t *>self.offsets.at
+        self.ends[0] = 0
+
+    cdef inline void add(
+        self, Py_ssize_t index, const uint8_t *source, int64_t length
+    ) noexcept nogil:
+        if length < 0:
+            self.bits[index >> 3] &= ~(1 << (index & 7))
+            self.null_count += 1
+        elif length > self.capacity - self.size:
+            self.is_full = True
+        else:
+            copy(self.at + self.size, source, length)
+            self.size += length
+        self.ends[index + 1] = <int32_t>self.size
+
+    cdef object taken(self):
+        """(validity or None, offsets, data, null count)."""
+        if self.is_full:
+            raise CorruptDataError("the buffer changes while it is read")
+        PyByteArray_Resize(self.data, self.size)
+        return (
+            self.validity.data if self.null_count else None,
+            self.offsets.data,
+            self.data,
+            self.null_count,
+        )
+
+
 cdef class StringColumn:
     """A column of nullable byte strings in the making: first measured, then copied."""
 
@@ -286,7 +338,9 @@ def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int6
     cdef int64_t *time_at = <int64_t *>times.at
     cdef int32_t *type_at = <int32_t *>types.at
     cdef int32_t *header_at = <int32_t *>header_ends.at
-    cdef StringColumn keys = StringColumn(count), values = StringColumn(count)
+    cdef StringColumn keys = StringColumn(count)
+    # What is copied of a record lies in it alone, so all values fit into the size of all.
+    cdef CopiedColumn values = CopiedColumn(count, batches.size)
     cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
     # Where the headers of records that have any begin and end; found again on the second walk.
     cdef Memory header_memory = Memory(count, sizeof(uint8_t *))
@@ -326,7 +380,7 @@ def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int6
     if problem != FITS:
         raise corrupt(batch.base_offset, PROBLEMS[problem])
     return (
-        count, offsets.data, times.data, types.data, keys.copied(), values.copied(),
+        count, offsets.data, times.data, types.data, keys.copied(), values.taken(),
         header_ends.data, None if totals.count == 0 else copied_headers(
             batches, header_at, header_starts, totals.count
         ),

@@ -326,6 +326,49 @@ cdef class Scratch:
         return 0
 
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    #define BRING_NEAR(address) __builtin_prefetch(address)
+    #else
+    #define BRING_NEAR(address) ((void)(address))
+    #endif
+    """
+    void BRING_NEAR(const void *) noexcept nogil
+
+cdef enum:
+    BLOCK_ROWS = 16
+    COPIES_AHEAD = 4
+
+cdef struct Picked:
+    # What a record's tuple holds; borrowed from it.
+    PyObject *key
+    PyObject *value
+    PyObject *time
+    PyObject *headers
+
+
+cdef int pick(tuple held, Py_ssize_t first, Py_ssize_t count, Picked *picked) except -1:
+    """Take some records apart. Objects lie anywhere, so all are asked for before one is used."""
+    cdef PyObject *records[BLOCK_ROWS]
+    cdef Py_ssize_t index
+    for index in range(count):
+        records[index] = PyTuple_GetItem(<PyObject *>held, first + index)
+        BRING_NEAR(records[index])
+    for index in range(count):
+        if PyTuple_Size(records[index]) != 4:
+            PyErr_Clear()
+            raise TypeError("a record is a tuple of key, value, timestamp in ms and headers")
+        picked[index].key = PyTuple_GetItem(records[index], 0)
+        picked[index].value = PyTuple_GetItem(records[index], 1)
+        picked[index].time = PyTuple_GetItem(records[index], 2)
+        picked[index].headers = PyTuple_GetItem(records[index], 3)
+        BRING_NEAR(picked[index].key)
+        BRING_NEAR(picked[index].value)
+        BRING_NEAR(picked[index].time)
+    return 0
+
+
 def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
     # A tuple of tuples cannot change while pointers into its bytes are kept.
     cdef tuple held = tuple(records)
@@ -335,7 +378,8 @@ def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
     cdef Memory memory = Memory(count, sizeof(Row))
     cdef Row *rows = <Row *>memory.at
     cdef Row *row
-    cdef PyObject *record
+    cdef Picked picked[BLOCK_ROWS]
+    cdef Picked *parts
     cdef PyObject *headers
     cdef int64_t base = 0, high = 0
     cdef Writer writer
@@ -346,21 +390,20 @@ def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
     scratch.put_number(0)
     try:
         for index in range(count):
-            record = PyTuple_GetItem(<PyObject *>held, index)
-            if PyTuple_Size(record) != 4:
-                PyErr_Clear()
-                raise TypeError("a record is a tuple of key, value, timestamp in ms and headers")
+            if index % BLOCK_ROWS == 0:
+                pick(held, index, min(count - index, <Py_ssize_t>BLOCK_ROWS), picked)
+            parts = picked + index % BLOCK_ROWS
             row = rows + index
-            row.time = PyLong_AsLongLong(PyTuple_GetItem(record, 2))
+            row.time = PyLong_AsLongLong(parts.time)
             if index == 0:
                 base = high = row.time
             if row.time > high:
                 high = row.time
             if is_apart(row.time, base):
                 raise ValueError("timestamps are too far apart; their difference is to fit 64 bits")
-            row.key_length = bytes_of(PyTuple_GetItem(record, 0), kept, &row.key)
-            row.value_length = bytes_of(PyTuple_GetItem(record, 1), kept, &row.value)
-            headers = PyTuple_GetItem(record, 3)
+            row.key_length = bytes_of(parts.key, kept, &row.key)
+            row.value_length = bytes_of(parts.value, kept, &row.value)
+            headers = parts.headers
             row.headers_at, row.headers_length = 0, 1
             if headers != <PyObject *>none and PyObject_Size(headers):
                 row.headers_at = scratch.size
@@ -383,6 +426,8 @@ def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
     with nogil:
         for index in range(count):
             row = rows + index
+            if index + COPIES_AHEAD < count:
+                BRING_NEAR(row[COPIES_AHEAD].value + 64)
             fits = write_record(
                 &writer, row.time - base, index, row.key, row.key_length, row.value,
                 row.value_length, row.headers_length,
