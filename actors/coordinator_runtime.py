@@ -102,7 +102,9 @@ class CoordinatorRuntime:
                 return decision.reply
             epoch = self.coordinator_epoch
             try:
-                outcome = self.replica.append(decision.records, now_ms=now_ms)
+                outcome = self.replica.append(
+                    decision.records, now_ms=now_ms, is_awaited=is_durable_before_reply
+                )
             except BaseException:
                 self._abandon(key)
                 raise

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from oncelog.actors.interfaces import Background
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.replica_waiters import ReplicaWaiters
 from oncelog.storage.partition_log import PartitionLog
+
+UNAWAITED_SYNC_MS: Final = 20
+"""How long something that nobody waits for may stay unsynced: time for others to share a sync."""
 
 
 class GroupSync:
@@ -37,6 +41,7 @@ class GroupSync:
         self._is_offline = is_offline
         self._synced_offset = 0
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Take all that is in the machine for durable: its log was synced when it was opened."""
@@ -49,11 +54,30 @@ class GroupSync:
             # The sync goes on behind, so that a restart has little to scan.
             self._machine.advance_high_watermark(self._machine.log_end_offset)
             self._waiters.release(self._machine.high_watermark)
+        self._begin_sync(log)
+
+    def request_later(self, log: PartitionLog) -> None:
+        """Have what was appended, and nobody waits for, synced with the next append or in a while.
+
+        The high watermark passes it then.
+        """
+        if self._task is None and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(UNAWAITED_SYNC_MS / 1000, self._begin_sync, log)
+
+    def _begin_sync(self, log: PartitionLog) -> None:
+        self._forget_timer()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(log))
 
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def drain(self) -> None:
-        """Wait for the sync under way, if there is one."""
+        """Wait for the sync under way, if there is one; closing the log syncs what is left."""
+        self._forget_timer()
         if self._task is not None:
             await self._task
 

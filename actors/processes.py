@@ -44,11 +44,15 @@ EXIT_STATUS_OF_BUG: Final = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a process says of itself, even while its data path is busy."""
+    """What a process says of itself, even while its data path is busy.
+
+    ``answered_calls`` counts those of the data path since the process began.
+    """
 
     process_id: int
     is_serving: bool
     detail: str
+    answered_calls: int
 
 
 def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -59,6 +63,7 @@ def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Await
         is_packed = len(arguments) == 1 and isinstance(arguments[0], bytes)
         try:
             if is_packed:
+                server.answered_calls += 1
                 return pack(await method(server, unpack(arguments[0])))
             return await method(server, *arguments, **keywords)
         except InvariantViolation as error:
@@ -100,6 +105,8 @@ def production() -> Surroundings:
 class ReplicaProcess(ReplicaServer):
     """What every actor that holds a log has besides its server."""
 
+    answered_calls = 0
+
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
         """Tell whether this process serves; answered beside the data path."""
@@ -107,6 +114,7 @@ class ReplicaProcess(ReplicaServer):
             process_id=os.getpid(),
             is_serving=self.replica.availability() is ErrorCode.NONE,
             detail=self.failure or self.replica.failure or "",
+            answered_calls=self.answered_calls,
         )
 
 

@@ -265,11 +265,12 @@ class Replica:
         base_sequence: int = NO_SEQUENCE,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
+        is_awaited: bool = True,
     ) -> AppendOutcome:
         """Append records of a coordinator as one batch; transactional iff it names a producer.
 
-        In the log, not yet durable, on return: wait with ``committed``. With a sequence a batch
-        that is there already is not appended again.
+        In the log, not yet durable, on return: wait with ``committed``, or say that nobody will
+        (not ``is_awaited``). With a sequence a batch that is there already is not appended again.
         """
         error = self.availability()
         if error is not ErrorCode.NONE:
@@ -300,7 +301,7 @@ class Replica:
                 next_offset=verdict.duplicate_next_offset,
                 is_duplicate=True,
             )
-        return self.write(batch, header, None)
+        return self.write(batch, header, None, is_awaited=is_awaited)
 
     def append_marker(
         self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
@@ -324,7 +325,12 @@ class Replica:
         return self.write(batch, parse_header(batch), control)
 
     def write(
-        self, batch: Buffer, header: BatchHeader, control: ControlRecord | None
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        control: ControlRecord | None,
+        *,
+        is_awaited: bool = True,
     ) -> AppendOutcome:
         """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
 
@@ -350,7 +356,7 @@ class Replica:
             if log.failure is not None:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
-        self._request_sync()
+        self._request_sync(is_awaited=is_awaited)
         return AppendOutcome(
             error=ErrorCode.NONE, base_offset=base_offset, next_offset=header.next_offset
         )
@@ -373,8 +379,11 @@ class Replica:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)
 
-    def _request_sync(self) -> None:
-        self._sync.request(self.log, is_awaited=self.topic.flush != "os")
+    def _request_sync(self, *, is_awaited: bool) -> None:
+        if is_awaited:
+            self._sync.request(self.log, is_awaited=self.topic.flush != "os")
+        else:
+            self._sync.request_later(self.log)
 
     def _note_failed_sync(self, error: OSError) -> None:
         self._go_offline(f"cannot sync {self.config.directory}: {error}")

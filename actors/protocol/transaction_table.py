@@ -8,6 +8,7 @@ Source: KIP-98, "Transaction Coordinator".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from oncelog.actors.protocol.admin_messages import (
@@ -62,6 +63,9 @@ class TransactionTable:
         self._transactional_id_expiration_ms = transactional_id_expiration_ms
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: dict[str, TransactionState] = {}
+        # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
+        self._unsettled: dict[str, None] = {}
+        self._forgettable: dict[str, None] = {}
 
     # --- apply ------------------------------------------------------------------------------
 
@@ -76,10 +80,23 @@ class TransactionTable:
         self._pending.pop(transactional_id, None)
         if record.value is None:
             self._transactions.pop(transactional_id, None)
+            self._classify(transactional_id, None)
             return
         metadata = decode_value(transactional_id, record.value)
         if metadata is not None:
             self._transactions[transactional_id] = metadata
+            self._classify(transactional_id, metadata)
+
+    def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
+        """Keep the views: what is open or decided, and what may expire, longest at rest first."""
+        self._unsettled.pop(transactional_id, None)
+        self._forgettable.pop(transactional_id, None)
+        if metadata is None:
+            return
+        if metadata.state not in AT_REST:
+            self._unsettled[transactional_id] = None
+        elif metadata.commit_token is None:
+            self._forgettable[transactional_id] = None
 
     def abandon(self, transactional_id: str) -> None:
         """Take the pending mark back: the records were not committed under this coordinator."""
@@ -105,15 +122,29 @@ class TransactionTable:
 
     def unfinished(self) -> tuple[str, ...]:
         """Every id whose transaction is decided and not complete: a new coordinator resumes it."""
-        return self._ids_with(lambda metadata: metadata.state in PREPARED)
+        return self._unsettled_with(lambda metadata: metadata.state in PREPARED)
 
     def expired_transactions(self, now_ms: int) -> tuple[str, ...]:
         """Every id whose transaction is open for longer than its timeout."""
-        return self._ids_with(lambda metadata: self._is_expired(metadata, now_ms))
+        return self._unsettled_with(lambda metadata: self._is_expired(metadata, now_ms))
 
     def idle_ids(self, now_ms: int) -> tuple[str, ...]:
-        """Every id that may be forgotten: long at rest, and without a token to remember."""
-        return self._ids_with(lambda metadata: self._is_idle(metadata, now_ms))
+        """Every id that may be forgotten: long at rest, and without a token to remember.
+
+        Reads from the one that is longest at rest to the first that is not long enough.
+        """
+        bound_ms = now_ms - self._transactional_id_expiration_ms
+        long_at_rest = itertools.takewhile(
+            lambda transactional_id: (
+                self._transactions[transactional_id].last_update_ms <= bound_ms
+            ),
+            self._forgettable,
+        )
+        return tuple(
+            transactional_id
+            for transactional_id in long_at_rest
+            if self._is_idle(self._transactions[transactional_id], now_ms)
+        )
 
     def winner_partitions(self, request: EndTxnRequest) -> tuple[TopicPartition, ...]:
         """Whose leaders to ask how much they hold before the end of a run is decided."""
@@ -134,11 +165,11 @@ class TransactionTable:
         found = (self._transactions.get(transactional_id) for transactional_id in wanted)
         return tuple(described(metadata) for metadata in found if metadata is not None)
 
-    def _ids_with(self, condition: Callable[[TransactionMetadata], bool]) -> tuple[str, ...]:
+    def _unsettled_with(self, condition: Callable[[TransactionMetadata], bool]) -> tuple[str, ...]:
         return tuple(
             transactional_id
-            for transactional_id, metadata in self._transactions.items()
-            if condition(metadata)
+            for transactional_id in self._unsettled
+            if condition(self._transactions[transactional_id])
         )
 
     def _is_expired(self, metadata: TransactionMetadata, now_ms: int) -> bool:

@@ -66,6 +66,18 @@ def hold_the_disk(harness: Any) -> asyncio.Event:
     return gate
 
 
+def count_syncs(harness: Any) -> list[Any]:
+    syncs: list[Any] = []
+    run = harness.background.run
+
+    async def counted(work: Any) -> Any:
+        syncs.append(work)
+        return await run(work)
+
+    harness.background.run = counted
+    return syncs
+
+
 def test_nothing_is_applied_or_answered_before_it_is_durable(harness: Any) -> None:
     async def body(ledger: Ledger) -> None:
         gate = hold_the_disk(harness)
@@ -86,6 +98,37 @@ def test_a_record_that_may_be_repeated_is_applied_at_once(harness: Any) -> None:
         reply = await ledger.add(is_durable_before_reply=False)
         assert (reply.error, ledger.applied) == (ErrorCode.NONE, [b"a0"])
         gate.set()
+
+    play(harness, body)
+
+
+def test_a_record_nobody_waits_for_shares_the_sync_of_the_next(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        syncs = count_syncs(harness)
+        await ledger.add(is_durable_before_reply=False)
+        assert harness.replica.machine.high_watermark == 0
+        assert (await ledger.add()).error is ErrorCode.NONE
+        assert harness.replica.machine.high_watermark == 2
+        assert len(syncs) == 1
+
+    play(harness, body)
+
+
+def test_a_record_nobody_waits_for_is_synced_by_itself_in_a_while(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        await ledger.add(is_durable_before_reply=False)
+        await asyncio.wait_for(harness.replica.progress(10_000), 10)
+        assert harness.replica.machine.high_watermark == 1
+
+    play(harness, body)
+
+
+def test_a_record_nobody_waits_for_is_there_after_a_stop(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        await ledger.add(is_durable_before_reply=False)
+        await harness.replica.stop()
+        await harness.start()
+        assert harness.replica.machine.log_end_offset == 1
 
     play(harness, body)
 

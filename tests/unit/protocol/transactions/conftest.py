@@ -89,7 +89,7 @@ class Shard:
                 **fields,
             }
         )
-        record = LogRecord(encode_key("loader"), encode_value(metadata))
+        record = LogRecord(encode_key(metadata.transactional_id), encode_value(metadata))
         self.commit(Decision(reply=Reply(), records=(record,)))
 
     def init(self, producer_id: int = -1, producer_epoch: int = -1) -> InitProducerIdReply:

@@ -92,6 +92,37 @@ def test_an_id_with_a_token_is_never_forgotten(shard: Any) -> None:
     assert shard.machine.idle_ids(shard.now_ms + 10 * 604_800_000) == ()
 
 
+def test_scans_read_only_what_is_unsettled_or_long_at_rest(shard: Any) -> None:
+    """Beside many idle ids a scan must not hold up the coordinator."""
+    for number in range(50):
+        shard.install(transactional_id=f"idle-{number}", state=S.EMPTY)
+    shard.install(state=S.ONGOING, partitions=frozenset(FLIGHTS[:1]))
+    read: list[str] = []
+
+    class Watched(dict):
+        def __getitem__(self, transactional_id: str) -> Any:
+            read.append(transactional_id)
+            return super().__getitem__(transactional_id)
+
+    shard.machine._transactions = Watched(shard.machine._transactions)
+    assert shard.machine.unfinished() == ()
+    assert shard.machine.expired_transactions(shard.now_ms + 60_001) == ("loader",)
+    assert set(read) == {"loader"}
+    del read[:]
+    assert shard.machine.idle_ids(shard.now_ms) == ()
+    assert read == ["idle-0"]
+
+
+def test_an_id_that_was_used_again_waits_behind_those_that_were_not(shard: Any) -> None:
+    shard.install(transactional_id="first", state=S.EMPTY)
+    shard.install(transactional_id="second", state=S.EMPTY)
+    shard.now_ms += 1_000
+    shard.install(transactional_id="first", state=S.COMPLETE_COMMIT, last_update_ms=shard.now_ms)
+    week_later_ms = shard.now_ms + 604_800_000
+    assert shard.machine.idle_ids(week_later_ms - 1) == ("second",)
+    assert shard.machine.idle_ids(week_later_ms) == ("second", "first")
+
+
 def test_an_id_stays_usable_when_its_tombstone_cannot_be_written(shard: Any) -> None:
     shard.install()
     shard.machine.decide_expire("loader", shard.now_ms + 604_800_000)
