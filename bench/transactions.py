@@ -1,92 +1,105 @@
-"""What a transaction costs, beside an empty call of an asynchronous actor in the same run.
+"""What transactions cost, beside what they are made of: calls of actors and plain production.
 
-``./run bench transactions [--rounds N]``. Prints medians and their ratio, and appends them to
-``bench/results/transactions.jsonl``. Ratios are what counts: the machine is shared and noisy.
+``./run bench transactions [CASE ...] [--rounds N] [--transactions N] [--profile]``. Comparators run
+in the same process and in turn; what counts is their ratio, since a machine is never quiet. The
+run is appended to ``bench/results/transactions.jsonl``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import subprocess
+import shutil
+import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import ray
+from _measure import ROUNDS, Report, save
 
-import oncelog
+from oncelog.actors.ray_environment import keep_output_clean
 
-RESULTS = Path(__file__).resolve().parent / "results" / "transactions.jsonl"
-RECORDS = 100
-VALUE = b"x" * 1024
-PARTITIONS = 4
+RESULTS: Final = Path(__file__).resolve().parent / "results" / "transactions.jsonl"
+TRANSACTIONS: Final = 50_000
 
-
-class Empty:
-    """An asynchronous actor that does nothing."""
-
-    async def nothing(self) -> None:
-        """Return at once."""
+CASES: Final = ("latency", "throughput", "interval", "growth", "profile")
 
 
-def median_ms(action: Callable[[], Any], rounds: int) -> float:
-    """Median duration of ``action`` over ``rounds``, after a tenth of them to warm up."""
-    durations = []
-    for number in range(rounds + rounds // 10):
-        started = time.perf_counter()
-        action()
-        if number >= rounds // 10:
-            durations.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(durations)
+def _title(text: str | None) -> str:
+    return (text or "").splitlines()[0]
 
 
-def measure(cluster: oncelog.Cluster, rounds: int) -> dict[str, float]:
-    """Medians in milliseconds: the empty call, and transactions of one and of 100 records."""
-    cluster.admin().create_topic("bench", partitions=PARTITIONS)
-    empty = ray.remote(num_cpus=0)(Empty).remote()
-    figures = {}
-    with cluster.producer(transactional_id="bench") as producer:
-        producer.init_transactions()
+def run_growth(report: Report, root: Path, transactions: int) -> None:
+    """Cost per transaction after many of them and beside idle ids, in this process."""
+    from _transaction_growth import bench_idle_ids, bench_shells, bench_transactions_done
 
-        def transaction(count: int) -> None:
-            producer.begin_transaction()
-            for number in range(count):
-                producer.send("bench", VALUE, partition=number % PARTITIONS)
-            producer.commit_transaction()
-
-        figures["empty call"] = median_ms(lambda: ray.get(empty.nothing.remote()), rounds)
-        figures["1 record"] = median_ms(lambda: transaction(1), rounds)
-        figures["100 records on 4 partitions"] = median_ms(lambda: transaction(RECORDS), rounds)
-    return figures
+    for name, run in (
+        ("done", lambda: bench_transactions_done(report, transactions)),
+        ("idle ids", lambda: bench_idle_ids(report)),
+        ("servers", lambda: bench_shells(report, root)),
+    ):
+        print(f"growth, {name}", flush=True)
+        run()
 
 
-def main() -> None:
-    """Run, print and keep the figures."""
+def run_on_cluster(report: Report, root: Path, cases: list[str]) -> None:
+    """The cases that need actors, on one cluster, replication factor 1, every append synced."""
+    import _transaction_load as load
+    import ray
+    from _transaction_profile import bench_profile
+
+    import oncelog
+
+    on_cluster = {
+        "latency": load.bench_latency,
+        "throughput": load.bench_throughput,
+        "interval": load.bench_interval,
+    }
+    data = Path(tempfile.mkdtemp(dir=root))
+    cluster = oncelog.init(data, num_cpus=2)
+    try:
+        for name, case in on_cluster.items():
+            if name in cases:
+                print(f"{name}: {_title(case.__doc__)}", flush=True)
+                case(cluster, report)
+        if "profile" in cases:
+            print(f"profile: {_title(bench_profile.__doc__)}", flush=True)
+            bench_profile(cluster, report, root)
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
+
+
+def main() -> int:
+    """Run the chosen cases and append what they found; 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        cluster = oncelog.init(directory, num_cpus=2)
-        try:
-            figures = measure(cluster, args.rounds)
-        finally:
-            cluster.shutdown()
-            ray.shutdown()
-    for name, value in figures.items():
-        print(f"{name:30} {value:8.2f} ms  {value / figures['empty call']:6.1f} x an empty call")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a", encoding="utf-8") as file:
-        line = {"commit": commit, "machine": platform.platform(), "median_ms": figures}
-        file.write(json.dumps(line) + "\n")
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all but the last")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--transactions", type=int, default=TRANSACTIONS, help="of case growth")
+    parser.add_argument("--profile", action="store_true", help="add the case profile")
+    parser.add_argument("--directory", type=Path, help="on the disk to measure")
+    options = parser.parse_args()
+    for name in options.cases:
+        if name not in CASES:
+            parser.error(f"unknown case {name!r}: there are {', '.join(CASES)}")
+    cases = list(options.cases or CASES[:-1])
+    if options.profile and "profile" not in cases:
+        cases.append("profile")
+    # Before Ray is imported, which the cases do.
+    keep_output_clean()
+    report = Report(rounds=options.rounds)
+    root = Path(tempfile.mkdtemp(prefix="oncelog-bench-", dir=options.directory))
+    try:
+        if set(cases) != {"growth"}:
+            run_on_cluster(report, root, cases)
+        if "growth" in cases:
+            run_growth(report, root, options.transactions)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    save(RESULTS, "transactions", report)
+    missed = [target["name"] for target in report.targets if not target["met"]]
+    print(f"{len(report.targets) - len(missed)} targets met, missed: {', '.join(missed) or 'none'}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""A whole cluster in this process and on its event loop: real files and syncs, and no Ray.
+
+What a transaction costs here is Python and disk; what it costs more on Ray is the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oncelog.actors.assembly import ControllerServer, Surroundings, server_of
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
+from oncelog.actors.ray_transport import SystemClock, ThreadBackground
+from oncelog.api.admin import AsyncAdmin
+from oncelog.api.config import ProducerSettings
+from oncelog.api.connection import wait_until_ready
+from oncelog.api.producer import AsyncProducer
+from oncelog.api.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+
+
+class TimedTransport:
+    """Passes calls on and keeps how long each took, in milliseconds, by method."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.milliseconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        """See ``Transport.call``."""
+        started = time.perf_counter()
+        reply = await self._transport.call(actor, request, timeout_ms=timeout_ms)
+        self.milliseconds[request.method].append(1e3 * (time.perf_counter() - started))
+        return reply
+
+
+class _Switchboard:
+    """``Transport`` to the servers of one process."""
+
+    def __init__(self) -> None:
+        self.servers: dict[str, Any] = {}
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:  # noqa: ARG002
+        server = self.servers.get(actor)
+        if server is None:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        return await getattr(server, request.method)(request)
+
+
+class TimedBackground:
+    """``Background`` that keeps the milliseconds of the work and of the way there and back."""
+
+    def __init__(self) -> None:
+        self._background = ThreadBackground()
+        self.work: list[float] = []
+        self.way: list[float] = []
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """See ``Background.run``."""
+        spent = 0.0
+
+        def timed() -> Any:
+            nonlocal spent
+            begun = time.perf_counter()
+            try:
+                return work()
+            finally:
+                spent = time.perf_counter() - begun
+
+        started = time.perf_counter()
+        result = await self._background.run(timed)
+        self.work.append(1e3 * spent)
+        self.way.append(1e3 * (time.perf_counter() - started - spent))
+        return result
+
+
+class _Launcher:
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        for tp, broker_id in replicas:
+            self._cluster.start_replica(tp, broker_id)
+
+    async def end(self, actors: list[str]) -> None:
+        for name in actors:
+            self._cluster.board.servers.pop(name, None)
+
+    async def running(self) -> list[str]:
+        return list(self._cluster.board.servers)
+
+
+class LocalCluster:
+    """Its controller, coordinators and leaders; make it on the event loop it lives on."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._config = ClusterConfig()
+        self.board = _Switchboard()
+        self.transport = TimedTransport(self.board)
+        self.background = TimedBackground()
+        self._random = random.Random(1)
+
+    async def start(self) -> None:
+        """Start everything and wait until it serves."""
+        config = self._replica_config(TopicPartition(CLUSTER_METADATA_TOPIC, 0), 1)
+        self.board.servers[CONTROLLER_ACTOR] = ControllerServer(
+            config, self._surroundings(), launcher=_Launcher(self), token_bytes=secrets.token_bytes
+        )
+        await wait_until_ready(self.board)
+
+    def start_replica(self, tp: TopicPartition, broker_id: int) -> None:
+        """Start the server of one partition unless it runs."""
+        name = actor_of(tp, broker_id)
+        if name not in self.board.servers:
+            kind = server_of(tp.topic)
+            server = kind(self._replica_config(tp, broker_id), self._surroundings())
+            self.board.servers[name] = server
+
+    async def create_topic(self, name: str, partitions: int) -> None:
+        """Make a topic."""
+        admin = AsyncAdmin(Router(self.board, SystemClock()), random=self._random)
+        await admin.create_topic(name, partitions=partitions)
+
+    def producer(self, transactional_id: str) -> AsyncProducer:
+        """A transactional producer whose calls ``transport`` times."""
+        return timed_producer(self.transport, transactional_id, self._random)
+
+    async def stop(self) -> None:
+        """Stop what runs; the files are the caller's to remove."""
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _replica_config(self, tp: TopicPartition, broker_id: int) -> ReplicaConfig:
+        return ReplicaConfig(
+            topic=tp.topic,
+            partition=tp.partition,
+            broker_id=broker_id,
+            data_dir=str(self._directory),
+            cluster=self._config,
+        )
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            filesystem=RealFileSystem(),
+            clock=SystemClock(),
+            background=self.background,
+            transport=self.transport,
+            random=self._random,
+            incarnation=secrets.token_hex(8),
+            process_id=os.getpid(),
+            die=_die,
+        )
+
+
+def timed_producer(
+    transport: Transport, transactional_id: str, chance: random.Random
+) -> AsyncProducer:
+    """A producer for the running event loop that calls through ``transport``."""
+    settings = ProducerSettings.from_options({"transactional_id": transactional_id})
+    return AsyncProducer(Router(transport, SystemClock()), settings, random=chance)
+
+
+def _die(error: BaseException) -> None:
+    raise SystemExit(f"a bug: {error!r}")
