@@ -19,6 +19,7 @@ from oncelog.storage.model import (
     INDEX_INTERVAL_BYTES,
     MESSAGE_MAX_BYTES,
     SEGMENT_BYTES,
+    TRANSACTION_STATE_TOPIC,
 )
 
 SettingsT = TypeVar("SettingsT")
@@ -173,16 +174,6 @@ class TopicConfig:
         )
 
 
-def internal_topic_config(topic: str) -> TopicConfig:
-    """What a coordinator's log begins with: the newest state of each key is all it needs.
-
-    The metadata log is kept whole: its records build on each other.
-    """
-    if topic == CLUSTER_METADATA_TOPIC:
-        return TopicConfig(retention_ms=UNLIMITED)
-    return TopicConfig(cleanup_policy="compact", segment_bytes=INTERNAL_SEGMENT_BYTES)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Settings of a cluster; the two partition counts are fixed when it is founded."""
@@ -203,6 +194,8 @@ class ClusterConfig:
     log_cleaner_backoff_ms: int = 15_000
     producer_id_expiration_check_interval_ms: int = 600_000
     internal_call_timeout_ms: int = 5_000
+    transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
+    offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
 
     def __post_init__(self) -> None:
         check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
@@ -210,6 +203,8 @@ class ClusterConfig:
         for field in dataclasses.fields(self):
             if field.name.endswith("_ms"):
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
+            elif field.name.endswith("_segment_bytes"):
+                check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
         for name in _INTERVALS:
             check_range(name, getattr(self, name), 1, 2**31 - 1)
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
@@ -217,6 +212,22 @@ class ClusterConfig:
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
                 f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}"
             )
+
+
+def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
+    """What a coordinator's log begins with: the newest state of each key is all it needs.
+
+    The metadata log is kept whole: its records build on each other.
+    """
+    if topic == CLUSTER_METADATA_TOPIC:
+        return TopicConfig(retention_ms=UNLIMITED)
+    is_transactions = topic == TRANSACTION_STATE_TOPIC
+    return TopicConfig(
+        cleanup_policy="compact",
+        segment_bytes=cluster.transaction_state_log_segment_bytes
+        if is_transactions
+        else cluster.offsets_topic_segment_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

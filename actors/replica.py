@@ -211,7 +211,7 @@ class Replica:
             return
         self._settings_version = version
         if self.config.topic in INTERNAL_TOPICS:
-            self.topic = internal_topic_config(self.config.topic)
+            self.topic = internal_topic_config(self.config.topic, self.config.cluster)
         else:
             self.topic = TopicConfig.from_text(dict(settings))
         self.log.settings = log_settings(self.topic)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncelog.actors.config import internal_topic_config
+from oncelog.actors.config import ClusterConfig, internal_topic_config
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
@@ -161,7 +161,7 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="oncelog-bench-", dir=options.directory))
     directory = root / f"{TRANSACTION_STATE_TOPIC}-0"
     settings = LogSettings(
-        segment_bytes=internal_topic_config(TRANSACTION_STATE_TOPIC).segment_bytes
+        segment_bytes=internal_topic_config(TRANSACTION_STATE_TOPIC, ClusterConfig()).segment_bytes
     )
     try:
         log = PartitionLog.open(

@@ -32,8 +32,23 @@ class Source:
     def is_product(self) -> bool:
         return self.path.split("/")[0] in PACKAGES or self.path == "__init__.py"
 
-    def imports(self) -> Iterator[tuple[int, str]]:
+    @functools.cached_property
+    def _imports(self) -> tuple[tuple[int, str], ...]:
+        return tuple(self._find_imports())
+
+    @functools.cached_property
+    def _uses(self) -> tuple[tuple[int, str], ...]:
+        return tuple(self._find_uses())
+
+    def imports(self) -> tuple[tuple[int, str], ...]:
         """(line, dotted name) of every import; ``from a import b`` gives ``a`` and ``a.b``."""
+        return self._imports
+
+    def uses(self) -> tuple[tuple[int, str], ...]:
+        """(line, dotted name) of what the file uses of its imports and of the builtins."""
+        return self._uses
+
+    def _find_imports(self) -> Iterator[tuple[int, str]]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -44,8 +59,7 @@ class Source:
                 for alias in node.names:
                     yield node.lineno, f"{module}.{alias.name}"
 
-    def uses(self) -> Iterator[tuple[int, str]]:
-        """(line, dotted name) of what the file uses of its imports and of the builtins."""
+    def _find_uses(self) -> Iterator[tuple[int, str]]:
         aliases: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):

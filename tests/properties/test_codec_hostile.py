@@ -88,13 +88,18 @@ def results_in_python(batch: bytes) -> list[Any]:
         return results(batch)
 
 
+@pytest.mark.parametrize(
+    "batch_count", [150, pytest.param(1_500, marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_hostile_batches_end_in_an_error_within_little_memory(backend: str, seed: int) -> None:
+def test_hostile_batches_end_in_an_error_within_little_memory(
+    backend: str, batch_count: int, seed: int
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if backend == "python":
         environment["ONCELOG_CODEC"] = "python"
     done = subprocess.run(
-        [sys.executable, str(FUZZ), backend, str(seed), "1500", str(MEMORY_MIB)],
+        [sys.executable, str(FUZZ), backend, str(seed), str(batch_count), str(MEMORY_MIB)],
         env=environment,
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transactional_logs import TransactionalLog
@@ -171,9 +172,23 @@ class History:
                 self.deletable_from_ms.setdefault(record.offset, self.log.now_ms + RETENTION_MS)
 
 
-@settings(max_examples=250)
-@given(steps=STEPS, segment_bytes=st.sampled_from([200, 500, 1_500]))
+SEGMENT_BYTES = st.sampled_from([200, 500, 1_500])
+
+
+@settings(max_examples=60)
+@given(steps=STEPS, segment_bytes=SEGMENT_BYTES)
 def test_readers_and_producers_see_the_same_log_after_each_pass(steps, segment_bytes):
+    check_history(steps, segment_bytes)
+
+
+@pytest.mark.slow
+@settings(max_examples=600)
+@given(steps=STEPS, segment_bytes=SEGMENT_BYTES)
+def test_readers_and_producers_see_the_same_log_in_many_histories(steps, segment_bytes):
+    check_history(steps, segment_bytes)
+
+
+def check_history(steps: list[tuple], segment_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         history = History(Path(directory) / "flights-0", segment_bytes)
         for step in steps:

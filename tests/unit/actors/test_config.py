@@ -103,9 +103,9 @@ def test_the_policy_says_what_goes(
 
 def test_internal_logs_lose_nothing_by_age() -> None:
     for topic in ("__consumer_offsets", "__transaction_state"):
-        config = internal_topic_config(topic)
+        config = internal_topic_config(topic, ClusterConfig())
         assert (config.is_compacted, config.retention) == (True, RetentionPolicy())
-    metadata = internal_topic_config("__cluster_metadata")
+    metadata = internal_topic_config("__cluster_metadata", ClusterConfig())
     assert (metadata.is_compacted, metadata.retention) == (False, RetentionPolicy())
 
 

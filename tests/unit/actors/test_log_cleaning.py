@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.config import ReplicaConfig, internal_topic_config
+from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
 from oncelog.actors.log_cleaning import clean_if_dirty, compaction_settings
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.effects import LogRecord
@@ -177,6 +177,6 @@ def test_replica_that_goes_offline_ends_the_compaction(tmp_path):
 
 @pytest.mark.parametrize("topic", [TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC])
 def test_internal_logs_are_compacted(topic):
-    assert internal_topic_config(topic).is_compacted
-    settings = compaction_settings(internal_topic_config(topic))
+    assert internal_topic_config(topic, ClusterConfig()).is_compacted
+    settings = compaction_settings(internal_topic_config(topic, ClusterConfig()))
     assert (settings.min_dirty_ratio, settings.delete_retention_ms) == (0.5, 86_400_000)
