@@ -7,6 +7,7 @@ actor that is at work. It takes a data directory, the directory of one partition
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,13 @@ from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
 from oncelog.storage.recovery import TailDefect
 from oncelog.storage.txn_index import AbortedIndexEntry
+
+VERIFY_ATTEMPTS_MAX: Final = 10
+"""How often a partition is looked at whose segments are replaced meanwhile."""
+
+_SEGMENT_FILES: Final = frozenset(
+    {FileKind.LOG, FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TXN_INDEX}
+)
 
 TEXT_LENGTH_MAX: Final = 120
 """Characters of one value that are shown to people; programs get all of it."""
@@ -169,19 +177,51 @@ class _Printer:
         if not directories:
             raise _no_log(path)
         for each in directories:
-            findings = verify_directory(
-                self._filesystem,
-                each,
-                MachineReplay(each),
-                is_deep=self._is_deep,
-            )
-            for finding in findings:
+            for finding in self._findings(each):
                 if path.is_dir() or finding.path == path:
                     self._finding(finding)
         if not self._is_json:
             count = self.problem_count
             say(f"{path}: {f'{count} problems' if count != 1 else '1 problem'}")
         return STATUS_ERROR if self.problem_count else 0
+
+    def _findings(self, directory: Path) -> Sequence[Finding]:
+        """What does not fit in one partition.
+
+        Compaction may swap the files of a segment while they are looked at, one after the other:
+        what was found then says nothing, so everything is looked at again.
+        """
+        for _ in range(VERIFY_ATTEMPTS_MAX):
+            before = self._sealed_files(directory)
+            findings = list(
+                verify_directory(
+                    self._filesystem, directory, MachineReplay(directory), is_deep=self._is_deep
+                )
+            )
+            after = self._sealed_files(directory)
+            is_changed = any(after.get(name) != found for name, found in before.items())
+            if not is_changed or not any(finding.is_problem for finding in findings):
+                return findings
+        reason = (
+            f"its segments were replaced during each of {VERIFY_ATTEMPTS_MAX} attempts to look at "
+            "them: try again when compaction has less to do"
+        )
+        return [Finding(path=directory, position=0, reason=reason, is_problem=False)]
+
+    def _sealed_files(self, directory: Path) -> dict[str, tuple[int, int]]:
+        """The files of all segments but the active one, and which files these are."""
+        names = [
+            name
+            for name in self._filesystem.list_directory(directory)
+            if kind_of(name) in _SEGMENT_FILES
+        ]
+        active = max(names, default="").partition(".")[0]
+        found = {}
+        for name in names:
+            if not name.startswith(active):
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = self._filesystem.identity(directory / name)
+        return found
 
     def _finding(self, finding: Finding) -> None:
         self.problem_count += finding.is_problem

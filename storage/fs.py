@@ -327,6 +327,11 @@ class ReadOnlyFileSystem(RealFileSystem):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
 
+    def identity(self, path: Path) -> tuple[int, int]:
+        """What tells this file from another that takes its name later; OSError if it is gone."""
+        status = path.stat()
+        return status.st_ino, status.st_ctime_ns
+
     def make_directory(self, path: Path) -> None:
         """Refused."""
         _refuse_change(path)

@@ -20,6 +20,8 @@ from partition_files import (
 from partition_logs import flip
 from transactional_logs import TransactionalLog
 
+from oncelog.api.cli_dump import VERIFY_ATTEMPTS_MAX
+from oncelog.storage.fs import ReadOnlyFileSystem
 from oncelog.storage.partition_log import LogSettings
 from oncelog.storage.record_batch import HEADER_BYTES
 
@@ -95,6 +97,40 @@ def test_a_compacted_log_is_sound(tmp_path, verify, is_clean):
     log.sync()
     log.log.close(log.machine.snapshot() if is_clean else None)
     assert verify(tmp_path / "flights-0", "--deep") == (0, [], [])
+
+
+@pytest.mark.parametrize("swaps", [1, 99])
+def test_segments_that_are_replaced_while_they_are_looked_at_are_no_problem(
+    tmp_path, verify, monkeypatch, swaps
+):
+    """1. The log of a segment is opened. 2. Compaction replaces it. 3. Its indexes are opened."""
+    settings = LogSettings(segment_bytes=4_000, index_interval_bytes=200)
+    log = TransactionalLog(tmp_path / "flights-0", settings)
+    open_file = ReadOnlyFileSystem.open
+    opened = []
+
+    def replacing(filesystem, path, *, create):
+        found = open_file(filesystem, path, create=create)
+        if path.name == f"{0:020d}.log" and len(opened) < swaps:
+            opened.append(path)
+            fill()
+            log.clean()
+        return found
+
+    def fill():
+        for number in range(40):
+            log.now_ms += 100
+            log.send([(b"%d-%d" % (len(opened), number), b"v" * 60)] * 2)
+            log.send([(b"k", b"v" * 150)] * 4)
+        log.sync()
+
+    fill()
+    monkeypatch.setattr(ReadOnlyFileSystem, "open", replacing)
+    status, problems, notes = verify(tmp_path / "flights-0")
+    assert (status, problems) == (0, [])
+    assert len(opened) == min(swaps, VERIFY_ATTEMPTS_MAX)
+    assert ("replaced during each of" in str(notes)) is (swaps > 1)
+    log.log.close(None)
 
 
 # --- damage -----------------------------------------------------------------------------------
