@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actor_surroundings import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.partition_leader import PartitionLeader
@@ -22,16 +23,6 @@ from oncelog.storage.record_codec import encode_records
 
 KEY = b"key" * 10
 TOPIC_ID = "a" * 32
-
-
-class ManualClock:
-    """Stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.time_ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.time_ms
 
 
 class LeaderHarness:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actor_surroundings import START_MS, InlineBackground, JumpingLoop, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, internal_topic_config
 from oncelog.actors.log_cleaning import clean_if_dirty, compaction_settings
@@ -17,41 +18,6 @@ from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-
-NOW_MS = 1_700_000_000_000
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Jumps to its next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0]._when)  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
-
-
-class FixedClock:
-    def now_ms(self) -> int:
-        return NOW_MS
-
-
-class CountingBackground:
-    """Does the work at once and counts the pieces."""
-
-    def __init__(self) -> None:
-        self.pieces = 0
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        self.pieces += 1
-        await asyncio.sleep(0)
-        return work()
 
 
 def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -> Any:
@@ -68,8 +34,8 @@ def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -
                 topic="flights", partition=0, broker_id=1, data_dir=str(directory)
             ),
             filesystem=RealFileSystem(),
-            clock=FixedClock(),
-            background=CountingBackground(),
+            clock=ManualClock(),
+            background=InlineBackground(),
             epoch_source=epoch,
         )
         await replica.start()
@@ -89,7 +55,7 @@ def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -
 async def write(replica: Replica, count: int = 400, value_bytes: int = 1_000) -> None:
     for number in range(count):
         record = LogRecord(b"%d" % (number % 5), b"%d" % number + b"v" * value_bytes)
-        outcome = replica.append([record], now_ms=NOW_MS)
+        outcome = replica.append([record], now_ms=START_MS)
     assert await replica.committed(outcome.next_offset) is ErrorCode.NONE
 
 
@@ -101,10 +67,10 @@ def test_dirty_log_becomes_small_and_keeps_the_newest_values(tmp_path):
     async def scenario(replica):
         await write(replica)
         before = newest(replica)
-        result = await clean_if_dirty(replica, now_ms=NOW_MS)
+        result = await clean_if_dirty(replica, now_ms=START_MS)
         assert result.bytes_after < result.bytes_before / 10
         assert newest(replica) == before
-        assert await clean_if_dirty(replica, now_ms=NOW_MS) is None
+        assert await clean_if_dirty(replica, now_ms=START_MS) is None
         await write(replica, 1)
 
     play(tmp_path, scenario)
@@ -113,7 +79,7 @@ def test_dirty_log_becomes_small_and_keeps_the_newest_values(tmp_path):
 def test_log_that_is_not_dirty_enough_is_left_alone(tmp_path):
     async def scenario(replica):
         await write(replica, 10)
-        assert await clean_if_dirty(replica, now_ms=NOW_MS) is None
+        assert await clean_if_dirty(replica, now_ms=START_MS) is None
 
     play(tmp_path, scenario)
 
@@ -125,7 +91,7 @@ def test_compaction_keeps_to_its_rate(tmp_path):
         await write(replica, 2_000)
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
-        result = await clean_if_dirty(replica, now_ms=NOW_MS, bytes_per_second=1_000_000)
+        result = await clean_if_dirty(replica, now_ms=START_MS, bytes_per_second=1_000_000)
         assert result.bytes_read > 3_000_000
         assert loop.time() - begun_s == pytest.approx(result.bytes_read / 1_000_000, rel=0.15)
 
@@ -135,7 +101,7 @@ def test_compaction_keeps_to_its_rate(tmp_path):
 def test_appends_and_reads_go_on_between_the_pieces(tmp_path):
     async def scenario(replica):
         await write(replica, 2_000)
-        cleaning = asyncio.create_task(clean_if_dirty(replica, now_ms=NOW_MS))
+        cleaning = asyncio.create_task(clean_if_dirty(replica, now_ms=START_MS))
         rounds = 0
         while not cleaning.done():
             await write(replica, 1)
@@ -155,7 +121,7 @@ def test_compaction_that_is_not_wanted_any_more_is_given_up_and_leaves_nothing(t
         before = newest(replica)
         answers = iter([True, True])
         result = await clean_if_dirty(
-            replica, now_ms=NOW_MS, is_wanted=lambda: next(answers, False)
+            replica, now_ms=START_MS, is_wanted=lambda: next(answers, False)
         )
         assert result is None
         assert newest(replica) == before
@@ -167,7 +133,7 @@ def test_compaction_that_is_not_wanted_any_more_is_given_up_and_leaves_nothing(t
 def test_replica_that_goes_offline_ends_the_compaction(tmp_path):
     async def scenario(replica):
         await write(replica, 2_000)
-        cleaning = asyncio.create_task(clean_if_dirty(replica, now_ms=NOW_MS))
+        cleaning = asyncio.create_task(clean_if_dirty(replica, now_ms=START_MS))
         await asyncio.sleep(0.05)
         await replica.stop()
         assert await cleaning is None

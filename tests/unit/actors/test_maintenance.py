@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actor_surroundings import InlineBackground, JumpingLoop
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.maintenance import Maintenance
@@ -20,37 +21,8 @@ from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.record_batch import parse_header
 from oncelog.storage.record_codec import encode_records
 
-START_MS = 1_700_000_000_000
 HOUR_S = 3_600.0
 RETENTION_MS = 3_000_000
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Jumps to its next timer instead of waiting for it; also the clock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        self.ahead_ms = 0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def now_ms(self) -> int:
-        return START_MS + self.ahead_ms + int(self.now_s * 1_000)
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0]._when)  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
-
-
-class InlineBackground:
-    """Does the work at once."""
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        await asyncio.sleep(0)
-        return work()
 
 
 class House:

@@ -7,24 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from actor_surroundings import HeldBackground
 
-from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
-
-
-class HeldBackground(ThreadBackground):
-    """Works when the gate is open; counts what was begun."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.begun = 0
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        self.begun += 1
-        await self.gate.wait()
-        return await super().run(work)
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -38,6 +24,7 @@ def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
 ) -> None:
     async def body() -> None:
         harness.background = HeldBackground()
+        harness.background.gate.clear()
         starting = asyncio.ensure_future(harness.start())
         await until(lambda: harness.background.begun == 1)
         stopping = asyncio.ensure_future(harness.replica.stop(remove_data=remove_data))

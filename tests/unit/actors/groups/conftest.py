@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from actor_surroundings import HeldBackground, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
@@ -34,7 +35,6 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
-from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
@@ -46,32 +46,6 @@ OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 TP = TopicPartition("flights", 0)
 GROUP = "billing"
 RETENTION_MS = 604_800_000
-
-
-class ManualClock:
-    """Stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.time_ms = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.time_ms
-
-
-class HeldBackground(ThreadBackground):
-    """Syncs when the gate is open, and fails when the disk is broken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.is_broken = False
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        await self.gate.wait()
-        if self.is_broken:
-            raise OSError("no more disk")
-        return await super().run(work)
 
 
 class Shard:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from transaction_calls import CLUSTER_KEY, FLIGHTS, RUN, add, begin, end, init, state_of
+
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages import (
-    AddPartitionsToTxnReply,
-    AddPartitionsToTxnRequest,
     DescribeProducersReply,
     DescribeProducersRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
     FetchRequest,
-    InitProducerIdReply,
-    InitProducerIdRequest,
     ProducerDescription,
     ProduceRequest,
     Run,
@@ -26,59 +24,6 @@ from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ti
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.record_codec import encode_records
-
-CLUSTER_KEY = b"k" * 32
-FLIGHTS = TopicPartition("flights", 0)
-RUN = Run(started_ns=1, id="run")
-
-
-async def init(coordinator: Any, transactional_id: str | None = "loader") -> InitProducerIdReply:
-    request = InitProducerIdRequest(transactional_id=transactional_id)
-    reply: InitProducerIdReply = await coordinator.init_producer_id(request)
-    return reply
-
-
-async def add(
-    coordinator: Any, producer_id: int, epoch: int, *partitions: TopicPartition
-) -> AddPartitionsToTxnReply:
-    reply: AddPartitionsToTxnReply = await coordinator.add_partitions_to_txn(
-        AddPartitionsToTxnRequest(
-            transactional_id="loader",
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            partitions=partitions or (FLIGHTS,),
-        )
-    )
-    return reply
-
-
-async def end(
-    coordinator: Any, producer_id: int, epoch: int, committed: bool = True
-) -> EndTxnReply:
-    reply: EndTxnReply = await coordinator.end_txn(
-        EndTxnRequest(
-            transactional_id="loader",
-            committed=committed,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-        )
-    )
-    return reply
-
-
-def state_of(coordinator: Any) -> str:
-    (description,) = coordinator.machine.describe(["loader"])
-    return str(description.state)
-
-
-async def begin(world: Any, coordinator: Any, *partitions: TopicPartition) -> tuple[int, int]:
-    for tp in partitions or (FLIGHTS,):
-        world.add_partition(tp)
-    reply = await init(coordinator)
-    added = await add(coordinator, reply.producer_id, reply.producer_epoch, *partitions)
-    assert added.error is ErrorCode.NONE
-    return reply.producer_id, reply.producer_epoch
-
 
 # --- the whole way ----------------------------------------------------------------------------
 

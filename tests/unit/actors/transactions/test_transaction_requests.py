@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from transaction_calls import FLIGHTS, RUN, add, begin, end, init
+
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.admin_messages import (
     DescribeTransactionsRequest,
@@ -16,65 +18,10 @@ from oncelog.actors.protocol.messages import (
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
-    InitProducerIdReply,
     InitProducerIdRequest,
-    Run,
 )
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
-
-CLUSTER_KEY = b"k" * 32
-FLIGHTS = TopicPartition("flights", 0)
-RUN = Run(started_ns=1, id="run")
-
-
-async def init(coordinator: Any, transactional_id: str | None = "loader") -> InitProducerIdReply:
-    request = InitProducerIdRequest(transactional_id=transactional_id)
-    reply: InitProducerIdReply = await coordinator.init_producer_id(request)
-    return reply
-
-
-async def add(
-    coordinator: Any, producer_id: int, epoch: int, *partitions: TopicPartition
-) -> AddPartitionsToTxnReply:
-    reply: AddPartitionsToTxnReply = await coordinator.add_partitions_to_txn(
-        AddPartitionsToTxnRequest(
-            transactional_id="loader",
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            partitions=partitions or (FLIGHTS,),
-        )
-    )
-    return reply
-
-
-async def end(
-    coordinator: Any, producer_id: int, epoch: int, committed: bool = True
-) -> EndTxnReply:
-    reply: EndTxnReply = await coordinator.end_txn(
-        EndTxnRequest(
-            transactional_id="loader",
-            committed=committed,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-        )
-    )
-    return reply
-
-
-def state_of(coordinator: Any) -> str:
-    (description,) = coordinator.machine.describe(["loader"])
-    return str(description.state)
-
-
-async def begin(world: Any, coordinator: Any, *partitions: TopicPartition) -> tuple[int, int]:
-    for tp in partitions or (FLIGHTS,):
-        world.add_partition(tp)
-    reply = await init(coordinator)
-    added = await add(coordinator, reply.producer_id, reply.producer_epoch, *partitions)
-    assert added.error is ErrorCode.NONE
-    return reply.producer_id, reply.producer_epoch
-
 
 # --- refusals ---------------------------------------------------------------------------------
 
