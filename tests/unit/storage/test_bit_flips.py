@@ -138,7 +138,7 @@ def test_replay_from_within_a_segment_misses_no_batch_after_a_flip(
     [
         lambda log: read_all(log, max_bytes=1 << 20),
         lambda log: read_all(log, max_bytes=1),
-        seek_everywhere,
+        pytest.param(seek_everywhere, marks=pytest.mark.slow),
     ],
     ids=["large", "small", "seek"],
 )
