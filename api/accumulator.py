@@ -185,10 +185,16 @@ class Accumulator:
             for queue in self._all_queues():
                 queue.is_due = self._has_open(queue)
 
-    def fulls_seen(self) -> None:
-        """The loop looks at full batches now; a later one is told of again."""
+    def fulls_seen(self) -> bool:
+        """The loop looks at full batches now; a later one is told of again.
+
+        Whether a linger time has to begin: the record that fills a batch may have opened the next.
+        """
         with self._lock:
             self._is_full_told = False
+            begins = not self._is_linger_told and any(map(self._has_open, self._all_queues()))
+            self._is_linger_told = self._is_linger_told or begins
+            return begins
 
     def close_open(self) -> frozenset[BatchDelivery]:
         """Close every open batch, as a flush does; all batches whose outcome is not known."""

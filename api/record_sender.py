@@ -349,10 +349,9 @@ class RecordSender:
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
             return
-        if wake is Wake.LINGER:
+        if wake is Wake.LINGER or self._accumulator.fulls_seen():
             self._loop.call_later(self.settings.linger_ms / 1_000, self._linger_over)
-        else:
-            self._accumulator.fulls_seen()
+        if wake is not Wake.LINGER:
             self._send_due()
 
     def _linger_over(self) -> None:

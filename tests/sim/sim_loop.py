@@ -296,7 +296,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             # The outcome of a record that a program does not ask for is no bug.
             return
         if error is None:
-            error = AssertionError(str(context.get("message")))
+            error = AssertionError(f"{context.get('message')} {context.get('task', '')!r}")
         self._on_error(PROCESS.get(None), error)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:

@@ -87,6 +87,27 @@ def test_records_within_the_linger_time_share_a_batch(cluster: Any, run: Any) ->
     assert len(cluster.requests(ProduceRequest)) == 1
 
 
+def test_a_record_that_fills_a_batch_which_had_lingered_begins_the_next_linger_time(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, 0.3)
+
+    async def story() -> None:
+        settings = {"batch_size": 200, "max_in_flight_requests_per_connection": 1}
+        async with cluster.producer(**settings) as producer:
+            on_its_way = await producer.send("t", b"0", partition=0)
+            await asyncio.sleep(0.05)
+            has_lingered = await producer.send("t", b"1", partition=0)
+            await asyncio.sleep(0.05)
+            # Does not fit behind the one before: it closes that batch and opens another.
+            large = await producer.send("t", b"2" + b"." * 175, partition=0)
+            done, _ = await asyncio.wait({on_its_way, has_lingered, large}, timeout=1.0)
+            assert len(done) == 3
+
+    run(story())
+
+
 def test_at_most_five_batches_are_on_their_way(cluster: Any, run: Any) -> None:
     cluster.create("t")
     cluster.fault(ProduceRequest, *([1.0] * 8))
