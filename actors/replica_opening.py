@@ -29,6 +29,9 @@ LOCK_FILE: Final = ".lock"
 METADATA_FILE: Final = "partition.metadata"
 """Whose files these are: the topic id, in the form that Kafka keeps it."""
 
+HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""How far a start looks back behind the snapshot: about 16 batches of the largest size."""
+
 LOCK_RETRY_MS: Final = 50
 """How often a starting replica looks whether a process of an earlier incarnation let go."""
 
@@ -91,10 +94,9 @@ class ReplicaDirectory:
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
         replay_from = machine.replay_from
-        if not log.was_clean and replay_from > log.head.first_base_offset:
-            # A snapshot remembers one batch per producer; the segment before it restores the
-            # other four, so that a retry of any batch that was in flight is recognised.
-            replay_from = log.base_offset_of(replay_from - 1)
+        # A snapshot remembers one batch per producer, also that of a clean stop; the batches
+        # before it restore the other four, so that the retry of any that was in flight is known.
+        replay_from = min(replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX))
         for header, batch in log.replay_state(replay_from):
             control = decode_control(batch, header) if header.is_control else None
             index_if_aborted(log, machine.apply(header, control))

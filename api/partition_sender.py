@@ -40,6 +40,19 @@ from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequ
 
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
+_NOT_APPENDED: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+"""Retriable answers with which a leader says that it did not append; others leave it open, even
+``NOT_LEADER_OR_FOLLOWER``: one that stops leading answers so whoever waits for replication."""
+
 _REFUSED_UNSEEN: Final = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -73,6 +86,8 @@ class _InFlight:
     number: int
     """How many batches were begun before it."""
     is_retrying: bool = False
+    may_be_in_log: bool = False
+    """An earlier attempt may have been appended without an answer that says so."""
     task: asyncio.Task[None] | None = None
 
 
@@ -253,6 +268,7 @@ class PartitionSender:
                 self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
                 return
             entry.is_retrying = True
+            entry.may_be_in_log = entry.may_be_in_log or reply.error not in _NOT_APPENDED
             self._context.counters.batches_retried += 1
             await asyncio.sleep(delay_s)
             await self._wait_for_turn(entry)
@@ -323,9 +339,20 @@ class PartitionSender:
         self._after_removal()
 
     def _refused(self, entry: _InFlight) -> None:
-        """The leader expects another sequence or epoch and did not append ``entry``."""
+        """The leader expects another sequence or epoch and did not append ``entry`` just now."""
         self._in_flight.remove(entry)
-        if self._gap is _Gap.UNKNOWN:
+        if entry.may_be_in_log:
+            # The leader may have appended it and forgotten, as after a failover: under another
+            # epoch it would not know it again. Source: KIP-360.
+            self._gap = _Gap.UNKNOWN
+            self._lose(
+                entry.batch,
+                OutOfOrderSequenceNumberError(
+                    f"a batch for partition {self._topic_partition} got no answer, and its leader "
+                    "does not know it: it may or may not be in the log"
+                ),
+            )
+        elif self._gap is _Gap.UNKNOWN:
             # A late call of the batch before it could still let this one in too: sending it
             # again under another epoch might append it twice.
             self._lose(

@@ -335,9 +335,9 @@ class PartitionLog:
             is_checked = segment.base_offset >= self._checked_from
             yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
 
-    def base_offset_of(self, offset: int) -> int:
-        """Base offset of the segment that holds ``offset``."""
-        return self._segments.holding(offset).base_offset
+    def offset_before(self, offset: int, bytes_max: int) -> int:
+        """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""
+        return self._segments.offset_before(offset, bytes_max)
 
     def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
         """The newest readable state and its offset, from which the caller must replay.

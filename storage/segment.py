@@ -385,6 +385,14 @@ class Segment:
         if expected > self.next_offset:
             self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 
+    def offset_before(self, offset: int, bytes_max: int) -> int | None:
+        """The last offset indexed ``bytes_max`` or more before ``offset``; None if none is."""
+        index = self.indexes[0]
+        entry = index.lookup(offset) if offset < self.next_offset else None
+        end = self.size_bytes if entry is None else entry[1]
+        found = index.lookup_end(limit_position=end - bytes_max, upper_offset=offset)
+        return None if found is None else found[0]
+
     def read_batch(self, place: BatchPlace) -> bytes:
         """The bytes of one batch."""
         return self.log.read(place.position, place.end - place.position)

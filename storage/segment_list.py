@@ -93,6 +93,22 @@ class SegmentList:
             self._keep_open(segment)
             yield segment
 
+    def offset_before(self, offset: int, bytes_max: int) -> int:
+        """An offset whose batch begins about ``bytes_max`` before the one that holds ``offset``.
+
+        Exact to the interval of the index; the log's first one if there are fewer bytes.
+        """
+        left = bytes_max
+        while offset > self.first.base_offset:
+            segment = self.holding(offset - 1)
+            self._keep_open(segment)
+            begin = segment.offset_before(offset, left)
+            if begin is not None:
+                return begin
+            left -= segment.size_bytes
+            offset = segment.base_offset
+        return offset
+
     def facts(self) -> Iterator[SegmentFacts]:
         """What retention looks at, oldest first; an active segment without batches is left out."""
         for segment in list(self._segments):

@@ -18,6 +18,7 @@ from oncelog.storage.exceptions import (
     InvalidTopicError,
     MessageTooLargeError,
     OncelogError,
+    OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     TransactionAbortableError,
     UnknownTopicOrPartitionError,
@@ -269,6 +270,44 @@ def test_a_batch_behind_one_of_unknown_outcome_is_never_sent_under_another_epoch
     cluster.call = cluster_call
     assert numbers(leader.values())[-1] == 2
     assert len(leader.values()) == len(set(leader.values()))
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_twice_possible"),
+    [("lose reply", True), (ErrorCode.NOT_ENOUGH_REPLICAS, False), (None, False)],
+)
+def test_a_batch_that_may_be_in_the_log_is_never_sent_under_another_epoch(
+    cluster: Any, run: Any, *, fault: Any, is_twice_possible: bool
+) -> None:
+    # 1. The batch is appended, the answer is lost (or: an answer says that it is not appended).
+    # 2. The leader forgets the producer's batches and expects a later sequence.
+    # 3. The retry is refused. Under a new epoch the leader would take it, a second time.
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            await (await producer.send("t", b"first"))
+            cluster.fault(ProduceRequest, fault)
+            future = await producer.send("t", b"second")
+            await asyncio.sleep(0.05)
+            (entry,) = leader.producers.values()
+            entry.window.clear()
+            entry.next_sequence = 7
+            if fault is None:
+                await future
+                future = await producer.send("t", b"third")
+            if is_twice_possible:
+                with pytest.raises(OutOfOrderSequenceNumberError, match="may or may not be"):
+                    await future
+            else:
+                await future
+            await (await producer.send("t", b"last"))
+
+    run(story())
+    values = leader.values()
+    assert len(values) == len(set(values))
+    assert values[:2] == [b"first", b"second"]
+    assert values[-1] == b"last"
 
 
 def test_a_batch_too_large_for_its_topic_is_sent_in_parts(cluster: Any, run: Any) -> None:
