@@ -31,6 +31,7 @@ from oncelog.api.event_loop import LoopThread
 from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait
 from oncelog.api.process import ProcessJob
 from oncelog.api.process_actor import launch_job
+from oncelog.api.process_bound import ProcessBound
 from oncelog.api.process_loop import worker_settings
 from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.producer import AsyncProducer, Producer
@@ -106,11 +107,14 @@ def connect(address: str = "auto") -> Cluster:
     return Cluster()
 
 
-class Cluster:
+class Cluster(ProcessBound):
     """One program's connection. Use it as a context manager, or ``close`` it."""
+
+    make_there = "call oncelog.connect() there"
 
     def __init__(self) -> None:
         self._loop_thread = LoopThread()
+        connection.refuse_after_fork(self._loop_thread)
         self._transport = RayTransport()
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))

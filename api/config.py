@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from oncelog.api.interceptors import ProducerInterceptor
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
@@ -62,6 +63,15 @@ def _check_id(settings: object, name: str, bytes_max: int) -> None:
         raise _refuse(name, value, f"text of 1 to {bytes_max} bytes of UTF-8")
 
 
+def _check_interceptors(settings: ProducerSettings) -> None:
+    given = settings.interceptors
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(interceptor, ProducerInterceptor) for interceptor in given
+    ):
+        raise _refuse("interceptors", given, "a list of ProducerInterceptor objects")
+    object.__setattr__(settings, "interceptors", tuple(given))
+
+
 def _from_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
     known = [field.name for field in dataclasses.fields(kind)]
     for name, value in options.items():
@@ -79,7 +89,7 @@ class ProducerSettings:
     ``acks`` is ``"all"`` (or -1), 1 or 0; a transactional producer needs all. ``batch_size`` is
     the target size of a batch, ``max_request_size`` the limit of one record and one batch.
     ``buffer_memory`` bounds what is not yet acknowledged: beyond it ``send`` waits up to
-    ``max_block_ms``, which also bounds each transactional call.
+    ``max_block_ms``, which also bounds each transactional call. ``interceptors`` are objects.
     """
 
     transactional_id: str | None = None
@@ -97,9 +107,11 @@ class ProducerSettings:
     compression_type: str = "none"
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
+    interceptors: tuple[ProducerInterceptor, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
+        _check_interceptors(self)
         if self.acks == "all":
             object.__setattr__(self, "acks", ACKS_ALL)
         if isinstance(self.acks, bool) or self.acks not in (ACKS_ALL, 0, 1):

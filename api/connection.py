@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport, ac
 from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages import DescribeReplicaRequest
 from oncelog.actors.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
+from oncelog.api.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
@@ -31,6 +33,8 @@ CALL_TIMEOUT_MS: Final = 5_000
 DISCOVERY_FILE: Final = "cluster.json"
 DEFAULT_DATA_DIR: Final = "oncelog-data"
 
+_loop_threads: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
@@ -39,6 +43,22 @@ class Discovery:
     address: str
     dashboard_url: str
     process_id: int
+
+
+def refuse_after_fork(loop_thread: LoopThread) -> None:
+    """Make everything that lives on ``loop_thread`` refuse to work in children of this process."""
+    _loop_threads.add(loop_thread)
+
+
+def _forbid_in_child() -> None:
+    for loop_thread in tuple(_loop_threads):
+        loop_thread.forbid(
+            "this cluster, producer or consumer was made before the process forked and works only "
+            "in the parent: call oncelog.connect() in the child and make a new one there"
+        )
+
+
+os.register_at_fork(after_in_child=_forbid_in_child)
 
 
 def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:

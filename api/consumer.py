@@ -17,6 +17,7 @@ from oncelog.api.config import ConsumerSettings
 from oncelog.api.consumer_core import ConsumerCore
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.offsets import fetch_committed, list_offsets
+from oncelog.api.process_bound import ProcessBound
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
 from oncelog.api.routing import Router
 from oncelog.storage.exceptions import InvalidRequestError, InvalidTopicError
@@ -38,8 +39,10 @@ ITERATION_POLL_MS: Final = 1_000
 Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
 
 
-class AsyncConsumer:
+class AsyncConsumer(ProcessBound):
     """``Consumer`` for asyncio programs: the same methods, awaited. Belongs to one event loop."""
+
+    make_there = "pass its settings and make one there with cluster.consumer(...)"
 
     def __init__(self, router: Router, settings: ConsumerSettings, random: Random) -> None:
         self._core = ConsumerCore(router=router, settings=settings, random=random)
@@ -277,11 +280,13 @@ class AsyncConsumer:
         await self.close()
 
 
-class Consumer:
+class Consumer(ProcessBound):
     """Reads topics. read_committed by default: only data of committed transactions is seen.
 
     Use it as a context manager, or ``close`` it. Iterating delivers record after record for ever.
     """
+
+    make_there = "pass its settings and make one there with cluster.consumer(...)"
 
     def __init__(
         self, router: Router, loop_thread: LoopThread, settings: ConsumerSettings, random: Random

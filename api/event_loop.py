@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -26,10 +27,33 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._forbidden = ""
+        self._on_forbid: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def forbid(self, reason: str) -> None:
+        """From now on every use raises ``IllegalStateError`` with ``reason``: its thread is gone.
+
+        For the child of a fork, which has the objects of its parent but none of their threads.
+        """
+        self._forbidden = reason
+        for reference in self._on_forbid:
+            if (callback := reference()) is not None:
+                callback()
+
+    def call_when_forbidden(self, callback: Callable[[], None]) -> None:
+        """Call the method ``callback``, if its object still lives, when use is forbidden."""
+        self._on_forbid = [known for known in self._on_forbid if known() is not None]
+        self._on_forbid.append(weakref.WeakMethod(callback))
+
+    def check(self) -> None:
+        """Raise ``IllegalStateError`` if this process may not use the loop."""
+        if self._forbidden:
+            raise IllegalStateError(self._forbidden)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The running loop; starts the thread if need be. ``ClientClosedError`` once closed."""
+        self.check()
         loop = self._loop
         if loop is not None and not self._is_closed:
             return loop
@@ -78,6 +102,8 @@ class LoopThread:
         """Cancel what still runs on the loop and end the thread. May be called again."""
         with self._lock:
             self._is_closed = True
+            if self._forbidden:
+                return
             loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return

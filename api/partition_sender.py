@@ -97,7 +97,9 @@ class SendCounters:
 
     records_acknowledged: int = 0
     records_failed: int = 0
+    records_sent: int = 0
     batches_sent: int = 0
+    batches_failed: int = 0
     batches_retried: int = 0
     bytes_sent: int = 0
 
@@ -159,6 +161,11 @@ class PartitionSender:
         self._moved = asyncio.Event()
         self._is_stopped = False
 
+    @property
+    def in_flight_count(self) -> int:
+        """How many batches are on their way."""
+        return len(self._in_flight)
+
     def pump(self) -> None:
         """Send what is full or due, as far as the window allows."""
         if self._is_stopped or self._gap is not None:
@@ -209,6 +216,7 @@ class PartitionSender:
         self._next_position = entry.end_position
         self._in_flight.append(entry)
         self._context.counters.batches_sent += 1
+        self._context.counters.records_sent += batch.rows.record_count
         entry.task = self._owner.spawn(self._deliver(entry))
 
     def _encode(self, entry: _InFlight) -> bytes:
@@ -413,6 +421,7 @@ class PartitionSender:
 
     def _fail_delivery(self, batch: PendingBatch, error: OncelogError) -> None:
         self._context.counters.records_failed += batch.rows.record_count
+        self._context.counters.batches_failed += 1
         batch.delivery.fail(error)
 
     def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 
@@ -25,25 +24,16 @@ from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.producer_core import ProducerCore
+from oncelog.api.producer_metrics import ProducerMetrics, metrics_of
 from oncelog.api.routing import Router
 from oncelog.api.sending import AsyncSending, SyncSending
 from oncelog.api.transaction_requests import GroupMetadata
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
+__all__ = ["AsyncProducer", "Producer", "ProducerMetrics"]
+
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerMetrics:
-    """Totals since the producer was made; ``buffered_bytes`` is what is not acknowledged now."""
-
-    records_acknowledged: int
-    records_failed: int
-    batches_sent: int
-    batches_retried: int
-    bytes_sent: int
-    buffered_bytes: int
 
 
 class Producer(SyncSending):
@@ -73,6 +63,7 @@ class Producer(SyncSending):
 
     def begin_transaction(self) -> None:
         """Open a transaction. Asks nobody; the coordinator learns of it with the first record."""
+        self._loop_thread.check()
         self._core.begin_transaction()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
@@ -125,7 +116,7 @@ class Producer(SyncSending):
 
     def metrics(self) -> ProducerMetrics:
         """What this producer has done so far."""
-        return _metrics(self._core)
+        return metrics_of(self._core)
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what is buffered, or abort an open transaction, within the time; then stop.
@@ -202,7 +193,7 @@ class AsyncProducer(AsyncSending):
 
     def metrics(self) -> ProducerMetrics:
         """What this producer has done so far."""
-        return _metrics(self._core)
+        return metrics_of(self._core)
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """See ``Producer.close``."""
@@ -240,15 +231,3 @@ def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
                 f"OffsetAndMetadata, not {offset!r}"
             )
     return complete
-
-
-def _metrics(core: ProducerCore) -> ProducerMetrics:
-    counters = core.sender.counters
-    return ProducerMetrics(
-        records_acknowledged=counters.records_acknowledged,
-        records_failed=counters.records_failed,
-        batches_sent=counters.batches_sent,
-        batches_retried=counters.batches_retried,
-        bytes_sent=counters.bytes_sent,
-        buffered_bytes=core.sender.buffered_bytes,
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from random import Random
 
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
@@ -28,6 +29,17 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
 
 
+@dataclass(slots=True)
+class TransactionCounters:
+    """Transactions of one producer; times are sums, from the call to the decision."""
+
+    begun: int = 0
+    committed: int = 0
+    aborted: int = 0
+    commit_ms: float = 0.0
+    abort_ms: float = 0.0
+
+
 class ProducerCore:
     """One producer. Its transactional calls queue: one has its effect before the next begins."""
 
@@ -46,6 +58,8 @@ class ProducerCore:
         self._requests = TransactionRequests(router=router, settings=settings, random=random)
         self._operation = asyncio.Lock()
         self._is_closed = False
+        self._loop = loop
+        self.transactions = TransactionCounters()
         self.sender = RecordSender(
             router=router,
             settings=settings,
@@ -114,7 +128,10 @@ class ProducerCore:
 
     def begin_transaction(self) -> None:
         """Open a transaction; the coordinator learns of it with the first partition."""
-        self._transactional().begin()
+        state = self._transactional()
+        state.begin()
+        self.transactions.begun += 1
+        self.sender.interceptors.on_transaction_begin(state.transactional_id)
 
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
@@ -145,21 +162,30 @@ class ProducerCore:
         ):
             raise InvalidRequestError(f"a commit token is 1 to {COMMIT_TOKEN_MAX_BYTES} bytes")
         state = self._transactional()
+        started_s = self._loop.time()
         async with self._operation:
             state.begin_commit(token)
             await self.sender.deliver_all()
             state.raise_error()
-            return await self._end(state, is_commit=True)
+            is_visible = await self._end(state, is_commit=True)
+            self.transactions.committed += 1
+            self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
+            self.sender.interceptors.on_transaction_commit(state.transactional_id)
+            return is_visible
 
     async def abort_transaction(self) -> None:
         """Drop what was not sent and take back what was."""
         state = self._transactional()
+        started_s = self._loop.time()
         async with self._operation:
             state.begin_abort()
             self.sender.stop(
                 TransactionAbortableError("the transaction was aborted by abort_transaction()")
             )
             await self._end(state, is_commit=False)
+            self.transactions.aborted += 1
+            self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
+            self.sender.interceptors.on_transaction_abort(state.transactional_id)
 
     # --- ending -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, Accumulator, Headers,
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
+from oncelog.api.interceptors import InterceptorChain
 from oncelog.api.open_batches import RECORD_OVERHEAD_BYTES, fastest
 from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
 from oncelog.api.retry import Backoff, BackoffPolicy
@@ -75,6 +76,7 @@ class RecordSender:
         self._state = state
         self._identity: ProducerIdentity | None = None
         self._fatal: OncelogError | None = None
+        self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = False
         self._progress = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,6 +118,11 @@ class RecordSender:
     def buffered_bytes(self) -> int:
         """Estimated bytes of records whose outcome is not known yet."""
         return self._accumulator.buffered_bytes
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many batches are on their way to their leaders."""
+        return sum(sender.in_flight_count for sender in tuple(self._senders.values()))
 
     @property
     def identity(self) -> ProducerIdentity | None:
@@ -302,6 +309,11 @@ class RecordSender:
         )
         spoilt.__cause__ = error
         return spoilt
+
+    def forbid(self) -> None:
+        """This is the copy of a sender in a forked process: it accepts nothing."""
+        self._is_closed = True
+        self._accept(False)
 
     def close(self) -> None:
         """Stop for good."""

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from oncelog.api.accumulator import Headers
 from oncelog.api.arrow_rows import ColumnBatch, as_table, split_table
 from oncelog.api.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.interceptors import InterceptorChain, ProducerRecord
+from oncelog.api.process_bound import ProcessBound
 from oncelog.api.record_sender import RecordSender
+from oncelog.storage.exceptions import OncelogError
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
 """The future of a table: where each of its batches stands."""
 
+MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
-class SyncSending:
+
+class SyncSending(ProcessBound):
     """Sending from any thread; the batches travel on the loop of ``loop_thread``."""
+
+    make_there = MAKE_THERE
 
     def __init__(self, sender: RecordSender, loop_thread: LoopThread) -> None:
         self._sender = sender
         self._loop_thread = loop_thread
-        # The short way, one call from the caller into a batch with room.
-        self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
+        loop_thread.call_when_forbidden(sender.forbid)
+        if not sender.interceptors:
+            # The short way, one call from the caller into a batch with room.
+            self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
 
     def send(
         self,
@@ -45,7 +55,16 @@ class SyncSending:
         bytes, ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
         ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction.
         """
-        return self._send(topic, value, key, headers, timestamp_ms, partition)
+        chain = self._sender.interceptors
+        if not chain:
+            return self._send(topic, value, key, headers, timestamp_ms, partition)
+        sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+        with _refusals_told(chain):
+            future = self._send(
+                sent.topic, sent.value, sent.key, sent.headers, sent.timestamp_ms, sent.partition
+            )
+        chain.watch(future)
+        return future
 
     def _send(
         self,
@@ -57,6 +76,7 @@ class SyncSending:
         partition: int | None,
     ) -> RecordFuture:
         """The long way: checks everything, waits if it must."""
+        self._loop_thread.check()
         value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
             future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
@@ -75,6 +95,7 @@ class SyncSending:
         One future for the whole table: it resolves to one ``BatchMetadata`` per batch that was
         appended, or raises the error of the first batch that failed.
         """
+        self._loop_thread.check()
         if not self._sender.has_room(_checked_topic(topic)):
             self._loop_thread.run(self._sender.make_room(topic))
         delivery = TableDelivery()
@@ -86,8 +107,10 @@ class SyncSending:
         return delivery.future
 
 
-class AsyncSending:
+class AsyncSending(ProcessBound):
     """Sending from coroutines of one event loop."""
+
+    make_there = MAKE_THERE
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
@@ -103,12 +126,24 @@ class AsyncSending:
         partition: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to have the record accepted, its result to have it stand."""
-        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+        chain = self._sender.interceptors
+        sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+        with _refusals_told(chain):
+            future = await self._send(sent)
+        if chain:
+            chain.watch(future)
+        return asyncio.wrap_future(future)
+
+    async def _send(self, sent: ProducerRecord) -> RecordFuture:
+        timestamp_ms, partition = sent.timestamp_ms, sent.partition
+        value, key, headers = _checked(
+            sent.topic, sent.value, sent.key, sent.headers, timestamp_ms, partition
+        )
         while True:
-            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+            future = self._sender.try_send(sent.topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
-                return asyncio.wrap_future(future)
-            await self._sender.make_room(topic)
+                return future
+            await self._sender.make_room(sent.topic)
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to where each batch stands."""
@@ -133,6 +168,39 @@ def _batches(sender: RecordSender, topic: str, table: Any) -> Iterator[ColumnBat
         record_bytes_max=sender.settings.max_request_size,
         sticky_partition=lambda: sender.sticky_partition(topic, count),
     )
+
+
+# --- interceptors -----------------------------------------------------------------------------
+
+
+def _intercepted(
+    chain: InterceptorChain,
+    topic: str,
+    value: Bytes | None,
+    key: Bytes | None,
+    headers: Headers,
+    timestamp_ms: int | None,
+    partition: int | None,
+) -> ProducerRecord:
+    record = ProducerRecord(
+        topic=topic,
+        value=value,
+        key=key,
+        headers=headers,
+        timestamp_ms=timestamp_ms,
+        partition=partition,
+    )
+    return chain.on_send(record)
+
+
+@contextlib.contextmanager
+def _refusals_told(chain: InterceptorChain) -> Iterator[None]:
+    """A record that is refused at once has its outcome as well."""
+    try:
+        yield
+    except OncelogError as error:
+        chain.on_acknowledgement(None, error)
+        raise
 
 
 # --- checks -----------------------------------------------------------------------------------

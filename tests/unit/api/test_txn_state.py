@@ -166,3 +166,76 @@ def test_what_an_error_means_depends_on_the_call(
     method: str, error: ErrorCode, expected: ErrorClass
 ) -> None:
     assert severity(method, error) is expected
+
+
+SAME_EVERYWHERE = "NOT_COORDINATOR COORDINATOR_NOT_AVAILABLE COORDINATOR_LOAD_IN_PROGRESS"
+ROWS: dict[str, tuple[str, str, str]] = {
+    # Method: what is retried, what spoils the transaction, what ends the producer.
+    "init_producer_id": (
+        f"{SAME_EVERYWHERE} CONCURRENT_TRANSACTIONS NETWORK_EXCEPTION REQUEST_TIMED_OUT",
+        "TRANSACTION_ABORTABLE",
+        "INVALID_PRODUCER_EPOCH PRODUCER_FENCED TRANSACTIONAL_ID_AUTHORIZATION_FAILED "
+        "INVALID_TRANSACTION_TIMEOUT UNKNOWN_SERVER_ERROR",
+    ),
+    "add_partitions_to_txn": (
+        f"{SAME_EVERYWHERE} CONCURRENT_TRANSACTIONS UNKNOWN_TOPIC_OR_PARTITION",
+        "OPERATION_NOT_ATTEMPTED UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING "
+        "TRANSACTION_ABORTABLE",
+        "INVALID_PRODUCER_EPOCH PRODUCER_FENCED INVALID_TXN_STATE "
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    ),
+    "add_offsets_to_txn": (
+        f"{SAME_EVERYWHERE} CONCURRENT_TRANSACTIONS",
+        "UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING TRANSACTION_ABORTABLE",
+        "INVALID_PRODUCER_EPOCH PRODUCER_FENCED INVALID_TXN_STATE "
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    ),
+    "txn_offset_commit": (
+        f"{SAME_EVERYWHERE} REQUEST_TIMED_OUT UNKNOWN_TOPIC_OR_PARTITION CONCURRENT_TRANSACTIONS",
+        "FENCED_INSTANCE_ID UNKNOWN_MEMBER_ID ILLEGAL_GENERATION TRANSACTION_ABORTABLE",
+        "INVALID_PRODUCER_EPOCH PRODUCER_FENCED TRANSACTIONAL_ID_AUTHORIZATION_FAILED "
+        "INVALID_TXN_STATE UNKNOWN_SERVER_ERROR",
+    ),
+    "end_txn": (
+        f"{SAME_EVERYWHERE} CONCURRENT_TRANSACTIONS",
+        # Of a transaction that the coordinator timed out; an abort fetches its new epoch.
+        "UNKNOWN_PRODUCER_ID INVALID_PRODUCER_ID_MAPPING TRANSACTION_ABORTABLE INVALID_TXN_STATE",
+        "INVALID_PRODUCER_EPOCH PRODUCER_FENCED TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    ),
+    "produce": (
+        "NOT_LEADER_OR_FOLLOWER UNKNOWN_TOPIC_OR_PARTITION REQUEST_TIMED_OUT NETWORK_EXCEPTION "
+        "NOT_ENOUGH_REPLICAS NOT_ENOUGH_REPLICAS_AFTER_APPEND CORRUPT_MESSAGE KAFKA_STORAGE_ERROR "
+        "CONCURRENT_TRANSACTIONS",
+        "INVALID_PRODUCER_EPOCH OUT_OF_ORDER_SEQUENCE_NUMBER MESSAGE_TOO_LARGE INVALID_RECORD "
+        "INVALID_TXN_STATE INVALID_TIMESTAMP TRANSACTION_ABORTABLE UNKNOWN_SERVER_ERROR",
+        "PRODUCER_FENCED TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    ),
+}
+CLASSES = (ErrorClass.RETRIABLE, ErrorClass.ABORTABLE, ErrorClass.FATAL)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "expected"),
+    [
+        (method, name, expected)
+        for method, row in ROWS.items()
+        for names, expected in zip(row, CLASSES, strict=True)
+        for name in names.split()
+    ],
+)
+def test_the_table_of_errors(method: str, name: str, expected: ErrorClass) -> None:
+    assert severity(method, ErrorCode[name]) is expected
+
+
+@pytest.mark.parametrize("status", list(S))
+def test_whoever_gathers_records_is_told_at_each_move(status: TransactionStatus) -> None:
+    told: list[bool] = []
+    state = in_state(status)
+    state.on_accepting = told.append
+    state.fail(ProducerFencedError("newer"), ErrorClass.FATAL)
+    assert told == ([] if status is S.FATAL_ERROR else [False])
+    ready = in_state(S.READY)
+    ready.on_accepting = told.append
+    ready.begin()
+    ready.begin_commit(None)
+    assert told[-2:] == [True, False]
