@@ -156,7 +156,8 @@ class BatchDelivery:
 class RecordFuture(Future[RecordMetadata]):
     """A ``concurrent.futures.Future`` of one record; it cannot be cancelled.
 
-    Callbacks run on the producer's event loop: they must be short and must not wait.
+    Callbacks run on the producer's event loop: they must be short and must not wait. Those of
+    records that were appended to one partition run in its order; a failure is told at once.
     """
 
     __slots__ = ("_delivery", "_index", "_timestamp_ms")

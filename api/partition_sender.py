@@ -90,6 +90,11 @@ class _InFlight:
     """An earlier attempt may have been appended without an answer that says so."""
     task: asyncio.Task[None] | None = None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Orders the batches of a partition; the parts of a split one share its number."""
+        return self.number, self.base_position
+
 
 @dataclass(slots=True)
 class SendCounters:
@@ -158,6 +163,8 @@ class PartitionSender:
         """The highest ``end_position`` acknowledged: the leader has everything before it."""
         self._gap: _Gap | None = None
         self._rewrites: list[_InFlight] = []
+        self._unreported: list[tuple[_InFlight, ProduceReply]] = []
+        """Appended batches behind one whose outcome is open: callbacks come in offset order."""
         self._moved = asyncio.Event()
         self._is_stopped = False
 
@@ -190,6 +197,7 @@ class PartitionSender:
         self._is_stopped = True
         entries, self._in_flight = self._in_flight, []
         rewrites, self._rewrites = self._rewrites, []
+        self._report()
         for entry in entries:
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
@@ -315,8 +323,18 @@ class PartitionSender:
         self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
         self._context.counters.records_acknowledged += entry.batch.rows.record_count
         self._in_flight.remove(entry)
-        entry.batch.delivery.succeed(reply.base_offset, reply.log_append_time_ms)
+        self._unreported.append((entry, reply))
+        self._unreported.sort(key=lambda appended: appended[0].place)
         self._after_removal()
+
+    def _report(self) -> None:
+        """Resolve the futures of what is appended, up to the first batch that may still be."""
+        while self._unreported:
+            entry, reply = self._unreported[0]
+            if self._in_flight and self._in_flight[0].place < entry.place:
+                return
+            del self._unreported[0]
+            entry.batch.delivery.succeed(reply.base_offset, reply.log_append_time_ms)
 
     def _split(self, entry: _InFlight) -> None:
         """Send a batch that is too large for its topic as two, which keep its sequences."""
@@ -377,6 +395,7 @@ class PartitionSender:
 
     def _after_removal(self) -> None:
         self._moved.set()
+        self._report()
         if self._is_stopped:
             return
         if self._gap is not None and not self._in_flight:

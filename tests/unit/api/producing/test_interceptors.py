@@ -193,7 +193,7 @@ def test_metrics_count_what_was_done(cluster: Any, run: Any) -> None:
 
 def test_callbacks_of_a_partition_run_in_its_order(cluster: Any, run: Any) -> None:
     cluster.create("t")
-    cluster.fault(ProduceRequest, "lose reply", 0.3, ErrorCode.NOT_ENOUGH_REPLICAS)
+    cluster.fault(ProduceRequest, "lose reply", None, "lose reply", 0.3)
     told: list[int] = []
 
     async def story() -> None:
