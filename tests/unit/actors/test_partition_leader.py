@@ -322,33 +322,6 @@ def test_after_a_restart_everything_acknowledged_is_there_in_a_higher_epoch(
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("is_clean", [True, False])
-def test_a_retry_of_any_batch_in_flight_is_recognised_after_a_restart(
-    harness: Any, *, is_clean: bool
-) -> None:
-    """The leader stops between append and reply: batches n-4 to n are sent again, and land once."""
-
-    async def body() -> None:
-        await harness.start()
-        batches = [harness.batch(b"v", b"w", pid=7, epoch=0, seq=2 * n) for n in range(7)]
-        for batch in batches:
-            await harness.produce(batch)
-        await harness.produce(harness.batch(b"other", pid=8, epoch=0, seq=0))
-        if is_clean:
-            await harness.replica.stop()
-        else:
-            harness.replica.directory.release()  # What the end of the process does.
-        await harness.start()
-        end = harness.replica.machine.log_end_offset
-        for number in (3, 2, 6, 5, 4):
-            again = await harness.produce(batches[number])
-            assert (again.error, again.base_offset) == (ErrorCode.NONE, 2 * number)
-        assert harness.replica.machine.log_end_offset == end
-        await harness.replica.stop()
-
-    asyncio.run(body())
-
-
 def test_a_replica_waits_for_the_directory_while_another_process_has_it(harness: Any) -> None:
     async def body() -> None:
         await harness.start()

@@ -84,3 +84,30 @@ def test_a_stop_ends_the_wait_for_the_directory(harness: Any) -> None:
         RealFileSystem().lock(directory / ".lock").release()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_retry_of_any_batch_in_flight_is_recognised_after_a_restart(
+    harness: Any, *, is_clean: bool
+) -> None:
+    """The leader stops between append and reply: batches n-4 to n are sent again, and land once."""
+
+    async def body() -> None:
+        await harness.start()
+        batches = [harness.batch(b"v", b"w", pid=7, epoch=0, seq=2 * n) for n in range(7)]
+        for batch in batches:
+            await harness.produce(batch)
+        await harness.produce(harness.batch(b"other", pid=8, epoch=0, seq=0))
+        if is_clean:
+            await harness.replica.stop()
+        else:
+            harness.replica.directory.release()  # What the end of the process does.
+        await harness.start()
+        end = harness.replica.machine.log_end_offset
+        for number in (3, 2, 6, 5, 4):
+            again = await harness.produce(batches[number])
+            assert (again.error, again.base_offset) == (ErrorCode.NONE, 2 * number)
+        assert harness.replica.machine.log_end_offset == end
+        await harness.replica.stop()
+
+    asyncio.run(body())
