@@ -102,23 +102,29 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._second_began = 0
         self._is_closed = False
         self._is_running = False
+        self._is_stopped = False
 
     # --- for the world ------------------------------------------------------------------------
 
-    def run_until(self, is_over: Callable[[], bool], until_s: float) -> bool:
-        """Run until ``is_over`` or the time is ``until_s``; whether it was over by then."""
+    def run(self, until_s: float) -> bool:
+        """Run until ``stop`` is called or the time is ``until_s``; whether ``stop`` was called."""
         asyncio._set_running_loop(self)
         self._is_running = True
         try:
-            while not is_over():
+            while not self._is_stopped:
                 if self._runnable:
                     self._run_one()
                 elif not self._advance(until_s):
                     return False
         finally:
+            self._is_stopped = False
             self._is_running = False
             asyncio._set_running_loop(None)
         return True
+
+    def stop(self, _: object = None) -> None:
+        """Let ``run`` return before the next callback."""
+        self._is_stopped = True
 
     def bury(self, process: Runnable) -> None:
         """Nothing of ``process`` runs any more, not even a ``finally``: kill -9 runs none."""

@@ -168,22 +168,29 @@ class World(Faults):
         A coroutine runs as the driver of the world, which nothing kills; a task where it is.
         """
         task = work if isinstance(work, asyncio.Task) else self.driver.spawn(work)
-        if not self._run_until(task.done, self.now_s + limit_s):
-            raise self._failed(f"{task!r} was not done within {limit_s} s of virtual time")
+        if not task.done():
+            task.add_done_callback(self.loop.stop, context=self.driver.context)
+            is_done = self._run(limit_s)
+            task.remove_done_callback(self.loop.stop)
+            if not is_done:
+                raise self._failed(f"{task!r} was not done within {limit_s} s of virtual time")
         return task.result()
 
     def run_for(self, seconds: float) -> None:
         """Let the world go on for this long."""
-        self._run_until(lambda: False, self.now_s + seconds)
+        self._run(seconds)
 
-    def _run_until(self, is_over: Callable[[], bool], until_s: float) -> bool:
+    def _run(self, limit_s: float) -> bool:
+        """Run until the loop is stopped; false if the time was over before."""
+        if self.failure is not None:
+            raise self.failure
         try:
-            over = self.loop.run_until(lambda: self.failure is not None or is_over(), until_s)
+            is_stopped = self.loop.run(self.now_s + limit_s)
         except StuckError as error:
             raise self._failed(str(error)) from error
         if self.failure is not None:
             raise self.failure
-        return over
+        return is_stopped
 
     # --- actors -------------------------------------------------------------------------------
 
@@ -323,6 +330,7 @@ class World(Faults):
             self.tell("world", f"* FAILED: {text}: {error!r}")
             self.failure = self._failed(f"{text}: {error!r}")
             self.failure.__cause__ = error
+            self.loop.stop()
 
     def _failed(self, text: str) -> SimulationError:
         return SimulationError(
