@@ -9,6 +9,7 @@ requests are answered with a code.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,21 @@ from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, Transport
 from oncelog.actors.log_cleaning import clean_if_dirty
 from oncelog.actors.maintenance import Maintenance
+from oncelog.actors.metrics import (
+    ACTIVE_TRANSACTIONAL_ID_COUNT,
+    LAST_STABLE_OFFSET,
+    LAST_STABLE_OFFSET_LAG,
+    LATE_GRACE_MS,
+    LATE_TRANSACTION_COUNT,
+    NO_METRICS,
+    OLDEST_OPEN_TRANSACTION_AGE_MS,
+    OPEN_TRANSACTION_COUNT,
+    PRODUCER_ID_COUNT,
+    TRANSACTIONAL_ID_COUNT,
+    Metric,
+    MetricSink,
+    TransactionAges,
+)
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
@@ -56,6 +72,7 @@ class Surroundings:
     random: Random
     incarnation: str
     process_id: int
+    metrics: MetricSink = NO_METRICS
     die: Callable[[BaseException], None]
 
 
@@ -84,6 +101,10 @@ class ReplicaServer:
             on_failure=surroundings.die,
             refresh=self.refresh_settings,
             compact=self.compact_log,
+            report=self.report_metrics,
+        )
+        self.ages = TransactionAges(
+            late_after_ms=config.cluster.transaction_max_timeout_ms + LATE_GRACE_MS
         )
 
     def begin(self) -> None:
@@ -161,7 +182,52 @@ class ReplicaServer:
 
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
-        return self.replica.describe(self.surroundings.process_id)
+        self.observe_transactions()
+        return dataclasses.replace(
+            self.replica.describe(self.surroundings.process_id),
+            late_transaction_count=self.ages.late_count,
+            oldest_open_transaction_age_ms=self.ages.oldest_ms,
+            active_transactional_id_count=self.active_transactional_id_count(),
+        )
+
+    # --- figures --------------------------------------------------------------------------
+
+    def observe_transactions(self) -> None:
+        """See for how long transactions have been open; log when one is late."""
+        known_count = self.ages.late_count
+        ongoing = self.replica.machine.producers.transactions.ongoing
+        self.ages.observe(ongoing, self.clock.now_ms())
+        if self.ages.late_count > known_count:
+            _logger.warning(
+                "%s: %d transactions are open for longer than any may be; look with "
+                "`oncelog transactions find-hanging`",
+                self.replica.topic_partition,
+                self.ages.late_count,
+            )
+
+    def active_transactional_id_count(self) -> int | None:
+        """How many transactional ids have a transaction; ``None`` where there are none."""
+        return None
+
+    def report_metrics(self) -> None:
+        """Set the figures that operators watch."""
+        machine = self.replica.machine
+        self.observe_transactions()
+        self.report(PRODUCER_ID_COUNT, machine.producer_count)
+        self.report(OPEN_TRANSACTION_COUNT, machine.open_transaction_count)
+        self.report(LAST_STABLE_OFFSET, machine.last_stable_offset)
+        self.report(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
+        self.report(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
+        self.report(LATE_TRANSACTION_COUNT, self.ages.late_count)
+
+    def report(self, metric: Metric, value: float) -> None:
+        """Set one figure of this process."""
+        tags = {
+            "topic": self.config.topic,
+            "partition": str(self.config.partition),
+            "broker": str(self.config.broker_id),
+        }
+        self.surroundings.metrics.set(metric, value, tags)
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
@@ -211,6 +277,16 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         """Stop what runs in the background, then the replica."""
         await TransactionCoordinator.stop(self)
         await self.replica.stop(remove_data=remove_data)
+
+    def active_transactional_id_count(self) -> int | None:
+        """How many transactional ids have a transaction that is open or not complete."""
+        return self.machine.active_count
+
+    def report_metrics(self) -> None:
+        """Set the figures of the log and those of the shard."""
+        super().report_metrics()
+        self.report(TRANSACTIONAL_ID_COUNT, self.machine.id_count)
+        self.report(ACTIVE_TRANSACTIONAL_ID_COUNT, self.machine.active_count)
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):

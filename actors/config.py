@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
 from oncelog.storage.model import (
@@ -32,6 +33,9 @@ INTERNAL_SEGMENT_BYTES: Final = 4_194_304
 """The active segment is never compacted, and a coordinator reads all of it back when it starts:
 this much is some 25,000 records, about a second. Compacted, the rest is one record per key."""
 
+PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
+"""No producer is forgotten sooner: tickets live for 12 h, and clocks differ."""
+
 _INT64_MAX: Final = 2**63 - 1
 _NUMBERS: Final[Mapping[type, str]] = {int: "whole number", float: "number"}
 _DURATIONS: Final = (
@@ -46,6 +50,8 @@ _INTERVALS: Final = (
     "log_checkpoint_interval_ms",
     "log_cleaner_backoff_ms",
     "producer_id_expiration_check_interval_ms",
+    "transactional_id_expiration_check_interval_ms",
+    "metrics_interval_ms",
 )
 
 
@@ -193,6 +199,8 @@ class ClusterConfig:
     log_checkpoint_interval_ms: int = 60_000
     log_cleaner_backoff_ms: int = 15_000
     producer_id_expiration_check_interval_ms: int = 600_000
+    transactional_id_expiration_check_interval_ms: int = 3_600_000
+    metrics_interval_ms: int = 10_000
     internal_call_timeout_ms: int = 5_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
@@ -205,6 +213,13 @@ class ClusterConfig:
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
+        # An old ticket must be dead before the leader forgets the epoch that refuses it.
+        check_range(
+            "producer_id_expiration_ms",
+            self.producer_id_expiration_ms,
+            PRODUCER_ID_EXPIRATION_MIN_MS,
+            2**31 - 1,
+        )
         for name in _INTERVALS:
             check_range(name, getattr(self, name), 1, 2**31 - 1)
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:

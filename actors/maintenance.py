@@ -6,6 +6,7 @@
 | the checkpoint, durably | 60 s | log_checkpoint_interval_ms |
 | producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
 | compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
+| the figures that operators watch | 10 s | metrics_interval_ms |
 
 Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
@@ -48,7 +49,7 @@ class Maintenance:
 
     ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
     that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
-    work may raise: a broken invariant or a bug.
+    work may raise: a broken invariant or a bug. ``report`` sets the figures.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class Maintenance:
         on_failure: Callable[[BaseException], None],
         refresh: Work | None = None,
         compact: Work | None = None,
+        report: Callable[[], None] | None = None,
     ) -> None:
         self.replica = replica
         self._clock = clock
         self._on_failure = on_failure
         self._refresh = refresh
         self._compact = compact
+        self._report = report
         self._chores: list[_Chore] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -79,6 +82,8 @@ class Maintenance:
             ("retention", cluster.log_retention_check_interval_ms, self._retain),
             ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
         ]
+        if self._report is not None:
+            plan.append(("metrics", cluster.metrics_interval_ms, self._report_figures))
         if self._compact is not None:
             plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
         now_s = asyncio.get_running_loop().time()
@@ -167,7 +172,12 @@ class Maintenance:
         return is_leading and has_old_segments(self.replica, self._clock.now_ms())
 
     async def _expire(self) -> None:
-        self.replica.machine.expire(self._clock.now_ms())
+        expiration_ms = self.replica.config.cluster.producer_id_expiration_ms
+        self.replica.machine.expire(self._clock.now_ms(), expiration_ms)
+
+    async def _report_figures(self) -> None:
+        if self._report is not None:
+            self._report()
 
     async def _clean(self) -> None:
         """Begin a compaction, unless one is still under way."""

@@ -25,6 +25,7 @@ from oncelog.actors.assembly import (
     TransactionCoordinatorServer,
 )
 from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.process_metrics import RayMetrics
 from oncelog.actors.ray_transport import (
     RayTransport,
     SystemClock,
@@ -98,6 +99,7 @@ def production() -> Surroundings:
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
+        metrics=RayMetrics(),
         die=die_of_bug,
     )
 

@@ -59,9 +59,6 @@ _logger = logging.getLogger(__name__)
 TOPIC_AGE_MAX_MS: Final = 1_000
 """How old the topic ids may be that go into tickets."""
 
-EXPIRY_SCAN_MS: Final = 3_600_000
-"""How often ids that were idle for long are looked for."""
-
 LOAD_BATCHES_PER_TURN: Final = 500
 """Batches read back before the event loop gets a turn."""
 
@@ -456,8 +453,9 @@ class TransactionCoordinator:
 
     async def _scan_idle(self) -> None:
         """Forget ids that nobody has used for long."""
+        interval_ms = self._config.transactional_id_expiration_check_interval_ms
         while True:
-            await asyncio.sleep(EXPIRY_SCAN_MS / 1000)
+            await asyncio.sleep(interval_ms / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
             for transactional_id in self.machine.idle_ids(self._clock.now_ms()):

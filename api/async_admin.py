@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from oncelog.actors.config import TopicConfig, check_range, check_setting_name
+from oncelog.actors.metrics import LATE_GRACE_MS
 from oncelog.actors.protocol.admin_messages import (
     ANY_DURATION_MS,
     AbortTransactionRequest,
@@ -44,7 +45,7 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.transaction_state import TransactionState
 from oncelog.api.admin_calls import ATTEMPT_TIMEOUT_MS, TIMEOUT_MS, AdminCalls, check
 from oncelog.api.consumer import as_committed
-from oncelog.api.hanging import LATE_GRACE_MS, HangingTransaction, abort_hanging, find_hanging
+from oncelog.api.hanging import HangingTransaction, abort_hanging, find_hanging
 from oncelog.api.offsets import commit_offsets, fetch_committed, list_offsets
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.retry import call_with_retries

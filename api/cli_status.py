@@ -28,7 +28,9 @@ _HEADINGS: Final = (
     "high watermark",
     "log end",
     "size",
+    "producers",
     "open txns",
+    "late txns",
 )
 
 
@@ -74,6 +76,11 @@ class ClusterStatus:
         return self.metadata.error is ErrorCode.NONE and all(
             actor.is_serving for actor in self.actors
         )
+
+    @property
+    def active_transactional_id_count(self) -> int:
+        """How many transactional ids have a transaction, as far as coordinators answer."""
+        return sum(actor.reply.active_transactional_id_count or 0 for actor in self.actors)
 
     @property
     def data_dirs(self) -> list[str]:
@@ -172,6 +179,7 @@ def as_text(seen: ClusterStatus) -> str:
         ("dashboard", seen.dashboard_url or "none"),
         ("version", metadata.version or "unknown"),
         ("codec", seen.codec),
+        ("open ids", f"{seen.active_transactional_id_count:,}"),
     )
     actors = table(
         ("actor", "process", "state"),
@@ -190,7 +198,9 @@ def _row(actor: ActorStatus) -> list[object]:
         reply.high_watermark,
         reply.log_end_offset,
         size_text(reply.size_bytes),
+        reply.producer_count,
         reply.open_transaction_count,
+        reply.late_transaction_count,
     ]
     if reply.topic_partition is None:
         values = [None] * len(values)
@@ -227,10 +237,18 @@ def _bounds(reply: DescribeReplicaReply) -> dict[str, int | None]:
         "high_watermark",
         "log_end_offset",
         "size_bytes",
+        "producer_count",
         "open_transaction_count",
+        "late_transaction_count",
+        "oldest_open_transaction_age_ms",
     )
     has_answered = reply.topic_partition is not None
-    return {name: getattr(reply, name) if has_answered else None for name in names}
+    shown: dict[str, int | None] = {
+        name: getattr(reply, name) if has_answered else None for name in names
+    }
+    if reply.active_transactional_id_count is not None:
+        shown["active_transactional_id_count"] = reply.active_transactional_id_count
+    return shown
 
 
 def _process(actor: ActorStatus) -> int | None:

@@ -37,9 +37,6 @@ from oncelog.api.admin_calls import ATTEMPT_TIMEOUT_MS, AdminCalls, check
 from oncelog.storage.exceptions import InvalidTxnStateError
 from oncelog.storage.model import NO_OFFSET, TRANSACTION_STATE_TOPIC, TopicPartition
 
-LATE_GRACE_MS: Final = 300_000
-"""How far beyond the longest transaction timeout an open transaction is late (KIP-664)."""
-
 _ONGOING: Final = "Ongoing"
 _PREPARED: Final = ("PrepareCommit", "PrepareAbort")
 

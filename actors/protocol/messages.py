@@ -220,7 +220,10 @@ class DescribeProducersRequest(Request[DescribeProducersReply]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeReplicaReply(Reply):
-    """A replica's bounds, role and process, for people, metrics and fault tests."""
+    """A replica's bounds, role and process, for people, metrics and fault tests.
+
+    ``active_transactional_id_count`` is ``None`` but for transaction coordinators.
+    """
 
     topic_partition: TopicPartition | None = None
     process_id: int = -1
@@ -233,6 +236,9 @@ class DescribeReplicaReply(Reply):
     size_bytes: int = 0
     producer_count: int = 0
     open_transaction_count: int = 0
+    late_transaction_count: int = 0
+    oldest_open_transaction_age_ms: int = 0
+    active_transactional_id_count: int | None = None
     segment_count: int = 0
 
 

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.storage.model import NO_OFFSET
@@ -62,6 +64,11 @@ class OpenTransactions:
     def __len__(self) -> int:
         """How many transactions wait for their marker."""
         return len(self._ongoing)
+
+    @property
+    def ongoing(self) -> Mapping[int, int]:
+        """First offset → producer id of every transaction that waits for its marker, to read."""
+        return MappingProxyType(self._ongoing)
 
     @property
     def first_ongoing_offset(self) -> int:

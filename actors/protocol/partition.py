@@ -42,7 +42,7 @@ from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
-from oncelog.actors.protocol.producer_state import Enrolment
+from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS, Enrolment
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys, TicketVerdict, check_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
@@ -260,9 +260,9 @@ class PartitionMachine(PartitionBounds):
 
     # --- producers ---------------------------------------------------------------------------
 
-    def expire(self, now_ms: int) -> int:
-        """Forget producers that were silent for a day; returns how many. Call it periodically."""
-        expired_count = self.producers.expire(now_ms)
+    def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
+        """Forget producers that were silent for so long; how many it was. Call it periodically."""
+        expired_count = self.producers.expire(now_ms, expiration_ms)
         if expired_count:
             self._latest_ms = max(self._latest_ms, now_ms)
         return expired_count

@@ -225,8 +225,8 @@ class ProducerStates:
         ):
             entry.open_record_count += header.record_count
 
-    def expire(self, now_ms: int) -> int:
-        """Forget whom nothing was heard of for a day of this replica's clock; returns how many.
+    def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
+        """Forget whom nothing was heard of for so long by this replica's clock; how many it was.
 
         The silence begins at the first scan that meets the entry unchanged, not at a record's
         timestamp: that is the client's, and may lie years back. An open transaction keeps its
@@ -238,7 +238,7 @@ class ProducerStates:
                 continue
             if entry.idle_since_ms == NO_TIMESTAMP or now_ms < entry.idle_since_ms:
                 entry.idle_since_ms = now_ms
-            elif now_ms - entry.idle_since_ms >= PRODUCER_ID_EXPIRATION_MS:
+            elif now_ms - entry.idle_since_ms >= expiration_ms:
                 expired.append(producer_id)
         for producer_id in expired:
             del self._entries[producer_id]

@@ -10,6 +10,7 @@ from oncelog.actors.config import (
     build_settings,
     internal_topic_config,
 )
+from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import RetentionPolicy
 
@@ -116,3 +117,10 @@ def test_internal_logs_lose_nothing_by_age() -> None:
 def test_work_that_never_rests_is_refused(name: str) -> None:
     with pytest.raises(InvalidSettingError, match=f"{name}=0"):
         ClusterConfig(**{name: 0})
+
+
+def test_producers_are_remembered_for_longer_than_any_ticket_lives() -> None:
+    least_ms = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
+    assert ClusterConfig(producer_id_expiration_ms=least_ms).producer_id_expiration_ms == least_ms
+    with pytest.raises(InvalidSettingError, match="producer_id_expiration_ms=.*46800000"):
+        ClusterConfig(producer_id_expiration_ms=least_ms - 1)

@@ -57,7 +57,11 @@ class Cluster:
                 high_watermark=1_000,
                 log_end_offset=1_001,
                 size_bytes=2_048,
+                producer_count=4,
                 open_transaction_count=1,
+                late_transaction_count=2,
+                oldest_open_transaction_age_ms=7,
+                active_transactional_id_count=5 if name.startswith("transaction:") else None,
             )
             for number, (name, tp) in enumerate(PLACES.items())
         }
@@ -106,13 +110,14 @@ def test_the_cluster_is_described(cluster):
         ["dashboard", "http://h:2"],
         ["version", "9.9"],
         ["codec", "python"],
+        ["open", "ids   5"],
     ]
 
 
 def test_partitions_are_shown_with_their_bounds(cluster):
     rows = cli_status.as_text(cluster.seen()).split("\n\n")[1].splitlines()
     assert rows[2].split() == (
-        ["flights", "0", "3", "0", "900", "1,000", "1,001", "2.0", "KiB", "1"]
+        ["flights", "0", "3", "0", "900", "1,000", "1,001", "2.0", "KiB", "4", "1", "2"]
     )
 
 
@@ -135,11 +140,16 @@ def test_programs_get_the_same_figures(cluster):
                 "high_watermark": 1_000,
                 "log_end_offset": 1_001,
                 "size_bytes": 2_048,
+                "producer_count": 4,
                 "open_transaction_count": 1,
+                "late_transaction_count": 2,
+                "oldest_open_transaction_age_ms": 7,
             }
             for number in (0, 1)
         ],
     }
+    (coordinator,) = shown["topics"][2]["partitions"]
+    assert coordinator["active_transactional_id_count"] == 5
     assert shown["actors"][0] == {"name": "controller", "process_id": 1_000, "state": "serving"}
     assert shown["serving"] is True
 
@@ -172,7 +182,7 @@ def test_an_actor_without_an_answer_has_blanks_for_figures(cluster, error, state
     assert state in text
     assert "not serving" in text
     row = next(line for line in text.splitlines() if line.startswith("__transaction_state"))
-    assert row.split()[2:] == ["-"] * 7
+    assert row.split()[2:] == ["-"] * 9
     assert cli_status.as_json(seen)["actors"][3]["process_id"] is None
 
 
