@@ -122,5 +122,5 @@ def test_work_that_never_rests_is_refused(name: str) -> None:
 def test_producers_are_remembered_for_longer_than_any_ticket_lives() -> None:
     least_ms = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
     assert ClusterConfig(producer_id_expiration_ms=least_ms).producer_id_expiration_ms == least_ms
-    with pytest.raises(InvalidSettingError, match="producer_id_expiration_ms=.*46800000"):
+    with pytest.raises(InvalidSettingError, match=r"producer_id_expiration_ms=.*46800000"):
         ClusterConfig(producer_id_expiration_ms=least_ms - 1)
