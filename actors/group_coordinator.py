@@ -141,6 +141,8 @@ class GroupCoordinator:
                 )
             if count % LOAD_BATCHES_PER_TURN == 0:
                 await asyncio.sleep(0)
+                if self.replica.availability() is not ErrorCode.NONE:
+                    return  # Stopped meanwhile: what is loaded is of no use to anybody.
         self._machine = machine
         self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
         self._epoch = self.replica.leader_epoch

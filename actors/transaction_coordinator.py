@@ -119,6 +119,7 @@ class TransactionCoordinator:
             rng=rng,
             call_timeout_ms=timeout_ms,
         )
+        self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._completions: dict[str, asyncio.Task[bool]] = {}
         self._left_to_successor: set[str] = set()
@@ -129,7 +130,8 @@ class TransactionCoordinator:
     async def start(self) -> None:
         """Load the log, resume what was decided and not completed, then serve.
 
-        Does nothing when the replica does not lead. Raises ``CorruptDataError``.
+        Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.
+        Raises ``CorruptDataError``.
         """
         if self.replica.availability() is not ErrorCode.NONE:
             return
@@ -138,6 +140,8 @@ class TransactionCoordinator:
                 self.machine.apply(LogRecord(record.key, record.value))
             if number % LOAD_BATCHES_PER_TURN == 0:
                 await asyncio.sleep(0)
+                if self._is_stopped:
+                    return
         self._runtime.is_loaded = True
         for transactional_id in self.machine.unfinished():
             self._completion(transactional_id)
@@ -146,6 +150,7 @@ class TransactionCoordinator:
 
     async def stop(self) -> None:
         """Stop sending markers and looking for timeouts; call it before the replica stops."""
+        self._is_stopped = True
         self._runtime.is_loaded = False
         tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
@@ -279,7 +284,9 @@ class TransactionCoordinator:
         unknown = [name for name in request.transactional_ids if name not in known]
         return DescribeTransactionsReply(
             error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else ErrorCode.NONE,
-            detail=f"unknown: {', '.join(unknown)}" if unknown else "",
+            detail=f"there is no transactional id {', '.join(map(repr, unknown))}"
+            if unknown
+            else "",
             transactions=found,
         )
 

@@ -39,6 +39,8 @@ _ADVICE_BY_CODE: Final = {
         "give 1 to 249 of letters, digits, '.', '_' and '-'; names of internal topics are taken"
     ),
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`oncelog topics list` shows those that exist",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`oncelog transactions list` shows those that exist",
+    ErrorCode.GROUP_ID_NOT_FOUND: "`oncelog groups list` shows those that exist",
     ErrorCode.PRODUCER_FENCED: "another producer has taken the transactional id; give another one",
 }
 

@@ -20,8 +20,14 @@ from oncelog.actors.protocol.messages import (
     EnlistRequest,
     InitProducerIdRequest,
 )
+from oncelog.actors.transaction_coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode, InvariantViolation
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    shard_of,
+)
 
 # --- refusals ---------------------------------------------------------------------------------
 
@@ -245,5 +251,31 @@ def test_many_ids_run_side_by_side(world: Any) -> None:
         replies = await asyncio.gather(*(one(f"id-{number}") for number in range(20)))
         assert all(reply.visible for reply in replies)
         assert len({reply.producer_id for reply in replies}) == 20
+
+    world.run(scenario)
+
+
+def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
+    async def scenario() -> None:
+        first = await world.coordinator()
+        for name in ("loader", "other"):
+            await first.init_producer_id(InitProducerIdRequest(transactional_id=name))
+        await world.crash(first)
+        replica = world.replica(TopicPartition(TRANSACTION_STATE_TOPIC, 0))
+        await replica.start()
+        world.running.append(replica)
+        second = TransactionCoordinator(
+            replica=replica, transport=world, clock=world, rng=world.rng
+        )
+        loading = asyncio.get_running_loop().create_task(second.start())
+        await asyncio.sleep(0)
+        assert not loading.done()
+        await second.stop()
+        await replica.stop()
+        await loading
+        request = InitProducerIdRequest(transactional_id="loader")
+        assert (await second.init_producer_id(request)).error is ErrorCode.NOT_COORDINATOR
+        assert second.machine.metadata("other") is None
+        assert not second._runtime.is_loaded
 
     world.run(scenario)
