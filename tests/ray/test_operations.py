@@ -1,0 +1,186 @@
+"""What an operator types, against a real cluster: groups, transactions, keys and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
+from oncelog.actors.protocol.cluster_messages import ClusterKeysRequest
+from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.ray_transport import RayTransport
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.record_codec import encode_records
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NOBODY = 999_999_999
+"""A producer id that no coordinator has given away."""
+
+
+@pytest.fixture
+def typed(cluster: Any) -> Any:
+    """Runs one ``oncelog`` command in a shell; its output, read as JSON if that was asked for."""
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "oncelog.api.cli", *arguments, "--address", cluster.address],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+            env=dict(os.environ),
+        )
+        assert done.returncode == status, done.stderr
+        text = done.stderr if status else done.stdout
+        return json.loads(text) if "--json" in arguments else text
+
+    return run
+
+
+async def write_hanging(topic: str, topic_id: str) -> None:
+    """A batch of a transaction that no coordinator knows, as if its end had been lost."""
+    transport = RayTransport()
+    known = await transport.call(CONTROLLER_ACTOR, ClusterKeysRequest(), timeout_ms=30_000)
+    now_ms = int(time.time() * 1_000)
+    batch = encode_records(
+        [(None, b"nobody", now_ms, ())],
+        producer_id=NOBODY,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    ticket = issue_ticket(
+        cluster_key=known.keys.current,
+        key_version=known.keys.version,
+        producer_id=NOBODY,
+        producer_epoch=0,
+        topic_id=topic_id,
+        partition=0,
+        issued_ms=now_ms,
+        transaction_timeout_ms=60_000,
+    )
+    request = ProduceRequest(
+        topic_partition=TopicPartition(topic, 0),
+        batch=bytes(batch),
+        transactional_id="nobody",
+        ticket=ticket,
+    )
+    reply = await transport.call(partition_actor(topic, 0, 1), request, timeout_ms=30_000)
+    assert reply.error is ErrorCode.NONE
+
+
+def test_a_stuck_transaction_is_seen_and_ended(cluster: Any, topic: str, typed: Any) -> None:
+    with cluster.producer(transactional_id="stuck") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, value=b"never", partition=0).result(30)
+        listed = typed("transactions", "list", "--state", "Ongoing", "--json")
+        assert "stuck" in [one["transactional_id"] for one in listed]
+        shown = typed("transactions", "describe", "stuck")
+        assert "state     Ongoing" in shown
+        assert typed("transactions", "abort", "stuck").startswith(
+            "aborted the transaction of stuck"
+        )
+        with pytest.raises(OncelogError):
+            producer.commit_transaction()
+    assert "CompleteAbort" in typed("transactions", "describe", "stuck")
+    assert typed("transactions", "delete", "stuck") == "deleted stuck\n"
+    assert "no transactional id 'stuck'" in typed("transactions", "describe", "stuck", status=1)
+
+
+def test_a_hanging_transaction_is_found_and_aborted(
+    cluster: Any, topic: str, typed: Any, read_all: Any
+) -> None:
+    asyncio.run(write_hanging(topic, cluster.admin().describe_topic(topic).topic_id))
+    with cluster.producer() as producer:
+        producer.send(topic, value=b"behind it", partition=0).result(30)
+    assert read_all(topic) == []
+    find = ("transactions", "find-hanging", "--topic", topic, "--json")
+    assert typed(*find) == []
+    (found,) = typed(*find, "--older-than-ms", "0")
+    assert (found["producer_id"], found["start_offset"]) == (NOBODY, 0)
+    (seen,) = typed("transactions", "describe-producers", topic, "--partition", "0", "--json")[:1]
+    assert seen["open_from_offset"] == 0
+    place = ("--topic", topic, "--partition", "0", "--start-offset", "0")
+    assert "aborted the transaction of producer" in typed("transactions", "abort", *place)
+    assert [record.value for record in read_all(topic)] == [b"behind it"]
+    assert "no transaction is open" in typed("transactions", "abort", *place, status=1)
+
+
+def test_a_group_is_seen_and_set_back(cluster: Any, topic: str, typed: Any) -> None:
+    tp = TopicPartition(topic, 0)
+    with cluster.producer() as producer:
+        for number in range(10):
+            producer.send(topic, value=b"%d" % number, partition=0)
+    cluster.admin().alter_group_offsets("billing", {tp: 7})
+    assert "billing" in [one["group"] for one in typed("groups", "list", "--json")]
+    described = typed("groups", "describe", "billing", "--json")
+    (position,) = described["offsets"]
+    assert (position["offset"], position["end_offset"], position["lag"]) == (7, 10, 3)
+    reset = ("groups", "reset-offsets", "billing", "--topic", f"{topic}:0", "--shift-by", "-5")
+    assert "give --execute" in typed(*reset)
+    assert cluster.admin().list_group_offsets("billing")[tp].offset == 7
+    typed(*reset, "--execute")
+    assert cluster.admin().list_group_offsets("billing")[tp].offset == 2
+    typed("topics", "delete-records", topic, "--partition", "0", "--before-offset", "4")
+    assert cluster.admin().list_offsets({tp: -2}) == {tp: 4}
+    assert typed("groups", "delete", "billing") == "deleted billing\n"
+    assert "no group 'billing'" in typed("groups", "describe", "billing", status=1)
+
+
+def test_the_key_changes_under_an_open_transaction(
+    cluster: Any, topic: str, typed: Any, read_all: Any
+) -> None:
+    with cluster.producer(transactional_id="rotating") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, value=b"before", partition=0).result(30)
+        assert typed("rotate-key").startswith("tickets are made with key 1 now")
+        producer.send(topic, value=b"after", partition=1).result(30)
+        producer.commit_transaction()
+    assert {record.value for record in read_all(topic)} == {b"before", b"after"}
+
+
+def test_figures_are_on_the_endpoint_that_prometheus_reads(
+    cluster: Any, topic: str, typed: Any
+) -> None:
+    import ray
+
+    status = typed("status", "--json")
+    (shown,) = [one for one in status["topics"] if one["name"] == topic]
+    assert shown["partitions"][0]["late_transaction_count"] == 0
+    (node,) = ray.nodes()
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = {
+        f'ray_oncelog_last_stable_offset_lag{{topic="{topic}"',
+        "ray_oncelog_producer_id_count",
+        "ray_oncelog_active_transactional_id_count",
+        "ray_oncelog_partition_late_transaction_count",
+    }
+    deadline = time.monotonic() + 120
+    missing = wanted
+    while missing and time.monotonic() < deadline:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        missing = {
+            name
+            for name in wanted
+            if not any(
+                line.startswith(name.split("{")[0])
+                and ("{" not in name or f'topic="{topic}"' in line)
+                for line in lines
+            )
+        }
+    assert not missing
