@@ -8,4 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-REGRESSIONS: list[tuple[int, dict[str, Any], str]] = []
+SHORT: dict[str, Any] = {"duration_s": 8.0}
+
+REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
+    (
+        39,
+        SHORT,
+        "a plain producer sent on until its leader had forgotten a batch whose reply was lost; the "
+        "retry was refused and written again under the next epoch",
+    ),
+    (
+        109,
+        SHORT,
+        "a run whose token another run had committed was answered as if it had committed itself",
+    ),
+    (
+        142,
+        SHORT,
+        "a record that filled a batch, after its linger time, and opened the next one was not sent "
+        "until the next send",
+    ),
+]

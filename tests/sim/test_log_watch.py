@@ -1,0 +1,166 @@
+"""``LogWatch`` finds what must never stand in a log, and lets whole runs pass."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sim_log_watch import LogWatch
+
+from oncelog.actors.protocol.partition_bounds import Role
+from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
+from oncelog.storage.control_record import ControlRecord
+from oncelog.storage.model import TopicPartition
+
+A = TopicPartition("a", 0)
+S = TransactionState
+PRODUCER = 7
+
+
+def machine(*, stable: int = 0, high: int = 0, end: int = 100) -> Any:
+    return SimpleNamespace(
+        topic_partition=A,
+        role=Role.LEADER,
+        last_stable_offset=stable,
+        high_watermark=high,
+        log_end_offset=end,
+    )
+
+
+def header(offset: int, epoch: int, *, crc: int = 0, is_control: bool = False) -> Any:
+    return SimpleNamespace(
+        base_offset=offset,
+        producer_id=PRODUCER,
+        producer_epoch=epoch,
+        crc=crc,
+        is_control=is_control,
+    )
+
+
+def metadata(
+    state: TransactionState, epoch: int, *partitions: TopicPartition
+) -> TransactionMetadata:
+    return TransactionMetadata(
+        transactional_id="loader",
+        producer_id=PRODUCER,
+        producer_epoch=epoch,
+        transaction_timeout_ms=1_000,
+        state=state,
+        last_update_ms=0,
+        partitions=frozenset(partitions),
+    )
+
+
+def marks(watch: LogWatch, where: Any, offset: int, epoch: int, committed: bool, by: int) -> None:
+    control = ControlRecord(committed=committed, coordinator_epoch=by)
+    watch.applies(where, header(offset, epoch, is_control=True), control)
+
+
+def logs(watch: LogWatch, *steps: TransactionMetadata) -> None:
+    before = None
+    for step in steps:
+        watch.logs(None, before, step)  # type: ignore[arg-type]
+        before = step
+
+
+def found(watch: LogWatch) -> set[str]:
+    return {violation.checker for violation in watch.violations}
+
+
+@pytest.fixture
+def watch() -> LogWatch:
+    return LogWatch()
+
+
+def test_a_whole_transaction_is_in_order(watch):
+    leader = machine()
+    watch.applies(leader, header(0, 4), None)
+    logs(watch, metadata(S.ONGOING, 4, A), metadata(S.PREPARE_COMMIT, 5, A))
+    marks(watch, leader, 1, 5, True, 2)
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A), metadata(S.COMPLETE_COMMIT, 5))
+    assert watch.violations == []
+    assert watch.counts["markers"] == 1
+
+
+def test_a_marker_without_a_decision_is_found(watch):
+    marks(watch, machine(), 1, 5, True, 2)
+    assert found(watch) == {"MarkersBeforeDecision"}
+
+
+def test_a_marker_against_the_decision_is_found(watch):
+    logs(watch, metadata(S.PREPARE_ABORT, 5, A))
+    marks(watch, machine(), 1, 5, True, 2)
+    assert found(watch) == {"ContradictingMarkers"}
+
+
+def test_a_second_decision_of_one_epoch_is_found(watch):
+    logs(watch, metadata(S.PREPARE_ABORT, 5, A))
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A))
+    assert found(watch) == {"ChangedDecisions"}
+
+
+def test_a_marker_of_an_older_coordinator_is_found(watch):
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A))
+    leader = machine()
+    marks(watch, leader, 1, 5, True, 3)
+    marks(watch, leader, 2, 5, True, 2)
+    assert found(watch) == {"ZombieMarkers"}
+
+
+def test_an_epoch_that_falls_in_a_log_is_found(watch):
+    leader = machine()
+    watch.applies(leader, header(0, 5), None)
+    watch.applies(leader, header(1, 4), None)
+    assert found(watch) == {"FallingEpochs"}
+
+
+def test_another_life_reads_the_log_from_its_beginning(watch):
+    watch.applies(machine(), header(0, 4), None)
+    watch.applies(machine(), header(1, 5), None)
+    successor = machine()
+    watch.loads(successor)
+    watch.applies(successor, header(0, 4), None)
+    assert watch.violations == []
+
+
+def test_an_epoch_that_falls_at_the_coordinator_is_found(watch):
+    logs(watch, metadata(S.ONGOING, 5), metadata(S.ONGOING, 4))
+    assert found(watch) == {"FallingEpochs"}
+
+
+def test_a_move_that_is_not_in_the_table_is_found(watch):
+    logs(watch, metadata(S.EMPTY, 4), metadata(S.PREPARE_COMMIT, 5))
+    assert found(watch) == {"IllegalMoves"}
+
+
+def test_a_completion_before_its_markers_is_found(watch):
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A), metadata(S.COMPLETE_COMMIT, 5))
+    assert found(watch) == {"EarlyCompletions"}
+
+
+def test_bounds_that_cross_are_found(watch):
+    watch.shows(machine(stable=6, high=5))
+    assert found(watch) == {"CrossedBounds"}
+
+
+@pytest.mark.parametrize(("stable", "high"), [(4, 10), (5, 9)])
+def test_bounds_that_fall_are_found_also_across_leaders(watch, stable, high):
+    watch.shows(machine(stable=5, high=10))
+    watch.shows(machine(stable=stable, high=high))
+    assert found(watch) == {"FallingBounds"}
+
+
+def test_a_successor_without_what_was_shown_is_found(watch):
+    watch.shows(machine(high=10))
+    watch.leads(machine(end=9))
+    assert found(watch) == {"LostPromises"}
+
+
+@pytest.mark.parametrize(("high", "expected"), [(1, {"ChangedBatches"}), (0, set())])
+def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
+    leader = machine(high=high)
+    watch.applies(leader, header(0, 4, crc=1), None)
+    watch.shows(leader)
+    watch.applies(machine(), header(0, 4, crc=2), None)
+    assert found(watch) == expected
