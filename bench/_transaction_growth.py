@@ -61,10 +61,10 @@ class MachineSide:
         return decision.reply.producer_id, decision.reply.producer_epoch
 
     def transact(self, count: int) -> float:
-        """Seconds of ``count`` transactions on four partitions, from enrolment to COMPLETE."""
+        """Processor seconds of ``count`` transactions on 4 partitions, enrolment to COMPLETE."""
         machine, (producer_id, producer_epoch) = self.machine, self._producer
         counts = {"bench": len(PARTITIONS)}
-        started = time.perf_counter()
+        started = time.thread_time()
         for _ in range(count):
             self.now_ms += 1
             added = machine.decide_add_partitions(
@@ -92,7 +92,7 @@ class MachineSide:
                 machine.apply(record)
             producer_id, producer_epoch = end.reply.producer_id, end.reply.producer_epoch
         self._producer = producer_id, producer_epoch
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
 
 def bench_transactions_done(report: Report, transactions: int) -> None:
