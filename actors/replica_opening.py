@@ -16,6 +16,7 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
+from oncelog.storage.checkpoint import LOCK_FILE, PARTITION_METADATA_FILE
 from oncelog.storage.control_record import ControlRecord, decode_control
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
@@ -25,9 +26,6 @@ from oncelog.storage.record_codec import Record, decode_records
 
 _logger = logging.getLogger(__name__)
 
-LOCK_FILE: Final = ".lock"
-METADATA_FILE: Final = "partition.metadata"
-"""Whose files these are: the topic id, in the form that Kafka keeps it."""
 
 HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
 """How far a start looks back behind the snapshot: about 16 batches of the largest size."""
@@ -111,7 +109,7 @@ class ReplicaDirectory:
 
         Returns the log to use: ``log``, or a new one in the place of the deleted topic's.
         """
-        filesystem, path = self._filesystem, self._path / METADATA_FILE
+        filesystem, path = self._filesystem, self._path / PARTITION_METADATA_FILE
         claim = f"version: 0\ntopic_id: {topic_id}\n".encode()
         if filesystem.exists(path) and filesystem.read_whole(path) != claim:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)

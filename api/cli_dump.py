@@ -23,6 +23,7 @@ from oncelog.storage.dump import (
     Row,
     is_partition_directory,
     kind_of,
+    leftover_kind_of,
     rows_of,
 )
 from oncelog.storage.dump_findings import Finding
@@ -96,7 +97,11 @@ def directories_of(filesystem: ReadOnlyFileSystem, path: Path) -> list[Path]:
 
 
 def _is_known(name: str) -> bool:
-    return name == DISCOVERY_FILE or kind_of(name) is not None
+    return name == DISCOVERY_FILE or _kind_of(name) is not None
+
+
+def _kind_of(name: str) -> FileKind | None:
+    return kind_of(name) or leftover_kind_of(name)
 
 
 def _no_log(path: Path) -> CliError:
@@ -116,7 +121,7 @@ class _Printer:
 
     def dump_file(self, path: Path) -> None:
         """Print one file; damage in it is printed where it is met."""
-        kind = kind_of(path.name)
+        kind = _kind_of(path.name)
         if not self._is_json:
             say(f"{path} ({kind.value if kind else 'cluster'})")
         try:

@@ -141,15 +141,28 @@ class SparseFileSystem(RealFileSystem):
         return sparse
 
 
-def fill_sparse_log(
-    directory: Path, *, size_bytes: int, batch_bytes: int, segment_bytes: int
+def fill_long_log(
+    directory: Path,
+    *,
+    size_bytes: int,
+    real_bytes: int,
+    batch_bytes: int,
+    segment_bytes: int,
 ) -> None:
-    """A cleanly closed log whose records take no room, with real headers, CRCs and indexes."""
-    log = open_log(directory, filesystem=SparseFileSystem(), segment_bytes=segment_bytes)
-    (batch,) = client_batches(1, batch_bytes, body=bytes(batch_bytes - HEADER_BYTES))
-    for _ in range(size_bytes // batch_bytes):
-        append_all(log, (batch,))
-    log.close([])
+    """A cleanly closed log, the last ``real_bytes`` of it real, random bytes.
+
+    Before them stand batches with real headers and indexes whose records are holes in the file.
+    """
+    parts = (
+        (SparseFileSystem(), size_bytes - real_bytes, bytes(batch_bytes - HEADER_BYTES)),
+        (RealFileSystem(), real_bytes, os.urandom(batch_bytes - HEADER_BYTES)),
+    )
+    for filesystem, part_bytes, body in parts:
+        log = open_log(directory, filesystem=filesystem, segment_bytes=segment_bytes)
+        (batch,) = client_batches(1, batch_bytes, body=body)
+        for _ in range(part_bytes // batch_bytes):
+            append_all(log, (batch,))
+        log.close([])
 
 
 def drop_cache(directory: Path) -> None:

@@ -1,6 +1,7 @@
 """Speed of the storage engine, each figure beside the bare system calls it is measured by.
 
-``./run bench storage [CASE...]``: append, sync, fetch, open, length. Every comparison alternates
+``./run bench storage [CASE...]``: append, sync, fetch, checked,
+open, length. Every comparison alternates
 between both sides and takes medians; results are appended to ``bench/results/storage.jsonl``.
 """
 
@@ -35,7 +36,7 @@ from _storage_logs import (
     drop_cache,
     fetch_offsets,
     fill_log,
-    fill_sparse_log,
+    fill_long_log,
     leading_machine,
     make_replica,
     open_log,
@@ -267,6 +268,42 @@ def bench_fetch(root: Path, report: Report) -> None:
         report.figure("fetch_cold_log_vs_pread", ratio(bare, alone), f"{ratio(bare, alone):8.3f}")
 
 
+def read_all_batches(log: PartitionLog) -> float:
+    """Seconds to read the log in slices of 1 MiB."""
+    offset, started = 0, time.perf_counter()
+    while offset < log.log_end_offset:
+        offset = log.fetch(offset, max_bytes=MIB, upper_offset=log.log_end_offset).next_offset
+    return time.perf_counter() - started
+
+
+def bench_checked(root: Path, report: Report) -> None:
+    """Reads of what another process wrote, each CRC checked, against ``os.pread`` (cached)."""
+    for name, batch_bytes in (("1mib", MIB), ("16kib", 16 * KIB), ("1kib", KIB), ("200b", 200)):
+        with scratch(root) as data_dir:
+            directory = data_dir / f"{TOPIC}-0"
+            fill_log(directory, size_bytes=64 * MIB, batch_bytes=batch_bytes)
+            log = open_log(directory)
+            path = directory / f"{0:020d}.log"
+            size = path.stat().st_size
+
+            def theirs(path: Path = path, size: int = size) -> float:
+                descriptor = os.open(path, os.O_RDONLY)
+                started = time.perf_counter()
+                for position in range(0, size, MIB):
+                    os.pread(descriptor, MIB, position)
+                seconds = time.perf_counter() - started
+                os.close(descriptor)
+                return seconds
+
+            own, bare = alternate(report.rounds, partial(read_all_batches, log), theirs)
+            report.figure(
+                f"checked_{name}_vs_pread",
+                ratio(bare, own),
+                f"{ratio(bare, own):8.3f}, {size / statistics.median(own) / 1e9:.2f} GB/s",
+            )
+            log.close(None)
+
+
 # --- open -----------------------------------------------------------------------------------------
 
 
@@ -325,9 +362,11 @@ def bench_open(root: Path, report: Report) -> None:
 
 # --- length ---------------------------------------------------------------------------------------
 
-READS: Final = 2_000
-PLACES: Final = 250
+PLACES: Final = 1_000
 APPENDS: Final = 4_000
+SHORT_BYTES: Final = 100 * 10**6
+LONG_BYTES: Final = 10 * 10**9
+REAL_BYTES: Final = 2 * 10**9
 
 
 def read_randomly(log: PartitionLog, offsets: Sequence[int]) -> float:
@@ -347,17 +386,35 @@ def append_more(log: PartitionLog, batches: Sequence[bytes]) -> float:
 
 
 def bench_length(root: Path, report: Report) -> None:
-    """Appends and random reads of a log of 10 GB, against one of 100 MB."""
-    batch_bytes = 128 * KIB
+    """Appends and random reads of a log of 10 GB, against one of 100 MB.
+
+    Both logs hold batches of 64 KiB. All of the short one and the last 2 GB of the long one are
+    random bytes on the disk; the first 8 GB of the long one are batches with real headers and
+    index entries whose records are holes, so that no disk of 10 GB is needed. What is asked is
+    whether finding a place, reading one batch and appending one depend on how much log there is:
+    so each side reads 1,000 different batches, spread evenly over its whole length, each once per
+    round in random order, after a round that has brought them into the page cache. The long log
+    thus touches as much data as the short one, but all of its segments and indexes. What a page
+    cache too small for 10 GB would cost is the disk's matter and is not measured.
+    Once with segments of 1 GiB (10 of them) and once of 64 MiB (150).
+    """
+    batch_bytes = 64 * KIB
     rng = random.Random(1)
     more = client_batches(APPENDS, 16 * KIB)
     for name, segment_bytes in (("gib_segments", GIB), ("mib64_segments", 64 * MIB)):
         with scratch(root) as data_dir:
             logs, offsets = [], []
-            for label, size in (("short", 100 * 10**6), ("long", 10 * 10**9)):
+            for label, size, real in (
+                ("short", SHORT_BYTES, SHORT_BYTES),
+                ("long", LONG_BYTES, REAL_BYTES),
+            ):
                 directory = data_dir / label
-                fill_sparse_log(
-                    directory, size_bytes=size, batch_bytes=batch_bytes, segment_bytes=segment_bytes
+                fill_long_log(
+                    directory,
+                    size_bytes=size,
+                    real_bytes=real,
+                    batch_bytes=batch_bytes,
+                    segment_bytes=segment_bytes,
                 )
                 started = time.perf_counter()
                 log = open_log(directory, segment_bytes=segment_bytes)
@@ -367,32 +424,39 @@ def bench_length(root: Path, report: Report) -> None:
                     opened_ms,
                     f"{opened_ms:8.1f} ms, {log.segment_count} segments",
                 )
-                # As many different ones in both, so that the processor's caches serve both alike.
-                different = rng.sample(range(0, log.log_end_offset, RECORDS_PER_BATCH), PLACES)
-                chosen = [rng.choice(different) for _ in range(READS)]
+                chosen = rng.sample(range(0, log.log_end_offset, RECORDS_PER_BATCH), PLACES)
                 read_randomly(log, chosen)
                 logs.append(log)
                 offsets.append(chosen)
-            reads = [partial(read_randomly, *pair) for pair in zip(logs, offsets, strict=True)]
-            short_read, long_read = alternate(report.rounds, *reads)
-            short_append, long_append = alternate(
-                report.rounds, *(partial(append_more, log, more) for log in logs)
-            )
-            for what, short, long, count in (
-                ("read", short_read, long_read, READS),
-                ("append", short_append, long_append, APPENDS),
-            ):
-                report.figure(
-                    f"{what}_10gb_{name}_us",
-                    statistics.median(long) / count * 1e6,
-                    f"{statistics.median(long) / count * 1e6:8.1f} us, at 100 MB "
-                    f"{statistics.median(short) / count * 1e6:.1f} us",
-                )
-                report.target(
-                    f"{what}_10gb_vs_100mb_{name}", ratio(long, short), 1.2, at_least=False
-                )
+            compare_lengths(report, name, logs, offsets, more)
             for log in logs:
                 log.close(None)
+
+
+def compare_lengths(
+    report: Report,
+    name: str,
+    logs: Sequence[PartitionLog],
+    offsets: Sequence[Sequence[int]],
+    more: Sequence[bytes],
+) -> None:
+    """Read and append, the short log and the long one in turn."""
+    reads = [partial(read_randomly, *pair) for pair in zip(logs, offsets, strict=True)]
+    short_read, long_read = alternate(report.rounds, *reads)
+    short_append, long_append = alternate(
+        report.rounds, *(partial(append_more, log, more) for log in logs)
+    )
+    for what, short, long, count in (
+        ("read", short_read, long_read, PLACES),
+        ("append", short_append, long_append, APPENDS),
+    ):
+        report.figure(
+            f"{what}_10gb_{name}_us",
+            statistics.median(long) / count * 1e6,
+            f"{statistics.median(long) / count * 1e6:8.1f} us, at 100 MB "
+            f"{statistics.median(short) / count * 1e6:.1f} us",
+        )
+        report.target(f"{what}_10gb_vs_100mb_{name}", ratio(long, short), 1.2, at_least=False)
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -401,6 +465,7 @@ CASES: Final = {
     "append": bench_append,
     "sync": bench_sync,
     "fetch": bench_fetch,
+    "checked": bench_checked,
     "open": bench_open,
     "length": bench_length,
 }

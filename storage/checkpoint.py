@@ -21,6 +21,10 @@ from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 RECOVERY_FILE: Final = "recovery-checkpoint"
+LOCK_FILE: Final = ".lock"
+"""Held with ``flock`` by the one process that writes the directory; never read."""
+PARTITION_METADATA_FILE: Final = "partition.metadata"
+"""Whose files these are: the topic id, in the form that Kafka keeps it."""
 CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
 
 _VERSION: Final = "0"

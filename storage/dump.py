@@ -20,6 +20,8 @@ from typing import Any, Final, TypeAlias
 from oncelog.storage.checkpoint import (
     CLEAN_SHUTDOWN_FILE,
     LEADER_EPOCH_FILE,
+    LOCK_FILE,
+    PARTITION_METADATA_FILE,
     RECOVERY_FILE,
     RecoveryCheckpoint,
     decode_leader_epochs,
@@ -27,7 +29,7 @@ from oncelog.storage.checkpoint import (
 )
 from oncelog.storage.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.fs import FileSystem
+from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from oncelog.storage.segment import (
     LOG_SUFFIX,
@@ -35,6 +37,7 @@ from oncelog.storage.segment import (
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
 )
+from oncelog.storage.segment_swap import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
 
 Row: TypeAlias = Mapping[str, Any]
 """One entry of a file: field → number, text, or a list of them."""
@@ -57,6 +60,9 @@ class FileKind(enum.Enum):
     RECOVERY = "recovery checkpoint"
     CLEANER = "cleaner checkpoint"
     CLEAN_SHUTDOWN = "clean shutdown"
+    METADATA = "topic of the partition"
+    LOCK = "lock"
+    UNFINISHED = "unfinished write"
 
 
 _BY_SUFFIX: Final = MappingProxyType(
@@ -74,8 +80,11 @@ _BY_NAME: Final = MappingProxyType(
         RECOVERY_FILE: FileKind.RECOVERY,
         CLEANER_CHECKPOINT_FILE: FileKind.CLEANER,
         CLEAN_SHUTDOWN_FILE: FileKind.CLEAN_SHUTDOWN,
+        PARTITION_METADATA_FILE: FileKind.METADATA,
+        LOCK_FILE: FileKind.LOCK,
     }
 )
+_LEFTOVER_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 
 
 def kind_of(name: str) -> FileKind | None:
@@ -84,6 +93,20 @@ def kind_of(name: str) -> FileKind | None:
         return _BY_NAME[name]
     stem, dot, suffix = name.partition(".")
     return _BY_SUFFIX.get(dot + suffix) if stem.isdecimal() else None
+
+
+def leftover_kind_of(name: str) -> FileKind | None:
+    """What a file is that a crash has left: of a compacted segment on its way, or half written.
+
+    None if it is none of these. The next open of the log finishes or removes it.
+    """
+    if name.endswith(TEMPORARY_SUFFIX):
+        is_ours = kind_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
+        return FileKind.UNFINISHED if is_ours else None
+    for suffix in _LEFTOVER_SUFFIXES:
+        if name.endswith(suffix):
+            return kind_of(name.removesuffix(suffix))
+    return None
 
 
 def offset_of(path: Path) -> int:
@@ -98,7 +121,7 @@ def is_partition_directory(filesystem: FileSystem, directory: Path) -> bool:
 
 def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The rows of any small file; a ``.log`` is none, see ``dump_log``."""
-    kind = kind_of(path.name)
+    kind = kind_of(path.name) or leftover_kind_of(path.name)
     reader = _READERS.get(kind) if kind is not None else None
     if reader is None:
         raise ValueError(f"{path.name} has no rows")
@@ -210,6 +233,21 @@ def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     yield {"first_dirty_offset": read_first_dirty_offset(filesystem, path.parent)}
 
 
+def metadata_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: version and topic id."""
+    try:
+        lines = filesystem.read_whole(path).decode("ascii").splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        yield {"version": int(fields["version"]), "topic_id": fields["topic_id"]}
+    except (KeyError, ValueError) as error:
+        raise CorruptDataError(f"{path} at byte 0: no version and topic id") from error
+
+
+def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:
+    """Of a file without content, or one whose content means nothing yet."""
+    return iter(())
+
+
 _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] = MappingProxyType(
     {
         FileKind.OFFSET_INDEX: offset_index_rows,
@@ -220,5 +258,8 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.RECOVERY: recovery_rows,
         FileKind.CLEANER: cleaner_rows,
         FileKind.CLEAN_SHUTDOWN: clean_shutdown_rows,
+        FileKind.METADATA: metadata_rows,
+        FileKind.LOCK: no_rows,
+        FileKind.UNFINISHED: no_rows,
     }
 )

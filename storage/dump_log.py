@@ -18,7 +18,7 @@ from oncelog.storage.fs import FileSystem
 from oncelog.storage.record_batch import HEADER_BYTES, BatchHeader, crc_matches, parse_header
 from oncelog.storage.record_codec import Record, decode_records
 from oncelog.storage.recovery import TailDefect
-from oncelog.storage.segment import Segment
+from oncelog.storage.segment import LOG_SUFFIX, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogE
         base_offset=base_offset,
         next_offset=base_offset,
         index_interval_bytes=0,
+        state_suffix=path.name.partition(LOG_SUFFIX)[2],
     )
     try:
         segment.attach()

@@ -33,6 +33,33 @@ def test_every_file_of_a_partition_is_shown(samples, dump):
     assert shown == there
 
 
+def test_what_a_crash_leaves_in_a_directory_is_shown(flights, dump):
+    for suffix in (".log", ".index", ".timeindex"):
+        whole = file_of(flights, FIRST, suffix)
+        for state in (".cleaned", ".swap", ".deleted"):
+            data = whole.read_bytes()
+            if suffix == ".log":
+                data = data[: positions(flights, FIRST)[1][0]]
+            whole.with_name(whole.name + state).write_bytes(data)
+    (flights / ".lock").touch()
+    (flights / "partition.metadata").write_text("version: 0\ntopic_id: abc\n")
+    (flights / "leader-epoch-checkpoint.tmp").write_text("0\n7")
+    status, lines = dump(flights)
+    shown = {Path(line.partition(" (")[0]).name for line in lines if not line.startswith(" ")}
+    assert status == 0
+    assert shown == {path.name for path in flights.iterdir()}
+    assert "  version=0 topic_id=abc" in lines
+    swapped = lines.index(f"{file_of(flights, FIRST, '.log')}.swap (log)")
+    assert "base_offset=0 " in lines[swapped + 1]
+    assert not lines[swapped + 2].startswith(" ")
+
+
+def test_a_foreign_metadata_file_is_a_problem(flights, dump):
+    path = flights / "partition.metadata"
+    path.write_text("topic: x")
+    assert dump(path)[1][1:] == ["  problem: at byte 0: no version and topic id"]
+
+
 def test_batches_are_shown_with_what_they_have(samples, dump):
     _, lines = dump("--json", file_of(samples / "flights-0", FIRST, ".log"))
     first, second, third = rows(lines)[:3]
