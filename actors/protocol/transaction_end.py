@@ -53,8 +53,8 @@ _ROWS: Final[Mapping[TransactionState, tuple[EndVerdict, ...]]] = {
     #                                 COMMIT current, COMMIT retry, ABORT current, ABORT retry
     TransactionState.EMPTY: (_INVALID, _FENCED, _PREPARE, _FENCED),
     TransactionState.ONGOING: (_PREPARE, _FENCED, _PREPARE, _FENCED),
-    TransactionState.PREPARE_COMMIT: (_FENCED, _CONCURRENT, _FENCED, _INVALID),
-    TransactionState.PREPARE_ABORT: (_FENCED, _INVALID, _FENCED, _CONCURRENT),
+    TransactionState.PREPARE_COMMIT: (_CONCURRENT, _CONCURRENT, _CONCURRENT, _INVALID),
+    TransactionState.PREPARE_ABORT: (_CONCURRENT, _INVALID, _CONCURRENT, _CONCURRENT),
     TransactionState.COMPLETE_COMMIT: (_INVALID, _DECIDED, _PREPARE, _INVALID),
     TransactionState.COMPLETE_ABORT: (_INVALID, _INVALID, _PREPARE, _DECIDED),
 }
@@ -66,7 +66,9 @@ END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = Map
     }
 )
 """(state, committed, age) → what to answer. An abort at rest still raises the epoch: the client
-does not know whether something it sent is on its way, and the old epoch makes that harmless."""
+does not know whether something it sent is on its way, and the old epoch makes that harmless.
+While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
+begun the next transaction early and is told to wait, not that it is fenced."""
 
 
 def end_age(

@@ -313,6 +313,14 @@ def test_a_commit_asked_for_before_the_id_was_taken_over_may_win(script):
     assert script.kinds() == set()
 
 
+def test_what_a_fenced_client_left_uncommitted_is_no_commit(script):
+    script.init("v", "id", [1, 0])
+    script.init("w", "id", [1, 1])
+    script.txn("v", send("k-0", "a"), txn_id="id", outcome="info")
+    script.drain(k0=[(0, "a")])
+    assert script.kinds("read_uncommitted") == set()
+
+
 def test_two_takers_with_one_epoch(script):
     script.init("v", "id", [1, 3])
     script.init("w", "id", [1, 3])

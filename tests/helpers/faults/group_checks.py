@@ -135,7 +135,12 @@ def _check_fetches(
 
 
 def check_fencing(facts: Facts) -> Iterator[Anomaly]:
-    """After an id was taken over nobody else commits with it; no two inits get the same epoch."""
+    """After an id was taken over nobody else commits with it; no two inits get the same epoch.
+
+    Only readers of committed data tell which transactions committed.
+    """
+    if not facts.is_committed_only:
+        return
     inits: dict[str, list[Operation]] = defaultdict(list)
     epochs: dict[tuple[int, int], Operation] = {}
     for operation in facts.history.operations:

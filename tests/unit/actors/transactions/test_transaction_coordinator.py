@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from transaction_calls import CLUSTER_KEY, FLIGHTS, RUN, add, begin, end, init, state_of
 
 from oncelog.actors.config import ClusterConfig
@@ -120,6 +121,27 @@ def test_the_end_is_answered_before_it_is_visible_when_a_leader_is_away(world: A
         assert state_of(coordinator) == "CompleteCommit"
         retry = await end(coordinator, producer_id, epoch)
         assert (retry.error, retry.visible) == (ErrorCode.NONE, True)
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_next_transaction_may_be_aborted_before_the_one_before_is_complete(
+    world: Any, committed: bool
+) -> None:
+    """1. The end is answered while a leader is away. 2. Its owner begins anew, but nothing can be
+    enrolled yet. 3. It aborts: it is told to wait, not that somebody took its id over."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        await end(coordinator, producer_id, epoch, committed=committed)
+        early = await end(coordinator, producer_id, epoch + 1, committed=False)
+        assert early.error is ErrorCode.CONCURRENT_TRANSACTIONS
+        world.answer_markers("partition:flights-0@1")
+        await asyncio.sleep(1.5)
+        again = await end(coordinator, producer_id, epoch + 1, committed=False)
+        assert (again.error, again.producer_epoch) == (ErrorCode.NONE, epoch + 2)
 
     world.run(scenario)
 

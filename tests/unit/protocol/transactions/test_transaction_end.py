@@ -22,8 +22,8 @@ EXPECTED = """
 state          | COMMIT current  | COMMIT retry    | ABORT current   | ABORT retry
 Empty          | INVALID         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
 Ongoing        | PREPARE         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
-PrepareCommit  | PRODUCER_FENCED | CONCURRENT      | PRODUCER_FENCED | INVALID
-PrepareAbort   | PRODUCER_FENCED | INVALID         | PRODUCER_FENCED | CONCURRENT
+PrepareCommit  | CONCURRENT      | CONCURRENT      | CONCURRENT      | INVALID
+PrepareAbort   | CONCURRENT      | INVALID         | CONCURRENT      | CONCURRENT
 CompleteCommit | INVALID         | DECIDED         | PREPARE         | INVALID
 CompleteAbort  | INVALID         | INVALID         | PREPARE         | DECIDED
 """
