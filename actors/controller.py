@@ -31,6 +31,8 @@ from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderRequest,
     ClusterKeysReply,
     ClusterKeysRequest,
+    CreatePartitionsReply,
+    CreatePartitionsRequest,
     CreateTopicReply,
     CreateTopicRequest,
     DeleteTopicReply,
@@ -174,6 +176,19 @@ class Controller:
         async with self._names.setdefault(request.name, asyncio.Lock()):
             reply = await self._runtime.execute(
                 _ALL, lambda _now_ms: self.machine.decide_create_topic(request)
+            )
+            if reply.error is ErrorCode.NONE:
+                await self._launcher.start(self.machine.placements(request.name))
+            return reply
+
+    async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
+        """Give a topic more partitions and start their replicas."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        async with self._names.setdefault(request.name, asyncio.Lock()):
+            reply = await self._runtime.execute(
+                _ALL, lambda _now_ms: self.machine.decide_create_partitions(request)
             )
             if reply.error is ErrorCode.NONE:
                 await self._launcher.start(self.machine.placements(request.name))

@@ -53,6 +53,15 @@ class Admin:
         """
         return self._run(self._admin.create_topic(name, partitions, replication_factor, **settings))
 
+    def create_partitions(self, name: str, partitions: int) -> None:
+        """Give a topic more partitions, ``partitions`` in all, and wait until they can be written.
+
+        Records with a key may go to another partition than before. Running producers and groups
+        use the new ones within ``routing.METADATA_AGE_MAX_MS``. Safe to repeat;
+        ``InvalidPartitionsError`` for fewer than there are.
+        """
+        self._run(self._admin.create_partitions(name, partitions))
+
     def alter_topic(self, name: str, **settings: Any) -> None:
         """Change settings of a topic, durably; ``None`` makes one the default again.
 

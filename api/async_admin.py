@@ -22,6 +22,7 @@ from oncelog.actors.protocol.admin_messages import (
 )
 from oncelog.actors.protocol.cluster_messages import (
     AlterTopicRequest,
+    CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     MetadataReply,
@@ -106,6 +107,13 @@ class AsyncAdmin:
         check(reply)
         await self._wait_until_led(name, partitions)
         return reply.topic_id
+
+    async def create_partitions(self, name: str, partitions: int) -> None:
+        """See ``Admin.create_partitions``."""
+        request = CreatePartitionsRequest(name=name, partitions=partitions)
+        reply = await self._calls.controller(request)
+        check(reply, f"topic {name!r} cannot be given partitions")
+        await self._wait_until_led(name, partitions)
 
     async def _wait_until_led(self, name: str, partitions: int) -> None:
         """Wait until every partition's actor leads; the topic exists even if that takes longer."""

@@ -180,6 +180,12 @@ def _add_topic_commands(commands: Commands) -> None:
         metavar="NAME",
         help="a setting to be the default again; may be given more than once",
     )
+    alter.add_argument(
+        "--partitions",
+        type=whole_number(1, TOPIC_PARTITIONS_MAX),
+        metavar="N",
+        help="how many partitions it is to have, more than now",
+    )
     delete = add_command(actions, "delete", "Delete a topic and its data.", cli_topics.delete_topic)
     delete_records = _add_delete_records(actions)
     for action in (create, describe, alter, delete, delete_records):

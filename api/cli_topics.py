@@ -50,7 +50,7 @@ def create_topic(args: argparse.Namespace) -> int:
 
 
 def alter_topic(args: argparse.Namespace) -> int:
-    """Change settings of a topic; the others stay as they are."""
+    """Change settings of a topic, or give it more partitions; the rest stays as it is."""
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     for name in args.reset:
@@ -58,12 +58,18 @@ def alter_topic(args: argparse.Namespace) -> int:
         if name in settings:
             raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
         settings[name] = None
-    if not settings:
-        raise CliError("nothing to change", "give --config NAME=VALUE or --reset NAME")
+    if not settings and args.partitions is None:
+        advice = "give --config NAME=VALUE, --reset NAME or --partitions N"
+        raise CliError("nothing to change", advice)
+    changed = sorted(settings)
     with connect(args) as cluster:
         known_topic(cluster, args.topic)
-        cluster.admin().alter_topic(args.topic, **settings)
-    say(f"altered {args.topic}: {', '.join(sorted(settings))}")
+        if settings:
+            cluster.admin().alter_topic(args.topic, **settings)
+        if args.partitions is not None:
+            cluster.admin().create_partitions(args.topic, args.partitions)
+            changed.append(f"partitions 0 to {args.partitions - 1}")
+    say(f"altered {args.topic}: {', '.join(changed)}")
     return 0
 
 

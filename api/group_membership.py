@@ -115,6 +115,8 @@ class GroupMembership:
         self._assigned: tuple[TopicPartition, ...] = ()
         self._heartbeats: asyncio.Task[None] | None = None
         self._last_poll_s = 0.0
+        self._divided: dict[str, int] = {}
+        """Partitions of each topic that this member, as the group's leader, has divided."""
 
     # --- what the consumer asks ---------------------------------------------------------------
 
@@ -185,6 +187,7 @@ class GroupMembership:
     async def _attempt(self) -> tuple[ErrorCode, str]:
         """One join and one sync; on ``NONE`` generation, member id and assignment are new."""
         await self._check_topics(self.topics)
+        self._divided = {}
         joined = await self._call_join()
         if joined.error is not ErrorCode.NONE:
             if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
@@ -258,6 +261,7 @@ class GroupMembership:
         topics = {topic for subscriber in subscribers for topic in subscriber.topics}
         known = await self._router.metadata(topics, refresh=True)
         counts = {topic: len(metadata.partitions) for topic, metadata in known.items()}
+        self._divided = counts
         plan = ASSIGNORS[joined.protocol_name](subscribers, counts)
         return tuple(
             MemberAssignment(
@@ -315,6 +319,7 @@ class GroupMembership:
             wait_s = settings.heartbeat_interval_ms / 1_000
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
+                await self._look_for_partitions()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
                 # Goes on beating: the session must live until the application polls again.
                 self._note(reply.error)
@@ -323,6 +328,20 @@ class GroupMembership:
             else:
                 self._note(reply.error)
                 return
+
+    async def _look_for_partitions(self) -> None:
+        """As the group's leader: have it rebalance when its topics got more partitions."""
+        divided = self._divided
+        try:
+            known = await self._router.metadata(divided)
+        except OncelogError as error:
+            _log.info("group %s: %s; looking for partitions later", self._group_id, error)
+            return
+        has_more = any(len(known[topic].partitions) > divided[topic] for topic in known)
+        if has_more and self._divided is divided:
+            _log.info("group %s: its topics have more partitions, joining again", self._group_id)
+            self._divided = {}
+            self._ask_to_join()
 
     async def _call_heartbeat(self) -> HeartbeatReply:
         request = HeartbeatRequest(

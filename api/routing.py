@@ -42,6 +42,9 @@ from oncelog.storage.model import (
 METADATA_TIMEOUT_MS: Final = 5_000
 """How long one question to the controller may take."""
 
+METADATA_AGE_MAX_MS: Final = 300_000
+"""How long a topic is taken for what it was: it may get partitions while clients run."""
+
 _COORDINATOR_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 
 _STALE_ROUTE: Final = frozenset(
@@ -80,6 +83,7 @@ class Router:
         self.cached_topic: Callable[[str], TopicMetadata | None] = self._topics.get
         """What is known of a topic without asking anyone; may be called from any thread."""
         self._stale: set[str] = set()
+        self._told_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
         self._lookup: _Lookup | None = None
 
@@ -97,11 +101,14 @@ class Router:
     ) -> Mapping[str, TopicMetadata]:
         """Metadata of those of ``topics`` that exist, asking the controller for what is not known.
 
-        With ``refresh`` the controller is asked in any case. Raises ``NetworkError`` and the like
+        With ``refresh`` the controller is asked in any case, and again after
+        ``METADATA_AGE_MAX_MS``. Raises ``NetworkError`` and the like
         when it does not answer and something asked for is not cached.
         """
         wanted = frozenset(topics)
         missing = wanted if refresh else wanted - (self._topics.keys() - self._stale)
+        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
+        missing |= {topic for topic in wanted if self._told_s.get(topic, due_s) < due_s}
         if missing or self._cluster is None:
             reply = await self._ask(missing)
             if reply.error is not ErrorCode.NONE and (
@@ -111,6 +118,10 @@ class Router:
                     reply.error,
                     reply.detail or "the controller does not answer; is the cluster running?",
                 )
+            if reply.error is not ErrorCode.NONE:
+                # What was merely old serves for another while: the controller may be away for long.
+                now_s = asyncio.get_running_loop().time()
+                self._told_s |= dict.fromkeys(missing & self._told_s.keys(), now_s)
         return {topic: self._topics[topic] for topic in wanted if topic in self._topics}
 
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
@@ -265,8 +276,10 @@ class Router:
         found = {topic.name: topic for topic in reply.topics}
         for name in asked - found.keys():
             self._topics.pop(name, None)
+            self._told_s.pop(name, None)
         self._topics.update(found)
         self._stale -= asked | found.keys()
+        self._told_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
 
     def _known(self) -> MetadataReply:
         if self._cluster is None:

@@ -12,6 +12,9 @@ id is never used twice.
 | become_leader | else | epoch + 1 |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
+| create_partitions | unknown, internal | as alter_topic |
+| create_partitions | as many as there are (a retry) | NONE, nothing logged |
+| create_partitions | fewer, or too many | INVALID_PARTITIONS |
 | alter_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | alter_topic | internal | INVALID_TOPIC_EXCEPTION |
 | alter_topic | a setting is unknown or impossible | INVALID_CONFIG |
@@ -35,6 +38,7 @@ from oncelog.actors.protocol.cluster_log import (
     ClusterKeyRotated,
     ClusterRecord,
     LeaderElected,
+    PartitionsCreated,
     ProducerIdsAllocated,
     TopicConfigured,
     TopicCreated,
@@ -50,6 +54,8 @@ from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
     BrokerMetadata,
+    CreatePartitionsReply,
+    CreatePartitionsRequest,
     CreateTopicReply,
     CreateTopicRequest,
     DeleteTopicReply,
@@ -141,18 +147,10 @@ class ClusterMachine:
             return Decision(reply=request.failed(error, detail))
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
-        brokers = sorted(self._brokers)
-        replicas = tuple(
-            tuple(
-                brokers[(partition + follower) % len(brokers)]
-                for follower in range(request.replication_factor)
-            )
-            for partition in range(request.partitions)
-        )
         record = TopicCreated(
             name=request.name,
             topic_id=request.topic_id,
-            replicas=replicas,
+            replicas=self._placed(range(request.partitions), request.replication_factor),
             settings=request.settings,
         )
         return _decision(CreateTopicReply(topic_id=request.topic_id), record)
@@ -201,6 +199,42 @@ class ClusterMachine:
             return Decision(reply=AlterTopicReply())
         return _decision(
             AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
+        )
+
+    def decide_create_partitions(
+        self, request: CreatePartitionsRequest
+    ) -> Decision[CreatePartitionsReply]:
+        """Place more partitions of a topic that users own, after those it has, round robin."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+        if topic is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        count = len(topic.partitions)
+        if request.partitions == count:
+            return Decision(reply=CreatePartitionsReply())
+        if not count < request.partitions <= TOPIC_PARTITIONS_MAX:
+            detail = (
+                f"partitions={request.partitions}: topic {request.name!r} has {count} and cannot "
+                f"have fewer; give {count + 1} to {TOPIC_PARTITIONS_MAX}"
+            )
+            return Decision(reply=request.failed(ErrorCode.INVALID_PARTITIONS, detail))
+        followers = len(topic.partitions[0].replicas)
+        record = PartitionsCreated(
+            topic_id=topic.topic_id,
+            first_partition=count,
+            replicas=self._placed(range(count, request.partitions), followers),
+        )
+        return _decision(CreatePartitionsReply(), record)
+
+    def _placed(self, partitions: Iterable[int], replica_count: int) -> tuple[tuple[int, ...], ...]:
+        """The brokers of each of ``partitions``, round robin."""
+        brokers = sorted(self._brokers)
+        return tuple(
+            tuple(
+                brokers[(partition + follower) % len(brokers)] for follower in range(replica_count)
+            )
+            for partition in partitions
         )
 
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
@@ -298,6 +332,14 @@ class ClusterMachine:
                 topic = self._topics[self._names_by_id[topic_id]]
                 topic.settings = settings
                 topic.settings_version += 1
+            case PartitionsCreated() as added:
+                topic = self._topics[self._names_by_id[added.topic_id]]
+                invariant(
+                    added.first_partition == len(topic.partitions),
+                    "I-24",
+                    f"partition {added.first_partition} of {topic.name} is not the next one",
+                )
+                topic.partitions += [_Partition(replicas=ids) for ids in added.replicas]
             case TopicDeleted(topic_id=topic_id):
                 del self._topics[self._names_by_id[topic_id]]
             case LeaderElected() as elected:

@@ -64,6 +64,15 @@ class TopicConfigured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsCreated:
+    """More partitions of a topic, from ``first_partition`` on, with the replicas of each."""
+
+    topic_id: str
+    first_partition: int
+    replicas: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeleted:
     """A topic that is no more; its name may be used again, its id never is."""
 
@@ -95,6 +104,7 @@ ClusterRecord: TypeAlias = (
     | BrokerRegistered
     | TopicCreated
     | TopicConfigured
+    | PartitionsCreated
     | TopicDeleted
     | LeaderElected
     | ProducerIdsAllocated
@@ -106,6 +116,7 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "broker_registered": BrokerRegistered,
     "topic_created": TopicCreated,
     "topic_configured": TopicConfigured,
+    "partitions_created": PartitionsCreated,
     "topic_deleted": TopicDeleted,
     "leader_elected": LeaderElected,
     "producer_ids_allocated": ProducerIdsAllocated,

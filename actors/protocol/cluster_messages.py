@@ -106,6 +106,22 @@ class AlterTopicRequest(Request[AlterTopicReply]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartitionsReply(Reply):
+    """On ``NONE`` the partitions are durable; the actors of new ones are being started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartitionsRequest(Request[CreatePartitionsReply]):
+    """Give a topic more partitions: ``partitions`` is how many it has then. Safe to repeat."""
+
+    method = "create_partitions"
+    reply_type = CreatePartitionsReply
+
+    name: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicReply(Reply):
     """On ``NONE`` the topic is durably gone and its actors are being stopped."""
 

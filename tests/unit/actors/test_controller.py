@@ -17,6 +17,7 @@ from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
     ClusterKeysRequest,
+    CreatePartitionsRequest,
     CreateTopicRequest,
     LearnKeysRequest,
     MetadataRequest,
@@ -130,6 +131,18 @@ def test_an_altered_topic_tells_every_leader(play: Any) -> None:
         for _, request in world.told:
             assert (dict(request.settings), request.settings_version) == (expected, 1)
             assert request.topic_id == "a" * 32
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        request = CreatePartitionsRequest(name="flights", partitions=3)
+        assert (await controller.create_partitions(request)).error is ErrorCode.NONE
+        await controller.replica.stop()
+        controller = await world.controller()
+        assert [tp.partition for tp, _ in controller.machine.placements("flights")] == [0, 1, 2]
         await controller.replica.stop()
 
     play(scenario)

@@ -49,6 +49,9 @@ class Cluster:
     def alter_topic(self, name, **settings):
         self.calls.append(("alter", name, settings))
 
+    def create_partitions(self, name, partitions):
+        self.calls.append(("partitions", name, partitions))
+
     def delete_topic(self, name):
         self.calls.append(("delete", name))
 
@@ -138,6 +141,12 @@ def test_settings_of_a_topic_are_altered(cluster, capsys):
     assert capsys.readouterr().out == (
         "altered flights: flush, min_cleanable_dirty_ratio, retention_ms\n"
     )
+
+
+def test_a_topic_is_given_more_partitions(cluster, capsys):
+    assert cli.main(["topics", "alter", "flights", "--partitions", "5"]) == 0
+    assert cluster.calls == [("partitions", "flights", 5)]
+    assert capsys.readouterr().out == "altered flights: partitions 0 to 4\n"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,25 @@ def joined(cluster, **settings):
     return join()
 
 
+def test_the_leader_has_the_group_rebalance_when_there_are_more_partitions(fake_cluster, run):
+    fake_cluster.create("t", 1)
+
+    async def scenario():
+        membership = await joined(fake_cluster, max_poll_interval_ms=3_600_000)
+        await asyncio.sleep(400)
+        assert not membership.needs_join
+        fake_cluster.create("t", 2)
+        await asyncio.sleep(400)
+        assert membership.needs_join
+        assigned = await membership.join()
+        await asyncio.sleep(400)
+        assert not membership.needs_join
+        await membership.close()
+        return assigned
+
+    assert [tp.partition for tp in run(scenario())] == [0, 1]
+
+
 def test_a_new_member_joins_with_the_id_it_was_given_and_gets_its_partitions(fake_cluster, run):
     fake_cluster.create("t", 2)
 

@@ -15,6 +15,7 @@ from oncelog.actors.protocol.cluster_messages import (
 )
 from oncelog.actors.protocol.group_messages import OffsetFetchRequest
 from oncelog.actors.protocol.messages import DescribeReplicaRequest, InitProducerIdRequest
+from oncelog.api.routing import METADATA_AGE_MAX_MS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     BrokerNotAvailableError,
@@ -200,6 +201,41 @@ def test_the_offsets_log_is_led_by_its_group_coordinator(fake_cluster: Any, run:
         assert (await fake_cluster.router().leader(partition))[0] == "group:1@1"
 
     run(story())
+
+
+def test_a_topic_is_asked_for_again_when_it_may_have_more_partitions(
+    fake_cluster: Any, run: Any
+) -> None:
+    fake_cluster.create("t", 1)
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        assert await router.partition_count("t") == 1
+        fake_cluster.create("t", 2)
+        await asyncio.sleep(METADATA_AGE_MAX_MS / 1_000 - 1)
+        assert await router.partition_count("t") == 1
+        await asyncio.sleep(2)
+        assert await router.partition_count("t") == 2
+
+    run(story())
+    assert len(asked(fake_cluster)) == 2
+
+
+def test_what_is_old_serves_on_while_the_controller_is_away(fake_cluster: Any, run: Any) -> None:
+    fake_cluster.create("t", 1)
+    router = fake_cluster.router()
+
+    async def story() -> None:
+        await router.leader(T0)
+        fake_cluster.answers[MetadataRequest] = lambda request: request.failed(
+            ErrorCode.REQUEST_TIMED_OUT
+        )
+        await asyncio.sleep(METADATA_AGE_MAX_MS / 1_000 + 1)
+        for _ in range(3):
+            assert await router.leader(T0) == ("partition:t-0@1", 0)
+
+    run(story())
+    assert len(asked(fake_cluster)) == 2
 
 
 def test_a_deleted_topic_is_forgotten(fake_cluster: Any, run: Any) -> None:

@@ -18,6 +18,7 @@ from oncelog.actors.protocol.cluster_messages import (
     AllocateProducerIdsRequest,
     AlterTopicRequest,
     BecomeLeaderRequest,
+    CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
 )
@@ -25,7 +26,7 @@ from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import TOPIC_PARTITIONS_MAX, TopicPartition
 
 KEY = b"k" * 32
 FOUNDED = ClusterFounded(
@@ -181,6 +182,47 @@ def test_settings_that_are_impossible_together_are_refused(machine: ClusterMachi
     assert decision.records == ()
 
 
+def more(partitions: int, name: str = "flights") -> CreatePartitionsRequest:
+    return CreatePartitionsRequest(name=name, partitions=partitions)
+
+
+def test_partitions_are_added_behind_those_there_are(machine: ClusterMachine) -> None:
+    run(machine, machine.decide_create_topic(create(partitions=2)))
+    run(machine, machine.decide_become_leader(lead(TopicPartition("flights", 1), "one")))
+    decision = machine.decide_create_partitions(more(4))
+    assert run(machine, decision).error is ErrorCode.NONE
+    (topic,) = machine.metadata(["flights"])
+    assert [item.partition for item in topic.partitions] == [0, 1, 2, 3]
+    assert [item.leader_epoch for item in topic.partitions] == [-1, 0, -1, -1]
+    assert machine.placements("flights")[-1] == (TopicPartition("flights", 3), 1)
+    with pytest.raises(InvariantViolation, match="I-24"):
+        run(machine, decision)
+
+
+def test_as_many_partitions_as_there_are_is_a_retry(machine: ClusterMachine) -> None:
+    run(machine, machine.decide_create_topic(create(partitions=2)))
+    decision = machine.decide_create_partitions(more(2))
+    assert (decision.reply.error, decision.records) == (ErrorCode.NONE, ())
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (more(1), ErrorCode.INVALID_PARTITIONS),
+        (more(0), ErrorCode.INVALID_PARTITIONS),
+        (more(TOPIC_PARTITIONS_MAX + 1), ErrorCode.INVALID_PARTITIONS),
+        (more(3, "nothing"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (more(9, "__consumer_offsets"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+def test_create_partitions_refuses(
+    machine: ClusterMachine, request_: CreatePartitionsRequest, error: ErrorCode
+) -> None:
+    run(machine, machine.decide_create_topic(create(partitions=2)))
+    decision = machine.decide_create_partitions(request_)
+    assert (decision.reply.error, decision.records) == (error, ())
+
+
 def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) -> None:
     tp = TopicPartition("__transaction_state", 0)
     first = run(machine, machine.decide_become_leader(lead(tp, "one")))
@@ -252,7 +294,7 @@ def test_a_record_reads_back_as_written() -> None:
     assert decode_cluster_record(encoded.value) == record
 
 
-@given(st.lists(st.sampled_from(["create", "delete", "alter", "lead", "ids"]), max_size=30))
+@given(st.lists(st.sampled_from(["create", "delete", "alter", "more", "lead", "ids"]), max_size=30))
 def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
     live = ClusterMachine()
     log: list[LogRecord] = []
@@ -267,6 +309,8 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
             decisions = [live.decide_create_topic(create(topic_id=f"{number:032x}"))]
         elif step == "delete":
             decisions = [live.decide_delete_topic(DeleteTopicRequest(name="flights"))]
+        elif step == "more":
+            decisions = [live.decide_create_partitions(more(number + 2))]
         elif step == "alter":
             decisions = [live.decide_alter_topic(alter(a=str(number)), as_they_are)]
         elif step == "lead":
