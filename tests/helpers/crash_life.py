@@ -114,7 +114,7 @@ class SteppedReplica(Replica):
         self.history.written = len(self.history.batches)
         return outcome
 
-    def _request_sync(self) -> None:
+    def _request_sync(self, *, is_awaited: bool) -> None:
         return
 
 
