@@ -61,9 +61,13 @@ class Scenario:
                     break
             else:
                 raise ValueError(f"{name}={value!r}: there is no such part of a scenario")
+        following = dataclasses.replace(self.workload, **workload)
+        if following.copiers and COPY_TARGET not in following.topics:
+            topics = {**following.topics, COPY_TARGET: 1}
+            following = dataclasses.replace(following, topics=topics)
         return dataclasses.replace(
             self,
-            workload=dataclasses.replace(self.workload, **workload),
+            workload=following,
             faults=dataclasses.replace(self.faults, **faults),
             **own,
         )
