@@ -1,0 +1,230 @@
+"""The words that directed schedules are written in.
+
+A schedule names each step. ``Play`` is one small world with the one-partition topics ``a`` and
+``b``; its actors are A and B (leaders), C (transaction coordinator) and G (group coordinator).
+At the end of ``with Play() as play`` the world is healed, everything is read, and all checkers go
+over the history, so a schedule asserts only what is special about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from random import Random
+from typing import Any
+
+from sim_history import Outcome, Write
+from sim_launcher import founded_disks
+from sim_log_watch import LogWatch, watching
+from sim_network import Gate
+from sim_stage import Player, Stage, WorkloadPlan
+from sim_swarm import CLUSTER, _read_everything
+from sim_txn_checkers import check_history
+from sim_world import World, WorldSettings
+
+from oncelog.api.producer import AsyncProducer
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+A = "partition:a-0@1"
+B = "partition:b-0@1"
+C = "transaction:0@1"
+G = "group:0@1"
+TOPICS = {"a": 1, "b": 1}
+STEP_LIMIT_S = 120.0
+
+HASTY = {
+    "linger_ms": 0,
+    "request_timeout_ms": 500,
+    "delivery_timeout_ms": 20_000,
+    "max_block_ms": 30_000,
+    "retry_backoff_ms": 20,
+    "retry_backoff_max_ms": 200,
+}
+"""Settings of a producer that gives a call up soon and goes on for long."""
+
+
+class Writer:
+    """One producer of one transactional id in a process of its own. Each method is one step."""
+
+    def __init__(self, play: Play, name: str, transactional_id: str, **settings: Any) -> None:
+        self.play = play
+        self.name = name
+        self.transactional_id = transactional_id
+        self.client = play.world.client(name)
+        self.player = Player(play.stage, self.client, Random(f"{name} {play.world.seed}"))
+        self.owner = self.player.new_owner()
+        self.write: Write | None = None
+        self._settings = {**HASTY, **settings}
+        self.producer: AsyncProducer = self.do(self._make())
+
+    async def _make(self) -> AsyncProducer:
+        return self.client.producer(transactional_id=self.transactional_id, **self._settings)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a step whose end is waited for later, with ``play.end``."""
+        return self.client.spawn(work)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Take a step to its end."""
+        return self.play.end(self.start(work))
+
+    def claim(self) -> bool:
+        """``init_transactions``, noted."""
+        return bool(
+            self.do(self.player.claim(self.producer, self.owner, self.transactional_id))
+        )
+
+    def begin(self) -> Write:
+        """``begin_transaction``, noted."""
+        self.do(self.producer.begin_transaction())
+        self.write = self.player.history.begin(self.owner, self.transactional_id)
+        return self.write
+
+    async def sending(self, topic: str, value: str) -> None:
+        """Send a record and flush."""
+        assert self.write is not None
+        record = self.player.history.send(self.write, TopicPartition(topic, 0), value)
+        await self.player.send(self.producer, record)
+        await self.producer.flush()
+
+    def send(self, topic: str, *values: str) -> None:
+        """Send records and wait until they are acknowledged."""
+        for value in values:
+            self.do(self.sending(topic, value))
+
+    async def committing(self) -> bool:
+        """Ask for the commit; whether all of it was visible when the answer came."""
+        assert self.write is not None
+        self.player.history.start_commit(self.write)
+        visible = await self.producer.commit_transaction()
+        self.player.ended(self.write, Outcome.OK, is_visible=visible)
+        return visible
+
+    def commit(self) -> bool:
+        """Commit and wait for the answer."""
+        return bool(self.do(self.committing()))
+
+    async def aborting(self) -> None:
+        """Ask for the abort."""
+        assert self.write is not None
+        await self.producer.abort_transaction()
+        self.player.ended(self.write, Outcome.FAIL)
+
+    def abort(self) -> None:
+        """Abort and wait for the answer."""
+        self.do(self.aborting())
+
+    def transaction(self, **values: str) -> None:
+        """A whole transaction: topic=value for each record, committed."""
+        self.begin()
+        for topic, value in values.items():
+            self.send(topic, value)
+        self.commit()
+
+    def refused(self, work: Coroutine[Any, Any, Any]) -> ErrorCode:
+        """The code a step is refused with; the schedule fails if it is not."""
+        try:
+            self.do(work)
+        except OncelogError as error:
+            return error.code
+        raise AssertionError("the step was not refused")
+
+
+class Play:
+    """A world, its history, and the checks at its end. Use it as a context manager."""
+
+    def __init__(self, seed: int = 1, **cluster: Any) -> None:
+        self._exit = ExitStack()
+        settings = WorldSettings(
+            cluster=dataclasses.replace(
+                CLUSTER, transaction_state_partitions=1, offsets_partitions=1, **cluster
+            )
+        )
+        founded_disks(TOPICS, settings)
+        self.watch: LogWatch = self._exit.enter_context(watching())
+        self.world = self._exit.enter_context(World(seed, topics=TOPICS, settings=settings))
+        self.stage = Stage(self.world, WorkloadPlan(topics=TOPICS, duration_s=0))
+
+    def __enter__(self) -> Play:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._exit.close()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def writer(self, transactional_id: str = "T", *, name: str = "P", **settings: Any) -> Writer:
+        """A producer that has claimed its id."""
+        writer = Writer(self, name, transactional_id, **settings)
+        assert writer.claim()
+        return writer
+
+    def hold(self, method: str, *, reply: bool = False, **match: Any) -> Gate:
+        """Hold the next call of ``method``, or its reply; later ones pass."""
+        return self.world.network.hold(method, reply=reply, limit=match.pop("limit", 1), **match)
+
+    def until_held(self, gate: Gate, count: int = 1) -> None:
+        """Go on until the gate holds ``count`` messages."""
+        self.world.run(gate.wait_held(count), limit_s=STEP_LIMIT_S)
+
+    def end(self, task: asyncio.Task[Any]) -> Any:
+        """Go on until a step that was started is done; its result."""
+        return self.world.run(task, limit_s=STEP_LIMIT_S)
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        """Let what is on its way arrive."""
+        self.world.run_for(seconds)
+
+    def crash(self, *names: str) -> None:
+        """kill -9 of actors, which come back; returns when all serve again."""
+        for name in names:
+            assert self.world.kill(name), f"{name} does not run"
+        self.until_serving()
+
+    def until_serving(self) -> None:
+        """Go on until every actor serves."""
+        self.world.run(self.world._until_serving(), limit_s=STEP_LIMIT_S)
+
+    # --- what is seen -------------------------------------------------------------------------
+
+    def read(
+        self, topic: str, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> list[str]:
+        """What a reader that begins now gets, up to the end that is told to it."""
+        client = self.world.client(f"reader-{self.world.loop.event_count}")
+        values: list[str] = self.end(client.spawn(_read(client, topic, isolation)))
+        self.world.end_process(client, "leaves")
+        return values
+
+    def check(self) -> None:
+        """Heal, read everything, and let every checker speak."""
+        for process in list(self.world._processes.values()):
+            if not hasattr(process, "server"):
+                self.world.end_process(process, "leaves")
+        self.world.quiesce()
+        self.stage.history.settle()
+        _read_everything(self.stage)
+        found = [*self.watch.violations, *check_history(self.stage.history)]
+        story = self.world.story.text()
+        assert not found, "\n".join([*map(str, found), "--- the last of the story:", story])
+
+
+async def _read(client: Any, topic: str, isolation: IsolationLevel) -> list[str]:
+    topic_partition = TopicPartition(topic, 0)
+    consumer = client.consumer(isolation_level=isolation)
+    await consumer.assign(topic_partition)
+    await consumer.seek_to_beginning()
+    end = (await consumer.end_offsets(topic_partition))[topic_partition]
+    values: list[str] = []
+    while await consumer.position(topic_partition) < end:
+        values += [record.value.decode() for record in await consumer.poll(1_000)]
+    await consumer.close()
+    return values
