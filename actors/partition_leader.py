@@ -124,6 +124,7 @@ class PartitionLeader:
                 origin=AppendOrigin.CLIENT,
                 transactional_id=request.transactional_id,
                 ticket=request.ticket,
+                follows_unacknowledged=request.follows_unacknowledged,
                 now_ms=now_ms,
             )
             if verdict.duplicate_base_offset is not None:

@@ -265,6 +265,7 @@ class PartitionSender:
                 transactional_id=self._transactional_id,
                 ticket=self._ticket,
                 timeout_ms=settings.request_timeout_ms,
+                follows_unacknowledged=self._acknowledged_end < entry.base_position,
             )
             reply = await self._context.router.call_leader(
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms

@@ -75,7 +75,9 @@ class ProduceRequest(Request[ProduceReply]):
 
     ``ticket`` proves that the partition is enrolled in the transaction; the leader asks for it
     with the first transactional batch of a (producer id, epoch). Safe to retry with the same
-    bytes: the sequence numbers inside make it land once.
+    bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
+    batches before this one are not acknowledged yet, so a leader that does not know the producer
+    must not begin with this one.
     """
 
     method = "produce"
@@ -88,6 +90,7 @@ class ProduceRequest(Request[ProduceReply]):
     ticket: bytes | None = None
     leader_epoch: int = NO_LEADER_EPOCH
     timeout_ms: int = 30_000
+    follows_unacknowledged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

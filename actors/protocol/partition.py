@@ -148,9 +148,13 @@ class PartitionMachine(PartitionBounds):
         origin: AppendOrigin,
         transactional_id: str | None = None,
         ticket: bytes | None = None,
+        follows_unacknowledged: bool = False,
         now_ms: int,
     ) -> AppendVerdict:
-        """What to do with one whole data batch whose bytes have been checked. Changes nothing."""
+        """What to do with one whole data batch whose bytes have been checked. Changes nothing.
+
+        ``follows_unacknowledged``: see ``ProduceRequest``.
+        """
         if self.role is not Role.LEADER:
             return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if origin is AppendOrigin.CLIENT:
@@ -171,7 +175,9 @@ class PartitionMachine(PartitionBounds):
             refusal = self._check_enrolment(header, ticket, now_ms)
             if refusal is not None:
                 return refusal
-        error, is_early = self.producers.check_data(header, origin)
+        error, is_early = self.producers.check_data(
+            header, origin, follows_unacknowledged=follows_unacknowledged
+        )
         if error is ErrorCode.NONE and not is_early:
             return ACCEPTED
         return AppendVerdict(error=error, is_early=is_early)

@@ -127,7 +127,9 @@ class ProducerStates:
             return Enrolment.OLDER_OPEN
         return Enrolment.OPEN
 
-    def check_data(self, header: BatchHeader, origin: AppendOrigin) -> tuple[ErrorCode, bool]:
+    def check_data(
+        self, header: BatchHeader, origin: AppendOrigin, *, follows_unacknowledged: bool = False
+    ) -> tuple[ErrorCode, bool]:
         """Check epoch, sequence and transaction of a data batch that is no duplicate.
 
         Returns the error and whether the batch came early: a gap lies before it that batches
@@ -139,7 +141,9 @@ class ProducerStates:
             return ErrorCode.INVALID_PRODUCER_EPOCH, False
         is_early = False
         if origin is AppendOrigin.CLIENT:
-            error, is_early = _check_sequence(entry, header)
+            error, is_early = _check_sequence(
+                entry, header, follows_unacknowledged=follows_unacknowledged
+            )
             if error is not ErrorCode.NONE:
                 return error, is_early
         elif header.base_sequence != NO_SEQUENCE:
@@ -263,12 +267,19 @@ class ProducerStates:
         return entry
 
 
-def _check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> tuple[ErrorCode, bool]:
-    """The sequence rules for a client's batch whose epoch is not below the entry's."""
+def _check_sequence(
+    entry: ProducerEntry | None, header: BatchHeader, *, follows_unacknowledged: bool = False
+) -> tuple[ErrorCode, bool]:
+    """The sequence rules for a client's batch whose epoch is not below the entry's.
+
+    An unknown producer may be one that was forgotten: it goes on at any sequence. But while
+    batches before this one are on their way, it may as well be a new one whose calls have
+    overtaken each other, and to begin with this one would shut those out.
+    """
     if entry is None:
         if header.base_sequence == 0:
             return ErrorCode.NONE, False
-        if header.is_transactional:
+        if header.is_transactional or follows_unacknowledged:
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True
         return ErrorCode.NONE, True
     expected = 0

@@ -74,9 +74,7 @@ class Writer:
 
     def claim(self) -> bool:
         """``init_transactions``, noted."""
-        return bool(
-            self.do(self.player.claim(self.producer, self.owner, self.transactional_id))
-        )
+        return bool(self.do(self.player.claim(self.producer, self.owner, self.transactional_id)))
 
     def begin(self) -> Write:
         """``begin_transaction``, noted."""

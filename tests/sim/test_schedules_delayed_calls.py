@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sim_schedules import A, Play
-
-from oncelog.storage.model import IsolationLevel
+from sim_schedules import Play
 
 TIMES = pytest.mark.parametrize("times", [1, 2, 3])
 

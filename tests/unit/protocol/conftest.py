@@ -84,6 +84,7 @@ class Leader:
         ticket: bytes | None = None,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         transactional_id: str | None = "loader",
+        follows_unacknowledged: bool = False,
         now_ms: int = NOW_MS,
     ) -> AppendVerdict:
         return self.machine.decide_append(
@@ -91,6 +92,7 @@ class Leader:
             origin=origin,
             transactional_id=transactional_id,
             ticket=ticket,
+            follows_unacknowledged=follows_unacknowledged,
             now_ms=now_ms,
         )
 
@@ -103,6 +105,7 @@ class Leader:
         producer_epoch: int = 0,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         timestamp_ms: int = NOW_MS,
+        follows_unacknowledged: bool = False,
     ) -> AppendVerdict:
         """An idempotent batch of the sequences given, both inclusive."""
         count = 1 if last_sequence is None else last_sequence - base_sequence + 1
@@ -113,7 +116,8 @@ class Leader:
             count=count % 2**31,
             timestamp_ms=timestamp_ms,
         )
-        return self._write(header, self.decide(header, origin=origin))
+        verdict = self.decide(header, origin=origin, follows_unacknowledged=follows_unacknowledged)
+        return self._write(header, verdict)
 
     def send_transactional(
         self,

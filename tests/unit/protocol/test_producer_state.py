@@ -98,6 +98,18 @@ def test_unknown_producer_that_does_not_begin_at_zero_may_have_come_early(
     assert leader.send(1) == ACCEPTED
 
 
+def test_unknown_producer_does_not_begin_after_batches_that_are_still_on_their_way(
+    leader: Any,
+) -> None:
+    """1. A new producer sends 0 and 1. 2. The call with 0 is delayed for long. 3. 1 is refused, as
+    it would shut out 0. 4. 0 arrives, then 1 again.
+    """
+    refused = leader.send(1, follows_unacknowledged=True)
+    assert (refused.error, refused.is_early) == (OUT_OF_ORDER, True)
+    assert leader.send(0) == ACCEPTED
+    assert leader.send(1, follows_unacknowledged=True) == ACCEPTED
+
+
 @pytest.mark.parametrize(
     ("sequence", "is_early"), [(7, True), (6 + 2**30 - 1, True), (6 + 2**30, False), (3, False)]
 )

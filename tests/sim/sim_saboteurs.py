@@ -1,0 +1,162 @@
+"""Each protection of the protocol, taken out: what the simulator must then notice.
+
+A saboteur replaces one small function of the product while its block runs. ``SABOTEURS`` names the
+protection, and the changes to a random scenario that make its absence felt soon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from oncelog.actors.group_sync import GroupSync
+from oncelog.actors.protocol import partition, producer_state, transaction
+from oncelog.actors.protocol.partition_bounds import PartitionBounds
+from oncelog.actors.protocol.producer_state import ProducerStates
+from oncelog.actors.protocol.tickets import TicketVerdict
+from oncelog.actors.protocol.transaction_end import EndAge
+from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.storage.errors import ErrorCode
+
+Sabotage = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saboteur:
+    """One protection less. ``changes`` are made to each scenario that is drawn."""
+
+    name: str
+    sabotage: Sabotage
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def _marker_rules(*, strict: bool, coordinator_epoch: bool) -> Iterator[None]:
+    """Markers under fewer rules than there are."""
+
+    def check_marker(
+        self: ProducerStates, producer_id: int, producer_epoch: int, coordinator: int
+    ) -> ErrorCode:
+        entry = self._entries.get(producer_id)
+        if entry is None:
+            return ErrorCode.NONE
+        if producer_epoch < entry.producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        is_repeated = producer_epoch == entry.producer_epoch
+        if strict and is_repeated and entry.has_open_transaction:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if coordinator_epoch and coordinator < entry.coordinator_epoch:
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        return ErrorCode.NONE
+
+    with mock.patch.object(ProducerStates, "check_marker", check_marker):
+        yield
+
+
+@contextmanager
+def _one_epoch_for_all() -> Iterator[None]:
+    """Kafka's classic protocol: the transactions of a producer share its epoch."""
+    real_prepared, real_age = transaction.prepared, transaction.end_age
+
+    def prepared(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
+        decided = real_prepared(metadata, **fields)
+        return dataclasses.replace(decided, producer_epoch=metadata.producer_epoch)
+
+    def end_age(metadata: TransactionMetadata, **fields: Any) -> EndAge | None:
+        age = real_age(metadata, **fields)
+        has_ended = metadata.state not in (TransactionState.ONGOING, TransactionState.EMPTY)
+        return EndAge.RETRY if age is EndAge.CURRENT and has_ended else age
+
+    with (
+        mock.patch.object(transaction, "prepared", prepared),
+        mock.patch.object(transaction, "end_age", end_age),
+        _marker_rules(strict=False, coordinator_epoch=True),
+    ):
+        yield
+
+
+def _any_ticket() -> Any:
+    return mock.patch.object(partition, "check_ticket", return_value=TicketVerdict.VALID)
+
+
+def _any_sequence() -> Any:
+    return mock.patch.object(
+        producer_state, "_check_sequence", return_value=(ErrorCode.NONE, False)
+    )
+
+
+@contextmanager
+def _no_wait_for_sync() -> Iterator[None]:
+    real = GroupSync.request
+
+    def request(self: GroupSync, log: Any, *, is_awaited: bool) -> None:
+        real(self, log, is_awaited=False)
+
+    with mock.patch.object(GroupSync, "request", request):
+        yield
+
+
+def _forgotten_duplicates() -> Any:
+    return mock.patch.object(ProducerStates, "find_duplicate", return_value=None)
+
+
+def _unstable_reads() -> Any:
+    bound = property(lambda self: self.high_watermark)
+    return mock.patch.object(PartitionBounds, "last_stable_offset", bound)
+
+
+def _no_aborted_index() -> Any:
+    return mock.patch("oncelog.actors.replica.index_if_aborted")
+
+
+@contextmanager
+def _claims_without_fence() -> Iterator[None]:
+    """A new owner of an id gets the epoch of the old one."""
+    real = transaction.raised
+
+    def raised(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
+        if metadata.state not in AT_REST:
+            return real(metadata, **fields)
+        return dataclasses.replace(metadata, last_producer_epoch=fields["last_producer_epoch"])
+
+    with mock.patch.object(transaction, "raised", raised):
+        yield
+
+
+LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
+"""Calls that arrive again, and long after their time."""
+
+RESTARTS = {"kill": 0.5, "crash_at_disk": 0.5}
+
+SABOTEURS = (
+    Saboteur(name="epoch rise at each end", sabotage=_one_epoch_for_all, changes=LATE),
+    Saboteur(
+        name="strict markers",
+        sabotage=lambda: _marker_rules(strict=False, coordinator_epoch=True),
+        changes=LATE | {"writers": 2},
+    ),
+    Saboteur(name="tickets", sabotage=_any_ticket, changes={}),
+    Saboteur(
+        name="coordinator epochs",
+        sabotage=lambda: _marker_rules(strict=True, coordinator_epoch=False),
+        changes=LATE | RESTARTS,
+    ),
+    Saboteur(name="sequences", sabotage=_any_sequence, changes=LATE | {"plain_writers": 2}),
+    Saboteur(
+        name="wait for the sync",
+        sabotage=_no_wait_for_sync,
+        changes={"power_loss": 0.5, "crash_at_disk": 0.5},
+    ),
+    Saboteur(
+        name="duplicates remembered",
+        sabotage=_forgotten_duplicates,
+        changes={"plain_writers": 2, "duplicate": 0.1, "drop_reply": 0.1},
+    ),
+    Saboteur(name="last stable offset", sabotage=_unstable_reads, changes={"readers": 2}),
+    Saboteur(name="aborted index", sabotage=_no_aborted_index, changes={"readers": 2}),
+    Saboteur(name="fence of a claim", sabotage=_claims_without_fence, changes={"hijackers": 2}),
+)
