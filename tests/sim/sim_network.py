@@ -277,7 +277,7 @@ class Network:
     def _request_arrives(self, exchange: Exchange) -> None:
         if self._gates or self.watchers:
             request = pickle.loads(exchange.request_bytes)
-            for watcher in self.watchers:
+            for watcher in tuple(self.watchers):
                 watcher(exchange, request, False)
             held = Held(exchange, request, lambda: self._deliver_request(exchange))
             if any(gate.catches(held, is_reply=False) for gate in self._gates):
@@ -330,7 +330,7 @@ class Network:
     def _reply_arrives(self, exchange: Exchange, data: bytes) -> None:
         reply = pickle.loads(data)
         if self._gates or self.watchers:
-            for watcher in self.watchers:
+            for watcher in tuple(self.watchers):
                 watcher(exchange, reply, True)
             held = Held(exchange, reply, lambda: self._deliver_reply(exchange, pickle.loads(data)))
             if any(gate.catches(held, is_reply=True) for gate in self._gates):

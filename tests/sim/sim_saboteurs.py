@@ -130,8 +130,6 @@ def _claims_without_fence() -> Iterator[None]:
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
 """Calls that arrive again, and long after their time."""
 
-RESTARTS = {"kill": 0.5, "crash_at_disk": 0.5}
-
 SABOTEURS = (
     Saboteur(name="epoch rise at each end", sabotage=_one_epoch_for_all, changes=LATE),
     Saboteur(
@@ -139,11 +137,13 @@ SABOTEURS = (
         sabotage=lambda: _marker_rules(strict=False, coordinator_epoch=True),
         changes=LATE | {"writers": 2},
     ),
-    Saboteur(name="tickets", sabotage=_any_ticket, changes={}),
+    Saboteur(name="tickets", sabotage=_any_ticket, changes={"rogues": 2}),
     Saboteur(
         name="coordinator epochs",
         sabotage=lambda: _marker_rules(strict=True, coordinator_epoch=False),
-        changes=LATE | RESTARTS,
+        changes=LATE
+        | {"kill_at_message": 1.5, "pause_ms": 500.0, "writers": 3}
+        | {"topics": {"t0": 3, "t1": 3}, "copiers": 0},
     ),
     Saboteur(name="sequences", sabotage=_any_sequence, changes=LATE | {"plain_writers": 2}),
     Saboteur(

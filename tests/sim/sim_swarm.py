@@ -20,6 +20,7 @@ from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
 from sim_process import Client, Process
+from sim_rogue import rogue
 from sim_stage import COPY_GROUP, COPY_SOURCE, COPY_TARGET, Cast, Stage, WorkloadPlan
 from sim_txn_checkers import check_history
 from sim_world import SimulationError, World, WorldSettings
@@ -87,6 +88,8 @@ def drawn_scenario(seed: int) -> Scenario:
             duration_s=random.choice((5.0, 10.0, 20.0, 40.0)),
             writers=random.randint(1, 3),
             hijackers=random.choice((0, 0, 1)),
+            # Of its own, so that the seeds kept for regressions draw the rest as they did.
+            rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
             plain_writers=random.choice((0, 1)),
             jobs=random.choice((0, 0, 1, 2)),
             copiers=copiers,
@@ -207,6 +210,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"reader-{number}", reader(IsolationLevel.READ_COMMITTED))
     for number in range(plan.uncommitted_readers):
         cast.add(f"peeper-{number}", reader(IsolationLevel.READ_UNCOMMITTED))
+    for number in range(plan.rogues):
+        cast.add(f"rogue-{number}", rogue)
 
 
 # --- the last read ----------------------------------------------------------------------------
