@@ -12,13 +12,16 @@ import asyncio
 import dataclasses
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+import pytest
+from crash_disk import DataLoss, NameLoss
 from sim_history import Outcome, Write
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
-from sim_network import Gate
+from sim_network import Exchange, Gate
 from sim_stage import Player, Stage, WorkloadPlan
 from sim_swarm import CLUSTER, _read_everything
 from sim_txn_checkers import check_history
@@ -35,6 +38,8 @@ C = "transaction:0@1"
 G = "group:0@1"
 TOPICS = {"a": 1, "b": 1}
 STEP_LIMIT_S = 120.0
+TIMES = pytest.mark.parametrize("times", [1, 2, 3])
+"""How often a held message is delivered."""
 
 HASTY = {
     "linger_ms": 0,
@@ -45,6 +50,14 @@ HASTY = {
     "retry_backoff_max_ms": 200,
 }
 """Settings of a producer that gives a call up soon and goes on for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as it once arrived, to be made again word for word."""
+
+    callee: str
+    request: Any
 
 
 class Writer:
@@ -146,6 +159,8 @@ class Play:
         self.watch: LogWatch = self._exit.enter_context(watching())
         self.world = self._exit.enter_context(World(seed, topics=TOPICS, settings=settings))
         self.stage = Stage(self.world, WorkloadPlan(topics=TOPICS, duration_s=0))
+        self._calls: list[Call] = []
+        self.world.network.watchers.append(self._listen)
 
     def __enter__(self) -> Play:
         return self
@@ -164,6 +179,27 @@ class Play:
         writer = Writer(self, name, transactional_id, **settings)
         assert writer.claim()
         return writer
+
+    def _listen(self, exchange: Exchange, message: Any, is_reply: bool) -> None:
+        if not is_reply:
+            self._calls.append(Call(exchange.callee, message))
+
+    def calls(self, method: str, callee: str = "*") -> list[Call]:
+        """Every call of ``method`` that has arrived, those at a gate included, the first first."""
+        return [
+            call
+            for call in self._calls
+            if call.request.method == method and callee in ("*", call.callee)
+        ]
+
+    def ask(self, call: Call, times: int = 1) -> Any:
+        """Make a call, again, from a process that is nobody's; its last reply."""
+        client = self.world.client(f"caller-{self.world.loop.event_count}")
+        for _ in range(times):
+            asking = client.transport.call(call.callee, call.request, timeout_ms=5_000)
+            reply = self.end(client.spawn(asking))
+        self.world.end_process(client, "leaves")
+        return reply
 
     def hold(self, method: str, *, reply: bool = False, **match: Any) -> Gate:
         """Hold the next call of ``method``, or its reply; later ones pass."""
@@ -187,11 +223,28 @@ class Play:
             assert self.world.kill(name), f"{name} does not run"
         self.until_serving()
 
+    def crash_all(self, *, is_power_lost: bool) -> None:
+        """kill -9 of every actor, or a loss of power that takes all that was not synced."""
+        if is_power_lost:
+            self.world.power_loss(data=DataLoss.ALL, entries=NameLoss.ALL)
+        else:
+            for name in self.world.actor_names():
+                self.world.kill(name)
+        self.until_serving()
+
     def until_serving(self) -> None:
         """Go on until every actor serves."""
         self.world.run(self.world._until_serving(), limit_s=STEP_LIMIT_S)
 
     # --- what is seen -------------------------------------------------------------------------
+
+    def machine(self, actor: str) -> Any:
+        """The state machine of an actor's replica."""
+        return self.world.replicas()[actor].machine
+
+    def log_end(self, actor: str) -> int:
+        """Where the log of an actor ends."""
+        return int(self.machine(actor).log_end_offset)
 
     def read(
         self, topic: str, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
