@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -13,6 +14,8 @@ PAGES = (
     "docs/FORMAT.md",
     "docs/GLOSSARY.md",
     "docs/INVARIANTS.md",
+    "docs/OPERATIONS.md",
+    "docs/TESTING.md",
 )
 DECISION_HEADINGS = (
     "## Situation",
@@ -35,6 +38,16 @@ def documents(root, project_files):
 @pytest.fixture(scope="module")
 def decisions(documents):
     return {name: text for name, text in documents.items() if name.startswith("docs/adr/")}
+
+
+@pytest.fixture(scope="module")
+def invariant_rows(documents):
+    """The cells of each rule: number, statement, reason, asserted in, tested in, watched by."""
+    lines = documents["docs/INVARIANTS.md"].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| I-")]
+    assert rows
+    assert all(len(row) == 6 for row in rows)
+    return rows
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -71,11 +84,55 @@ def test_links_between_documents_lead_somewhere(root, documents):
     assert not broken, "\n".join(broken)
 
 
-def test_every_invariant_that_the_code_cites_is_explained(documents, product):
+def test_invariants_are_those_that_the_code_cites(invariant_rows, product):
     cited = {number for source in product for number in re.findall(r"\bI-\d\d\b", source.text)}
-    explained = set(re.findall(r"\bI-\d\d\b", documents.get("docs/INVARIANTS.md", "")))
     assert cited
-    assert cited - explained == set()
+    assert [row[0] for row in invariant_rows] == sorted(cited)
+
+
+def test_invariants_are_asserted_where_the_page_says(invariant_rows, product):
+    told = {(row[0], module) for row in invariant_rows for module in named_in(row[3])}
+    assert told == {
+        (str(node.args[1].value), source.path.split("/")[-1].removesuffix(".py"))
+        for source in product
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "invariant"
+        and isinstance(node.args[1], ast.Constant)
+    }
+
+
+def test_every_checker_of_the_simulator_is_named_with_what_it_watches(
+    documents, invariant_rows, sources
+):
+    simulator = [source for source in sources if source.path.startswith("tests/sim/sim_")]
+    checkers = {name for source in simulator for name in checkers_of(source)}
+    watchers = {name for row in invariant_rows for name in named_in(row[5])}
+    elsewhere = documents["docs/INVARIANTS.md"].split("The remaining checkers")[1]
+    assert "LostRecords" in checkers
+    assert "EarlyCompletions" in checkers
+    assert watchers | named_in(elsewhere) == checkers
+
+
+def named_in(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def checkers_of(source) -> set[str]:
+    """Checker classes, and the names under which ``LogWatch`` tells what it found."""
+    return {
+        node.name
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and "Checker" in map(ast.unparse, node.bases)
+    } | {
+        str(node.args[0].value)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "_found"
+        and isinstance(node.args[0], ast.Constant)
+    }
 
 
 def test_every_command_that_a_document_names_exists(root, documents):
