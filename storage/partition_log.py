@@ -326,8 +326,9 @@ class PartitionLog:
             yield from segment.replay(from_offset, self._epochs.pairs)
 
     def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Of ``replay``, what producer state and leader epochs are made of, and the last batch.
+        """Of ``replay``, what producer state is made of, and the last batch.
 
+        What is left out may tell of leader epochs: those are in ``leader_epochs``, all of them.
         To be used right after ``open``: what that has read and checked is not checked again.
         """
         pairs = self._epochs.pairs

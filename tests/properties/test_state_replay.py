@@ -93,7 +93,8 @@ def written(steps):
 def state_of(log, snapshot_offset, entries, replay, from_offset):
     """All that a machine knows after it has followed these batches."""
     machine = PartitionMachine(PARTITION)
-    machine.load(0, snapshot_offset, entries, leader_epochs=())
+    # As a replica does: the log tells its epochs, so batches below a snapshot need not.
+    machine.load(0, snapshot_offset, entries, leader_epochs=log.leader_epochs)
     count = 0
     for header, batch in replay(min(from_offset, machine.replay_from)):
         machine.apply(header, decode_control(batch, header) if header.is_control else None)
