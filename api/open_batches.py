@@ -11,9 +11,12 @@ of ``TopicBatches`` before it looks at what is in it: from then on nothing is ad
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from functools import cache
+from types import ModuleType
+from typing import Any, Final
 
 from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.api.batch_rows import RecordRows, Rows
@@ -25,7 +28,9 @@ RECORD_OVERHEAD_BYTES: Final = 21
 """The most that a record's fixed fields take in a batch, header count included."""
 
 _INTERFACE: Final = 1
+"""That of the compiled module which goes with this one; both numbers change together."""
 
+_logger = logging.getLogger("oncelog.producer")
 _new_future = RecordFuture.__new__
 
 
@@ -208,4 +213,29 @@ def fastest() -> type[OpenBatches]:
         from oncelog.api import _open_batches
     except ImportError:
         return OpenBatches
-    return _open_batches.OpenBatches if _open_batches.INTERFACE == _INTERFACE else OpenBatches
+    return matching(_open_batches)
+
+
+def matching(compiled: ModuleType | Any) -> type[OpenBatches]:
+    """The class of a compiled module, or ours if that was built from other source than this.
+
+    A stale module would take records and not give them back as its callers expect: a flush would
+    wait for ever. So it is not used, and a warning says so once.
+    """
+    interface = getattr(compiled, "INTERFACE", 0)
+    if interface != _INTERFACE:
+        _warn_of_stale(compiled.__name__, interface)
+        return OpenBatches
+    kind: type[OpenBatches] = compiled.OpenBatches
+    return kind
+
+
+@cache
+def _warn_of_stale(name: str, interface: int) -> None:
+    _logger.warning(
+        "%s was built from other source (interface %s, not %s) and is not used; sending works, "
+        "slower: build it again with `python setup.py build_ext --inplace`",
+        name,
+        interface,
+        _INTERFACE,
+    )

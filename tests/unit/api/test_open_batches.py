@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,3 +233,36 @@ def test_the_hash_is_kafkas(key: bytes) -> None:
     assert murmur2(key) == kafka_murmur2(key) & 0xFFFFFFFF
     compiled = pytest.importorskip("oncelog.api._open_batches", exc_type=ImportError)
     assert compiled.murmur2(key) == murmur2(key)
+
+
+# --- stale builds -----------------------------------------------------------------------------
+
+
+def test_both_halves_have_the_same_number_in_the_source() -> None:
+    """A change of the classes raises both; a build from other source then has another one."""
+    source = Path(open_batches.__file__).with_name("_open_batches.pyx").read_text(encoding="utf-8")
+    (number,) = re.findall(r"^INTERFACE = (\d+)$", source, re.MULTILINE)
+    assert int(number) == open_batches._INTERFACE
+
+
+@pytest.mark.parametrize("stale", [{"INTERFACE": open_batches._INTERFACE - 1}, {}])
+def test_a_module_built_from_other_source_is_not_used_and_that_is_said_once(
+    stale: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    open_batches._warn_of_stale.cache_clear()
+    module = SimpleNamespace(__name__="oncelog.api._open_batches", OpenBatches=object, **stale)
+    assert open_batches.matching(module) is OpenBatches
+    assert open_batches.matching(module) is OpenBatches
+    assert [record.getMessage() for record in caplog.records] == [
+        "oncelog.api._open_batches was built from other source (interface "
+        f"{stale.get('INTERFACE', 0)}, not {open_batches._INTERFACE}) and is not used; sending "
+        "works, slower: build it again with `python setup.py build_ext --inplace`"
+    ]
+
+
+def test_the_compiled_classes_offer_what_those_in_python_do() -> None:
+    compiled = pytest.importorskip("oncelog.api._open_batches", exc_type=ImportError)
+    assert open_batches.matching(compiled) is compiled.OpenBatches
+    for kind in (OpenBatches, open_batches.OpenBatch, open_batches.TopicBatches):
+        public = {name for name in vars(kind) if not name.startswith("_")}
+        assert not public - set(dir(getattr(compiled, kind.__name__)))
