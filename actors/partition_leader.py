@@ -164,10 +164,13 @@ class PartitionLeader:
             return False
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.add(waiter)
-        await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
-        waiting.discard(waiter)
-        if not waiting and self._early.get(header.producer_id) is waiting:
-            del self._early[header.producer_id]
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        finally:
+            # Also when the caller is cancelled: its place must not be taken for ever.
+            waiting.discard(waiter)
+            if not waiting and self._early.get(header.producer_id) is waiting:
+                del self._early[header.producer_id]
         return True
 
     # --- fetch ----------------------------------------------------------------------------

@@ -27,8 +27,10 @@ class ReplicaWaiters:
         """Wait until ``wake_readers``, or until the time is over."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers.add(waiter)
-        await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
-        self._readers.discard(waiter)
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        finally:
+            self._readers.discard(waiter)
 
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
