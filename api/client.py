@@ -198,7 +198,10 @@ class Cluster(ProcessBound):
     def async_producer(self, **settings: Any) -> AsyncProducer:
         """Make a producer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
-        return AsyncProducer(router, ProducerSettings.from_options(settings), random=self._random)
+        options = ProducerSettings.from_options(settings)
+        producer = AsyncProducer(router, options, random=self._random)
+        self._loop_thread.call_when_forbidden(producer.forbid)
+        return producer
 
     def async_consumer(self, **settings: Any) -> AsyncConsumer:
         """Make a consumer for the running event loop, with its own view of the cluster."""

@@ -317,7 +317,9 @@ class PartitionSender:
         if error.retriable:
             return False
         detail = f"{reply.detail or exception_for(error)} (partition {self._topic_partition})"
-        self._give_up(entry, exception_for(error, detail), _Gap.REFUSED)
+        # An earlier attempt may stand in the log although this one was refused.
+        gap = _Gap.UNKNOWN if entry.may_be_in_log else _Gap.REFUSED
+        self._give_up(entry, exception_for(error, detail), gap)
         return True
 
     def _succeed(self, entry: _InFlight, reply: ProduceReply) -> None:
@@ -347,7 +349,15 @@ class PartitionSender:
             end = position + batch.rows.record_count
             # Each waits for its turn, so that there are never more on their way at once than the
             # leader remembers.
-            part = _InFlight(batch, position, end, entry.deadline_s, entry.number, is_retrying=True)
+            part = _InFlight(
+                batch,
+                position,
+                end,
+                entry.deadline_s,
+                entry.number,
+                is_retrying=True,
+                may_be_in_log=entry.may_be_in_log,
+            )
             parts.append(part)
             position = end
         self._in_flight[place:place] = parts

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata
+from oncelog.actors.protocol.group_messages import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.record_sender import RecordSender
 from oncelog.api.routing import Router
 from oncelog.api.transaction_requests import GroupMetadata, TransactionRequests
 from oncelog.api.txn_state import ProducerIdentity, TransactionState, TransactionStatus
-from oncelog.storage.errors import ErrorCode
+from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
     IllegalStateError,
@@ -74,12 +74,14 @@ class ProducerCore:
 
         In a transaction whose records, or offsets, failed, that failure is raised.
         """
+        self.sender.check_process()
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was sent, or abort an open transaction, within the time; then stop."""
+        self.sender.check_process()
         if self._is_closed:
             return
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
@@ -142,15 +144,17 @@ class ProducerCore:
             state.check_send()
             if not offsets:
                 return
-            ticket = await self._offsets_ticket(state, group.group_id)
-            reply = await self._requests.commit_offsets(
-                state.transactional_id,
-                state.identity,
-                offsets,
-                group,
-                ticket,
-                base_sequence=state.take_offset_sequence(len(offsets)),
-            )
+            try:
+                reply = await self._commit_offsets(state, offsets, group)
+            except asyncio.CancelledError:
+                # Nobody knows whether they count: it must not commit, perhaps without them.
+                self.sender.spoil(
+                    TransactionAbortableError(
+                        "send_offsets_to_transaction() was cancelled before its outcome was known"
+                    ),
+                    ErrorClass.ABORTABLE,
+                )
+                raise
             if reply.error is not ErrorCode.NONE:
                 # Even a timeout spoils the transaction: it must not commit without them.
                 raise self.sender.failed("txn_offset_commit", reply)
@@ -188,6 +192,22 @@ class ProducerCore:
             self.sender.interceptors.on_transaction_abort(state.transactional_id)
 
     # --- ending -------------------------------------------------------------------------------
+
+    async def _commit_offsets(
+        self,
+        state: TransactionState,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+    ) -> OffsetCommitReply:
+        ticket = await self._offsets_ticket(state, group.group_id)
+        return await self._requests.commit_offsets(
+            state.transactional_id,
+            state.identity,
+            offsets,
+            group,
+            ticket,
+            base_sequence=state.take_offset_sequence(len(offsets)),
+        )
 
     async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
         await self._router.start()
@@ -236,6 +256,7 @@ class ProducerCore:
             await self.abort_transaction()
 
     def _transactional(self) -> TransactionState:
+        self.sender.check_process()
         if self._is_closed:
             raise ClientClosedError("the producer is closed; make a new one")
         if self._state is None:

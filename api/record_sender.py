@@ -35,6 +35,7 @@ from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
+    IllegalStateError,
     InvalidTopicError,
     MessageTooLargeError,
     OncelogError,
@@ -78,6 +79,7 @@ class RecordSender:
         self._fatal: OncelogError | None = None
         self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = False
+        self._is_forked = False
         self._progress = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
@@ -108,6 +110,14 @@ class RecordSender:
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
         )
+
+    @property
+    def tells_failures(self) -> bool:
+        """Whether somebody hears of a failed record even if nobody looks at its future.
+
+        ``flush`` and ``commit_transaction`` raise it in a transaction; interceptors are told.
+        """
+        return self._state is not None or bool(self.interceptors)
 
     @property
     def counters(self) -> SendCounters:
@@ -313,7 +323,16 @@ class RecordSender:
     def forbid(self) -> None:
         """This is the copy of a sender in a forked process: it accepts nothing."""
         self._is_closed = True
+        self._is_forked = True
         self._accept(False)
+
+    def check_process(self) -> None:
+        """``IllegalStateError`` in a forked process, whose copy of the event loop never runs."""
+        if self._is_forked:
+            raise IllegalStateError(
+                "this producer was made before the process forked and works only in the parent: "
+                "call oncelog.connect() in the child and make a new one there"
+            )
 
     def close(self) -> None:
         """Stop for good."""
@@ -351,6 +370,7 @@ class RecordSender:
         )
 
     def _check_send(self) -> None:
+        self.check_process()
         if self._is_closed:
             raise ClientClosedError("the producer is closed; make a new one")
         if self._fatal is not None:

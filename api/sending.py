@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from oncelog.api.accumulator import Headers
 from oncelog.api.arrow_rows import ColumnBatch, as_table, split_table
@@ -20,6 +20,8 @@ from oncelog.storage.exceptions import OncelogError
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
 """The future of a table: where each of its batches stands."""
+
+ResultT = TypeVar("ResultT")
 
 MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
@@ -132,7 +134,7 @@ class AsyncSending(ProcessBound):
             future = await self._send(sent)
         if chain:
             chain.watch(future)
-        return asyncio.wrap_future(future)
+        return self._awaitable(future)
 
     async def _send(self, sent: ProducerRecord) -> RecordFuture:
         timestamp_ms, partition = sent.timestamp_ms, sent.partition
@@ -155,7 +157,24 @@ class AsyncSending(ProcessBound):
                 await self._sender.make_room(topic)
             self._sender.append_batch(batch, delivery)
         delivery.seal()
-        return asyncio.wrap_future(delivery.future)
+        return self._awaitable(delivery.future)
+
+    def forbid(self) -> None:
+        """This is the copy in a forked process: every use of it is refused."""
+        self._sender.forbid()
+
+    def _awaitable(self, future: Future[ResultT]) -> asyncio.Future[ResultT]:
+        """``future`` for coroutines; silent if nobody awaits it and its failure is told anyway."""
+        awaitable = asyncio.wrap_future(future)
+        if self._sender.tells_failures:
+            awaitable.add_done_callback(_look_at)
+        return awaitable
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Take note of a failure, so that asyncio does not report it as never retrieved."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _batches(sender: RecordSender, topic: str, table: Any) -> Iterator[ColumnBatch]:

@@ -8,9 +8,11 @@ UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACT
 any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
 ```
 
-A call that does not fit is refused and changes nothing. A call that timed out leaves its state, so
-that the same call goes on with it. Each end of a transaction brings the producer epoch of the
-next one. Source: KIP-98, KIP-890.
+A failure becomes abortable only while a transaction is open or being committed. KIP-890 allows it
+of ``init_transactions`` as well; here it is fatal there, and in an abort, for nothing is open then
+that an abort could take back. A call that does not fit is refused and changes nothing. A call
+that timed out leaves its state, so that the same call goes on with it. Each end of a transaction
+brings the producer epoch of the next one. Source: KIP-98, KIP-890.
 """
 
 from __future__ import annotations

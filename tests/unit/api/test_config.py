@@ -52,6 +52,22 @@ def test_an_impossible_consumer_setting_is_refused(options: dict[str, Any], mess
         ConsumerSettings.from_options(options)
 
 
+@pytest.mark.parametrize("in_flight", [0, 6])
+def test_no_more_batches_are_on_their_way_than_a_leader_remembers(in_flight: int) -> None:
+    with pytest.raises(InvalidSettingError, match=f"connection={in_flight} .* from 1 to 5"):
+        ProducerSettings(max_in_flight_requests_per_connection=in_flight)
+    for allowed in (1, 5):
+        ProducerSettings(max_in_flight_requests_per_connection=allowed)
+
+
+def test_the_delivery_timeout_covers_linger_and_one_request() -> None:
+    timeouts = {"linger_ms": 20, "request_timeout_ms": 100}
+    ProducerSettings(delivery_timeout_ms=120, **timeouts)
+    message = r"delivery_timeout_ms=119 .* at least linger_ms \+ request_timeout_ms = 120"
+    with pytest.raises(InvalidSettingError, match=message):
+        ProducerSettings(delivery_timeout_ms=119, **timeouts)
+
+
 def test_an_unknown_setting_is_refused_with_the_nearest_known() -> None:
     with pytest.raises(InvalidSettingError, match=r"linger='5'.*did you mean linger_ms"):
         ProducerSettings.from_options({"linger": "5"})

@@ -69,7 +69,7 @@ class ProducerEntry:
 
     epoch: int
     next_sequence: int = 0
-    window: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=5))
+    window: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=5))
 
 
 @dataclass
@@ -111,14 +111,14 @@ class FakeLeader:
                 return request.failed(ErrorCode.INVALID_TXN_STATE)
         if entry is None or is_new:
             entry = ProducerEntry(header.producer_epoch)
-        for base_sequence, offset in entry.window:
-            if base_sequence == header.base_sequence:
+        for base_sequence, last_sequence, offset in entry.window:
+            if (base_sequence, last_sequence) == (header.base_sequence, header.last_sequence):
                 return ProduceReply(base_offset=offset)
         if header.base_sequence != entry.next_sequence:
             return None
         self.producers[header.producer_id] = entry
         entry.next_sequence = (header.last_sequence + 1) & SEQUENCE_MAX
-        entry.window.append((header.base_sequence, self.next_offset))
+        entry.window.append((header.base_sequence, header.last_sequence, self.next_offset))
         self.headers.append(header)
         base_offset = self.next_offset
         for record in decode_records(request.batch):
