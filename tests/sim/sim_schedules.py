@@ -27,6 +27,7 @@ from sim_swarm import CLUSTER, _read_everything
 from sim_txn_checkers import check_history
 from sim_world import World, WorldSettings
 
+from oncelog.actors.replica import Replica
 from oncelog.api.producer import AsyncProducer
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
@@ -222,6 +223,24 @@ class Play:
         for name in names:
             assert self.world.kill(name), f"{name} does not run"
         self.until_serving()
+
+    def roll(self, *names: str) -> None:
+        """Leaders begin a new segment, and so leave a snapshot of their producers."""
+
+        async def roll(replica: Replica) -> None:
+            replica.log.roll(replica.machine.snapshot())
+
+        for name in names:
+            process = self.world.actor(name)
+            assert process is not None
+            self.end(process.spawn(roll(process.server.replica)))
+
+    def stop(self, name: str, *, is_power_lost: bool) -> None:
+        """An actor dies and comes back later: its files may be touched before."""
+        if is_power_lost:
+            self.world.power_loss([name], data=DataLoss.ALL, entries=NameLoss.ALL)
+        else:
+            assert self.world.kill(name)
 
     def crash_all(self, *, is_power_lost: bool) -> None:
         """kill -9 of every actor, or a loss of power that takes all that was not synced."""
