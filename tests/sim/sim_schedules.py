@@ -28,7 +28,9 @@ from sim_txn_checkers import check_history
 from sim_world import World, WorldSettings
 
 from oncelog.actors.replica import Replica
+from oncelog.api.consumer import AsyncConsumer
 from oncelog.api.producer import AsyncProducer
+from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition
@@ -86,9 +88,20 @@ class Writer:
         """Take a step to its end."""
         return self.play.end(self.start(work))
 
-    def claim(self) -> bool:
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Producer id and epoch, as the producer has them now."""
+        identity = self.producer._core.sender.identity
+        assert identity is not None
+        return identity.producer_id, identity.producer_epoch
+
+    async def claiming(self) -> bool:
         """``init_transactions``, noted."""
-        return bool(self.do(self.player.claim(self.producer, self.owner, self.transactional_id)))
+        return await self.player.claim(self.producer, self.owner, self.transactional_id)
+
+    def claim(self) -> bool:
+        """Claim the id and wait for the answer."""
+        return bool(self.do(self.claiming()))
 
     def begin(self) -> Write:
         """``begin_transaction``, noted."""
@@ -137,13 +150,48 @@ class Writer:
             self.send(topic, value)
         self.commit()
 
-    def refused(self, work: Coroutine[Any, Any, Any]) -> ErrorCode:
+    def refused(self, work: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> ErrorCode:
         """The code a step is refused with; the schedule fails if it is not."""
         try:
-            self.do(work)
+            self.play.end(work if isinstance(work, asyncio.Task) else self.start(work))
         except OncelogError as error:
             return error.code
         raise AssertionError("the step was not refused")
+
+
+class Member:
+    """A member of the group ``readers`` that owns ``a`` and has read it to its end."""
+
+    def __init__(self, play: Play, name: str) -> None:
+        self.play = play
+        self.client = play.world.client(name)
+        self.consumer: AsyncConsumer = self.do(self._make())
+
+    async def _make(self) -> AsyncConsumer:
+        consumer = self.client.consumer(
+            group_id="readers",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=3_000,
+            heartbeat_interval_ms=500,
+        )
+        await consumer.subscribe("a")
+        while not consumer.assignment():
+            await consumer.poll(100)
+        return consumer
+
+    @property
+    def identity(self) -> ConsumerGroupMetadata:
+        """Who it is in its group now."""
+        return self.consumer.group_metadata()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a step whose end is waited for later, with ``play.end``."""
+        return self.client.spawn(work)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Take a step to its end."""
+        return self.play.end(self.start(work))
 
 
 class Play:
@@ -175,10 +223,12 @@ class Play:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def writer(self, transactional_id: str = "T", *, name: str = "P", **settings: Any) -> Writer:
-        """A producer that has claimed its id."""
+    def writer(
+        self, transactional_id: str = "T", *, name: str = "P", claims: bool = True, **settings: Any
+    ) -> Writer:
+        """A producer; it has claimed its id unless it ``claims`` later."""
         writer = Writer(self, name, transactional_id, **settings)
-        assert writer.claim()
+        assert not claims or writer.claim()
         return writer
 
     def _listen(self, exchange: Exchange, message: Any, is_reply: bool) -> None:
