@@ -317,8 +317,10 @@ class PartitionSender:
         if error.retriable:
             return False
         detail = f"{reply.detail or exception_for(error)} (partition {self._topic_partition})"
-        # An earlier attempt may stand in the log although this one was refused.
-        gap = _Gap.UNKNOWN if entry.may_be_in_log else _Gap.REFUSED
+        gap = _Gap.REFUSED
+        if entry.may_be_in_log:
+            gap = _Gap.UNKNOWN
+            detail += "; an earlier attempt got no answer: it may or may not be in the log"
         self._give_up(entry, exception_for(error, detail), gap)
         return True
 

@@ -17,6 +17,7 @@ from oncelog.api.interceptors import ProducerInterceptor
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     IllegalStateError,
+    InvalidTimestampError,
     MessageTooLargeError,
     OutOfOrderSequenceNumberError,
     TransactionAbortableError,
@@ -139,6 +140,26 @@ def test_a_batch_that_may_be_in_the_log_is_never_split_into_other_ones(
     run(story())
     assert len(leader.records) == 9
     assert len(set(leader.values())) == 9
+
+
+def test_a_refusal_after_a_lost_answer_does_not_claim_that_nothing_was_appended(
+    cluster: Any, run: Any
+) -> None:
+    (leader,) = cluster.create("t")
+    cluster.fault(ProduceRequest, "lose reply", ErrorCode.INVALID_TIMESTAMP)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            with pytest.raises(InvalidTimestampError, match="may or may not be in the log"):
+                await (await producer.send("t", b"first"))
+            cluster.fault(ProduceRequest, ErrorCode.INVALID_TIMESTAMP)
+            with pytest.raises(InvalidTimestampError) as refusal:
+                await (await producer.send("t", b"second"))
+            assert "may or may not" not in str(refusal.value)
+            await (await producer.send("t", b"last"))
+
+    run(story())
+    assert leader.values() == [b"first", b"last"]
 
 
 def in_child(check: Callable[[], bool]) -> bool:
