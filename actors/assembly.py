@@ -336,6 +336,7 @@ class ControllerServer(Controller, ReplicaServer):
             config=config.cluster,
             process_id=surroundings.process_id,
             token_bytes=token_bytes,
+            on_failure=surroundings.die,
         )
         self.begin()
 

@@ -90,11 +90,16 @@ class Controller:
         config: ClusterConfig,
         process_id: int,
         token_bytes: Callable[[int], bytes],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
         self.machine = ClusterMachine()
         self._runtime = CoordinatorRuntime(
-            replica=replica, clock=clock, apply=self.machine.apply, abandon=lambda _key: None
+            replica=replica,
+            clock=clock,
+            apply=self.machine.apply,
+            abandon=lambda _key: None,
+            on_failure=on_failure,
         )
         self._transport = transport
         self._launcher = launcher

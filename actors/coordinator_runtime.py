@@ -36,7 +36,11 @@ def client_error_of_append(error: ErrorCode) -> ErrorCode:
 
 
 class CoordinatorRuntime:
-    """The one way from a request to a durable machine and back."""
+    """The one way from a request to a durable machine and back.
+
+    ``on_failure`` is given what a committed record met when it was applied: the machine is then no
+    longer what its log says, so the process has to die and load again.
+    """
 
     def __init__(
         self,
@@ -45,12 +49,14 @@ class CoordinatorRuntime:
         clock: Clock,
         apply: Callable[[LogRecord], None],
         abandon: Callable[[str], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
         self.is_loaded = False
         self._clock = clock
         self._apply = apply
         self._abandon = abandon
+        self._on_failure = on_failure
         self._transitions: set[asyncio.Task[Any]] = set()
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
@@ -116,8 +122,12 @@ class CoordinatorRuntime:
             if error is not ErrorCode.NONE:
                 self._abandon(key)
                 return dataclasses.replace(decision.reply, error=client_error_of_append(error))
-            for record in decision.records:
-                self._apply(record)
+            try:
+                for record in decision.records:
+                    self._apply(record)
+            except BaseException as failure:
+                self._on_failure(failure)
+                raise
             return decision.reply
 
     @asynccontextmanager

@@ -101,7 +101,11 @@ class TransactionCoordinator:
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
         )
         self._runtime = CoordinatorRuntime(
-            replica=replica, clock=clock, apply=self.machine.apply, abandon=self.machine.abandon
+            replica=replica,
+            clock=clock,
+            apply=self.machine.apply,
+            abandon=self.machine.abandon,
+            on_failure=on_failure,
         )
         timeout_ms = cluster.internal_call_timeout_ms
         self._cluster = ClusterView(transport=transport, clock=clock, call_timeout_ms=timeout_ms)

@@ -82,6 +82,7 @@ class World:
             config=ClusterConfig(),
             process_id=1,
             token_bytes=self.token_bytes,
+            on_failure=[].append,
         )
         await controller.start()
         return controller

@@ -103,6 +103,7 @@ class World:
             config=ClusterConfig(),
             process_id=1,
             token_bytes=self.token_bytes,
+            on_failure=[].append,
         )
         await self.controller.start()
 

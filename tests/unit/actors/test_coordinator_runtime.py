@@ -24,11 +24,13 @@ class Ledger:
         self.harness = harness
         self.applied: list[bytes] = []
         self.abandoned: list[str] = []
+        self.failures: list[BaseException] = []
         self.runtime = CoordinatorRuntime(
             replica=harness.replica,
             clock=harness.clock,
             apply=self.apply,
             abandon=self.abandoned.append,
+            on_failure=self.failures.append,
         )
 
     def apply(self, record: LogRecord) -> None:
@@ -197,6 +199,28 @@ def test_an_append_that_raises_takes_the_pending_mark_back_and_the_key_can_be_us
         assert (ledger.applied, ledger.abandoned) == ([], ["a"])
         assert (await ledger.add()).error is ErrorCode.NONE
         assert (ledger.applied, ledger.abandoned) == ([b"a0"], ["a"])
+
+    play(harness, body)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_committed_record_that_cannot_be_applied_ends_the_process(
+    harness: Any, is_cancelled: bool
+) -> None:
+    """1. A record is committed. 2. To apply it raises. 3. The process hears of it, also when the
+    caller has gone away: what it holds is no longer what its log says.
+    """
+
+    async def body(ledger: Ledger) -> None:
+        ledger.runtime._apply = lambda _record: 1 // 0
+        adding = asyncio.create_task(ledger.add())
+        if is_cancelled:
+            await asyncio.sleep(0)
+            adding.cancel()
+        with pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
+            await adding
+        await asyncio.gather(*ledger.runtime._transitions, return_exceptions=True)
+        assert [type(error) for error in ledger.failures] == [ZeroDivisionError]
 
     play(harness, body)
 
