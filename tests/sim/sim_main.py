@@ -63,7 +63,10 @@ def main(arguments: list[str]) -> int:
     """Run the command; returns its exit status."""
     options = _parsed(arguments)
     changes = dict(_change(text) for text in options.set)
-    drawn_scenario(0).changed(changes)
+    try:
+        drawn_scenario(0).changed(changes)
+    except ValueError as error:
+        raise SystemExit(f"--set {error}") from None
     say(f"seeds from {options.seed}; {_amount(options)}")
     totals, first_failure = Totals(), None
     started_s = time.monotonic()

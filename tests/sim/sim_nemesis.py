@@ -40,6 +40,7 @@ class FaultPlan:
     kill_at_message: float = 0.0
     crash_at_disk: float = 0.0
     power_loss: float = 0.0
+    power_loss_at_disk: float = 0.0
     pause: float = 0.0
     pause_client: float = 0.0
     replace: float = 0.0
@@ -64,6 +65,7 @@ RATES = {
     "kill_at_event": 0.4,
     "crash_at_disk": 0.5,
     "power_loss": 0.1,
+    "power_loss_at_disk": 0.4,
     "pause": 0.3,
     "pause_client": 0.2,
     "replace": 0.15,
@@ -108,6 +110,7 @@ class Nemesis:
             "kill_at_message": self._kill_at_message,
             "crash_at_disk": self._crash_at_disk,
             "power_loss": self._power_loss,
+            "power_loss_at_disk": self._power_loss_at_disk,
             "pause": self._pause,
             "pause_client": self._pause_client,
             "replace": self._replace,
@@ -205,6 +208,24 @@ class Nemesis:
         if self._random.random() < 0.5:
             names = self._random.sample(names, self._random.randint(1, len(names)))
         self._world.power_loss(names)
+
+    def _power_loss_at_disk(self) -> None:
+        """Power fails right at an operation: what is written and not synced then is in danger."""
+        world, name = self._world, self._actor()
+        process = world.actor(name)
+        if process is None or process.disk.on_death is None:
+            return
+        dies = process.disk.on_death
+
+        def lose_power(operation: str) -> None:
+            dies(operation)
+            world.power_loss([name])
+
+        process.disk.on_death = lose_power
+        number = self._random.randint(1, DISK_OPERATIONS_AHEAD_MAX)
+        # Mostly before the operation has any effect: a sync that never was.
+        part = self._random.choice((0.0, 0.0, self._random.random(), None))
+        world.crash_at_disk_operation(name, number, part)
 
     def _pause(self) -> None:
         self._pause_for_a_while(self._actor())
