@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog import spark_bridge
+    from oncelog.actors.protocol.messages import Run, Winner
     from oncelog.api.client import Cluster, connect, init
     from oncelog.api.consumer import AsyncConsumer, Consumer
     from oncelog.api.delivery import RecordMetadata
+    from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
+    from oncelog.api.member import Membership
     from oncelog.api.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
     from oncelog.storage.errors import ErrorCode
@@ -30,10 +33,15 @@ __all__ = [
     "ConsumerRecord",
     "ErrorCode",
     "IsolationLevel",
+    "Membership",
     "OncelogError",
     "Producer",
+    "ProducerInterceptor",
+    "ProducerRecord",
     "RecordMetadata",
+    "Run",
     "TopicPartition",
+    "Winner",
     "connect",
     "init",
     "spark_bridge",
@@ -47,10 +55,15 @@ _HOMES = {
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",
+    "Membership": "oncelog.api.member",
     "OncelogError": "oncelog.storage.exceptions",
     "Producer": "oncelog.api.producer",
+    "ProducerInterceptor": "oncelog.api.interceptors",
+    "ProducerRecord": "oncelog.api.interceptors",
     "RecordMetadata": "oncelog.api.delivery",
+    "Run": "oncelog.actors.protocol.messages",
     "TopicPartition": "oncelog.storage.model",
+    "Winner": "oncelog.actors.protocol.messages",
     "connect": "oncelog.api.client",
     "init": "oncelog.api.client",
 }

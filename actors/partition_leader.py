@@ -243,7 +243,7 @@ class PartitionLeader:
         if not 0 <= offset <= high_watermark:
             return request.failed(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset={request.offset}: give -1 or 0 to {high_watermark}, the high watermark",
+                f"offset={request.offset} is beyond the high watermark: give 0 to {high_watermark}",
             )
         error = await raise_log_start(replica, offset)
         if error is not ErrorCode.NONE:

@@ -54,6 +54,8 @@ from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
     InvalidRequestError,
     InvalidTopicError,
     TransactionalIdNotFoundError,
@@ -90,10 +92,15 @@ class AsyncAdmin:
         self, name: str, partitions: int = 1, replication_factor: int = 1, **settings: Any
     ) -> str:
         """See ``Admin.create_topic``."""
-        if not is_valid_topic_name(name):
+        if not isinstance(name, str) or not is_valid_topic_name(name):
             raise InvalidTopicError(
                 f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
                 "and '-', but not '.' or '..'"
+            )
+        _check_partitions(partitions)
+        if not _is_whole(replication_factor):
+            raise InvalidReplicationFactorError(
+                f"replication_factor={replication_factor!r}: give a whole number"
             )
         config = TopicConfig.from_text({key: str(value) for key, value in settings.items()})
         request = CreateTopicRequest(
@@ -110,6 +117,7 @@ class AsyncAdmin:
 
     async def create_partitions(self, name: str, partitions: int) -> None:
         """See ``Admin.create_partitions``."""
+        _check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)
         reply = await self._calls.controller(request)
         check(reply, f"topic {name!r} cannot be given partitions")
@@ -149,9 +157,13 @@ class AsyncAdmin:
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """See ``Admin.delete_records``."""
-        for topic_partition in offsets:
+        for topic_partition, offset in offsets.items():
             if topic_partition.topic in INTERNAL_TOPICS:
                 raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
+            if not _is_whole(offset):
+                raise InvalidRequestError(
+                    f"records of {topic_partition}: {offset!r} is no offset; give a whole number"
+                )
         replies = await asyncio.gather(
             *(
                 self._calls.leader(tp, DeleteRecordsRequest(topic_partition=tp, offset=offset))
@@ -383,3 +395,13 @@ class AsyncAdmin:
         reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
         check(reply)
         return reply
+
+
+def _check_partitions(partitions: object) -> None:
+    """Refuse what is no number here; which numbers are good the controller says."""
+    if not _is_whole(partitions):
+        raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

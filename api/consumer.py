@@ -147,8 +147,8 @@ class AsyncConsumer(ProcessBound):
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """See ``Consumer.seek``."""
         self._core.check_open()
-        if offset < 0:
-            raise InvalidRequestError(f"seek to offset {offset}: offsets begin at 0")
+        if not isinstance(offset, int) or offset < 0:
+            raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
         self._settle()
         self._core.fetcher.seek(partition, offset)
 
@@ -473,6 +473,9 @@ def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
     flat: dict[TopicPartition, None] = {}
     for item in partitions:
         flat.update(dict.fromkeys([item] if isinstance(item, TopicPartition) else item))
+    for item in flat:
+        if not isinstance(item, TopicPartition):
+            raise TypeError(f"{item!r} is no partition: give TopicPartition(topic, number)")
     return list(flat)
 
 

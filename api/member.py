@@ -54,6 +54,8 @@ class TransactionMember(SyncSending):
     ``settings.transactional_id`` is not used: ``membership`` names the transaction.
     """
 
+    make_there = "pass its Membership and make one there with cluster.member(...)"
+
     def __init__(
         self,
         router: Router,
@@ -80,7 +82,11 @@ class TransactionMember(SyncSending):
 
     @property
     def winner(self) -> Winner:
-        """What to report to the planner after ``flush``: producer id and acknowledged records."""
+        """What to report to the planner after ``flush``: producer id and acknowledged records.
+
+        ``IllegalStateError`` before ``enlist`` and while a record is not acknowledged: it would
+        be aborted although the member won.
+        """
         return _winner(self._core)
 
     @property
@@ -162,6 +168,9 @@ async def end_run(
     ``RequestTimedOutError``: not known yet; call again.
     """
     requests = TransactionRequests(router=router, settings=settings, random=random)
+    strangers = [winner for winner in winners if not isinstance(winner, Winner)]
+    if strangers:
+        raise TypeError(f"winners must be what member.winner gave, not {strangers[0]!r}")
     reply = await requests.end(
         membership.transactional_id,
         EndTxnRequest(
@@ -221,7 +230,10 @@ def _winner(core: ProducerCore) -> Winner:
     identity = core.sender.identity
     if identity is None:
         raise IllegalStateError("the member has no producer id yet; call enlist() first")
+    counters = core.sender.counters
+    if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
+        raise IllegalStateError("not every record is acknowledged; call flush() first")
     return Winner(
         producer_id=identity.producer_id,
-        record_count=core.sender.counters.records_acknowledged,
+        record_count=counters.records_acknowledged,
     )

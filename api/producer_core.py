@@ -164,7 +164,10 @@ class ProducerCore:
         if token is not None and (
             not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
         ):
-            raise InvalidRequestError(f"a commit token is 1 to {COMMIT_TOKEN_MAX_BYTES} bytes")
+            told = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
+            raise InvalidRequestError(
+                f"a commit token of {told} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
+            )
         state = self._transactional()
         started_s = self._loop.time()
         async with self._operation:

@@ -69,7 +69,9 @@ _LEGAL_SOURCES: Final[dict[TransactionStatus, frozenset[TransactionStatus]]] = {
 }
 
 _ADVICE: Final[dict[TransactionStatus, str]] = {
-    _S.UNINITIALIZED: "the producer has no producer id yet; call init_transactions() first",
+    _S.UNINITIALIZED: (
+        "there is no producer id yet; call init_transactions() first (a member: enlist() first)"
+    ),
     _S.INITIALIZING: "init_transactions() has not finished; call init_transactions() again",
     _S.READY: "no transaction is open; call begin_transaction() first",
     _S.IN_TRANSACTION: (

@@ -207,9 +207,11 @@ class ClusterMachine:
         """Place more partitions of a topic that users own, after those it has, round robin."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
-            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+            detail = f"{request.name!r} is an internal topic"
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION, detail))
         if topic is None:
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            detail = f"there is no topic {request.name!r}"
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail))
         count = len(topic.partitions)
         if request.partitions == count:
             return Decision(reply=CreatePartitionsReply())

@@ -116,7 +116,7 @@ def test_every_checker_of_the_simulator_is_named_with_what_it_watches(
 
 
 def named_in(text: str) -> set[str]:
-    return set(re.findall(r"`(\w+)`", text))
+    return set(named_list(text))
 
 
 def checkers_of(source) -> set[str]:
@@ -133,6 +133,27 @@ def checkers_of(source) -> set[str]:
         and node.func.attr == "_found"
         and isinstance(node.args[0], ast.Constant)
     }
+
+
+def test_the_table_of_messages_has_each_request_once(documents, product):
+    """Between actors, or from a client to an actor; ``cluster.process`` has its own."""
+    defined = [
+        ast.literal_eval(statement.value)
+        for source in product
+        if re.fullmatch(r"actors/protocol/(\w+_)?messages\.py", source.path)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "method"
+    ]
+    section = documents["docs/ARCHITECTURE.md"].split("## Messages")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+    assert len(defined) > 20
+    assert sorted(name for row in rows for name in named_list(row[0])) == sorted(defined)
+
+
+def named_list(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
 
 
 def test_every_command_that_a_document_names_exists(root, documents):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from oncelog.actors.protocol.admin_messages import (
@@ -35,6 +37,9 @@ from oncelog.api.admin import Admin, AsyncAdmin
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
     InvalidSettingError,
     InvalidTopicError,
     NonEmptyGroupError,
@@ -128,7 +133,7 @@ def test_a_name_that_is_taken_is_refused(run, admin):
         run(scenario())
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 250])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "x" * 250, 7, b"t", None])
 def test_an_impossible_name_is_refused_without_a_call(fake_cluster, run, admin, name):
     with pytest.raises(InvalidTopicError):
         run(admin.create_topic(name))
@@ -175,11 +180,30 @@ def test_records_are_deleted_at_each_leader(fake_cluster, run, admin):
 def test_a_deletion_of_records_beyond_the_end_is_refused(fake_cluster, run, admin):
     fake_cluster.create("t")
     fake_cluster.answers[DeleteRecordsRequest] = lambda request: request.failed(
-        ErrorCode.OFFSET_OUT_OF_RANGE, "offset=9: give -1 or 0 to 5"
+        ErrorCode.OFFSET_OUT_OF_RANGE, "offset=9 is beyond the high watermark: give 0 to 5"
     )
 
     with pytest.raises(OffsetOutOfRangeError, match="offset=9"):
         run(admin.delete_records({TopicPartition("t", 0): 9}))
+
+
+@pytest.mark.parametrize("offset", ["5", None, 1.5, True])
+def test_only_whole_numbers_are_offsets_to_delete_before(fake_cluster, run, admin, offset):
+    fake_cluster.create("t")
+    with pytest.raises(InvalidRequestError, match=re.escape(f"t-0: {offset!r}")):
+        run(admin.delete_records({TopicPartition("t", 0): offset}))
+    assert fake_cluster.calls == []
+
+
+@pytest.mark.parametrize("count", ["2", None, 2.0, True])
+def test_only_whole_numbers_are_counts_of_partitions(fake_cluster, run, admin, count):
+    with pytest.raises(InvalidPartitionsError, match=re.escape(f"partitions={count!r}")):
+        run(admin.create_topic("t", partitions=count))
+    with pytest.raises(InvalidPartitionsError, match=re.escape(f"partitions={count!r}")):
+        run(admin.create_partitions("t", count))
+    with pytest.raises(InvalidReplicationFactorError, match=re.escape(f"factor={count!r}")):
+        run(admin.create_topic("t", replication_factor=count))
+    assert fake_cluster.calls == []
 
 
 def test_records_of_internal_topics_are_not_deleted(fake_cluster, run, admin):

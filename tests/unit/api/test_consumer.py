@@ -117,9 +117,15 @@ def test_seek_to_committed_goes_back_to_what_the_group_committed(fake_cluster, r
     assert scenario_with(fake_cluster, run, steps, group_id="g") == 1
 
 
-def test_a_negative_offset_is_refused(fake_cluster, run, log):
-    with pytest.raises(InvalidRequestError):
-        scenario_with(fake_cluster, run, lambda consumer: consumer.seek(TP, -1))
+@pytest.mark.parametrize("offset", [-1, "1", None, 1.5])
+def test_only_whole_numbers_from_0_on_are_offsets(fake_cluster, run, log, offset):
+    with pytest.raises(InvalidRequestError, match=f"seek to offset {offset!r}:"):
+        scenario_with(fake_cluster, run, lambda consumer: consumer.seek(TP, offset))
+
+
+def test_a_topic_is_no_partition(fake_cluster, run, log):
+    with pytest.raises(TypeError, match="give TopicPartition"):
+        scenario_with(fake_cluster, run, lambda consumer: consumer.assign("flights"))
 
 
 def test_seeking_a_partition_that_is_not_assigned_is_refused_by_name(fake_cluster, run, log):

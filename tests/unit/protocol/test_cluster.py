@@ -221,6 +221,7 @@ def test_create_partitions_refuses(
     run(machine, machine.decide_create_topic(create(partitions=2)))
     decision = machine.decide_create_partitions(request_)
     assert (decision.reply.error, decision.records) == (error, ())
+    assert repr(request_.name) in decision.reply.detail
 
 
 def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) -> None:

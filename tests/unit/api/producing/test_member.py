@@ -194,3 +194,28 @@ def test_a_member_in_a_thread(cluster: Any) -> None:
         assert sync_member.record_count == 1
     loop_thread.close()
     assert leader.values() == [b"v"]
+
+
+def test_a_member_with_records_on_their_way_is_no_winner(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        hasty = member(cluster)
+        assert await hasty.enlist()
+        await hasty.send("t", b"v")
+        with pytest.raises(IllegalStateError, match=r"flush\(\) first"):
+            _ = hasty.winner
+        await hasty.flush()
+        assert hasty.winner.record_count == 1
+        await hasty.close()
+
+    run(story())
+
+
+def test_only_winners_are_taken_for_winners(cluster: Any, run: Any) -> None:
+    async def story() -> None:
+        with pytest.raises(TypeError, match="not 17"):
+            await end(cluster, committed=True, winners=[17])
+
+    run(story())
+    assert not cluster.requests(EndTxnRequest)

@@ -137,8 +137,10 @@ def test_a_token_is_committed_even_if_nothing_was_sent_and_read_back(
 def test_a_token_that_is_too_long_is_refused(cluster: Any, run: Any) -> None:
     async def story() -> None:
         producer = await begun(cluster)
-        with pytest.raises(InvalidRequestError, match="1024 bytes"):
+        with pytest.raises(InvalidRequestError, match=r"1025 bytes is not .* 1 to 1024 bytes"):
             await producer.commit_transaction(token=b"." * 1_025)
+        with pytest.raises(InvalidRequestError, match=r"'batch' is not .* 1 to 1024 bytes"):
+            await producer.commit_transaction(token="batch")
         await producer.commit_transaction()
 
     run(story())
