@@ -281,3 +281,45 @@ def test_a_record_whose_ticket_was_good_is_refused_once_the_marker_is_there(late
     gate.is_open = True
     assert play.ask(call, times).error is ErrorCode.INVALID_PRODUCER_EPOCH
     assert play.machine(B).last_stable_offset == play.log_end(B) == 1
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+@TIMES
+def test_records_that_overtake_each_other_stand_in_the_order_they_were_sent(times):
+    """1. P sends m1, held, and m2, which arrives first: A lets it wait. 2. m1 is delivered.
+    3. Both stand in order, once.
+    """
+    with Play() as play:
+        writer = play.writer()
+        writer.begin()
+        writer.send("a", "m0")
+        gate = play.hold("produce")
+        first = writer.start(writer.sending("a", "m1"))
+        play.until_held(gate)
+        second = writer.start(writer.sending("a", "m2"))
+        play.pass_time(0.01)
+        assert len(play.calls("produce", A)) == 3
+        assert play.log_end(A) == 1
+        gate.release(times=times)
+        play.end(first)
+        play.end(second)
+        writer.commit()
+        assert play.read("a") == ["m0", "m1", "m2"]
+
+
+@TIMES
+def test_a_record_that_is_older_than_what_is_remembered_is_refused(times):
+    """1. P has written more batches than A remembers of it. 2. The first arrives again: A cannot
+    tell its place, but appends nothing.
+    """
+    with Play() as play:
+        writer = play.writer()
+        writer.begin()
+        writer.send("a", *(f"m{number}" for number in range(8)))
+        oldest = play.calls("produce", A)[0]
+        refusal = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert play.ask(oldest, times).error is refusal
+        assert play.log_end(A) == 8
+        writer.commit()
