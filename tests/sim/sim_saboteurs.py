@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.group_sync import GroupSync
 from oncelog.actors.protocol import partition, producer_state, transaction
+from oncelog.actors.protocol.group import GroupMachine
+from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
 from oncelog.actors.protocol.partition_bounds import PartitionBounds
 from oncelog.actors.protocol.producer_state import ProducerStates
 from oncelog.actors.protocol.tickets import TicketVerdict
 from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TRANSACTION_STATE_TOPIC
 
 Sabotage = Callable[[], Any]
 
@@ -127,6 +131,35 @@ def _claims_without_fence() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _markers_before_their_decision_is_durable() -> Iterator[None]:
+    real = CoordinatorRuntime.execute
+
+    async def execute(self: CoordinatorRuntime, key: str, decide: Any, **named: Any) -> Any:
+        if self.replica.topic_partition.topic == TRANSACTION_STATE_TOPIC:
+            named["is_durable_before_reply"] = False
+        return await real(self, key, decide, **named)
+
+    with mock.patch.object(CoordinatorRuntime, "execute", execute):
+        yield
+
+
+@contextmanager
+def _positions_of_any_generation() -> Iterator[None]:
+    real = GroupMachine.admit_commit
+
+    def admit_commit(self: GroupMachine, request: Any, now_ms: int) -> Any:
+        if isinstance(request, TxnOffsetCommitRequest):
+            return ErrorCode.NONE, []
+        return real(self, request, now_ms)
+
+    with mock.patch.object(GroupMachine, "admit_commit", admit_commit):
+        yield
+
+
+ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0}
+"""Nobody but writers and readers: shorter runs."""
+
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
 """Calls that arrive again, and long after their time."""
 
@@ -149,7 +182,7 @@ SABOTEURS = (
     Saboteur(
         name="wait for the sync",
         sabotage=_no_wait_for_sync,
-        changes={"power_loss": 0.5, "crash_at_disk": 0.5},
+        changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
     Saboteur(
         name="duplicates remembered",
@@ -158,5 +191,18 @@ SABOTEURS = (
     ),
     Saboteur(name="last stable offset", sabotage=_unstable_reads, changes={"readers": 2}),
     Saboteur(name="aborted index", sabotage=_no_aborted_index, changes={"readers": 2}),
+    Saboteur(
+        name="durable before markers",
+        sabotage=_markers_before_their_decision_is_durable,
+        changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
+    ),
+    Saboteur(
+        name="generations in transactions",
+        sabotage=_positions_of_any_generation,
+        changes=ALONE
+        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
+        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
+        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
+    ),
     Saboteur(name="fence of a claim", sabotage=_claims_without_fence, changes={"hijackers": 2}),
 )
