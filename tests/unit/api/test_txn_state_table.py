@@ -55,7 +55,7 @@ def in_state(status: TransactionStatus) -> TransactionState:
     return state
 
 
-NO_ID = "the producer has no producer id yet; call init_transactions() first"
+NO_ID = "there is no producer id yet; call init_transactions() first (a member: enlist() first)"
 INIT_AGAIN = "init_transactions() has not finished; call init_transactions() again"
 CLOSED = "no transaction is open; call begin_transaction() first"
 OPEN = "a transaction is open; call commit_transaction() or abort_transaction() first"
