@@ -15,6 +15,7 @@ from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.connection import refuse_after_fork
 from oncelog.api.consumer import Consumer
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.member import TransactionMember
 from oncelog.api.producer import Producer
 from oncelog.storage.exceptions import IllegalStateError
 
@@ -32,6 +33,7 @@ def test_producers_consumers_and_clusters_refuse_to_be_pickled_or_copied(
         (producer_on(loop_thread, fake_cluster), r"cluster\.producer\(\.\.\.\)"),
         (consumer, r"cluster\.consumer\(\.\.\.\)"),
         (Cluster.__new__(Cluster), r"oncelog\.connect\(\)"),
+        (TransactionMember.__new__(TransactionMember), r"cluster\.member\(\.\.\.\)"),
     ):
         for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match=f"cannot be pickled.*{advice}"):
