@@ -168,7 +168,9 @@ SABOTEURS = (
     Saboteur(
         name="strict markers",
         sabotage=lambda: _marker_rules(strict=False, coordinator_epoch=True),
-        changes=LATE | {"writers": 2},
+        changes=ALONE
+        | LATE
+        | {"topics": {"t0": 2}, "writers": 3, "duplicate": 0.3, "delay_max_ms": 2_000.0},
     ),
     Saboteur(name="tickets", sabotage=_any_ticket, changes={"rogues": 2}),
     Saboteur(
