@@ -65,7 +65,8 @@ class PartitionLeader:
     def __init__(self, *, replica: Replica, clock: Clock) -> None:
         self.replica = replica
         self._clock = clock
-        self._early: defaultdict[int, set[asyncio.Future[None]]] = defaultdict(set)
+        self._early: defaultdict[int, dict[asyncio.Future[None], None]] = defaultdict(dict)
+        """By producer id; dicts, so that those that wait are woken in the order they came."""
         self.on_log_start_raised: Callable[[], None] = lambda: None
 
     # --- produce --------------------------------------------------------------------------
@@ -163,12 +164,12 @@ class PartitionLeader:
                 del self._early[header.producer_id]
             return False
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting.add(waiter)
+        waiting[waiter] = None
         try:
             await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
         finally:
             # Also when the caller is cancelled: its place must not be taken for ever.
-            waiting.discard(waiter)
+            waiting.pop(waiter, None)
             if not waiting and self._early.get(header.producer_id) is waiting:
                 del self._early[header.producer_id]
         return True

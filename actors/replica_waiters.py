@@ -15,7 +15,8 @@ class ReplicaWaiters:
     def __init__(self) -> None:
         self._commits: list[tuple[int, int, asyncio.Future[ErrorCode]]] = []
         self._numbers = itertools.count()
-        self._readers: set[asyncio.Future[None]] = set()
+        self._readers: dict[asyncio.Future[None], None] = {}
+        """A dict, so that they are woken in the order they came."""
 
     async def committed(self, next_offset: int) -> ErrorCode:
         """Wait until ``release`` reaches ``next_offset``, or until all are sent away."""
@@ -26,11 +27,11 @@ class ReplicaWaiters:
     async def progress(self, timeout_ms: int) -> None:
         """Wait until ``wake_readers``, or until the time is over."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._readers.add(waiter)
+        self._readers[waiter] = None
         try:
             await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
         finally:
-            self._readers.discard(waiter)
+            self._readers.pop(waiter, None)
 
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
@@ -50,7 +51,7 @@ class ReplicaWaiters:
 
     def wake_readers(self) -> None:
         """Let every reader look again."""
-        readers, self._readers = self._readers, set()
+        readers, self._readers = self._readers, {}
         for waiter in readers:
             if not waiter.done():
                 waiter.set_result(None)

@@ -81,7 +81,7 @@ class RecordSender:
         self._is_closed = False
         self._is_forked = False
         self._progress = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
         self.open_batches = fastest()(
@@ -347,7 +347,7 @@ class RecordSender:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` as a task whose failure, always a bug, fails the producer."""
         task = self._loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._task_done)
         return task
 
@@ -484,7 +484,7 @@ class RecordSender:
             await self._progress.wait()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled() or task.exception() is None:
             return
         crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")

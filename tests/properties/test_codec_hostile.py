@@ -89,7 +89,7 @@ def results_in_python(batch: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "batch_count", [150, pytest.param(1_500, marks=pytest.mark.slow)], ids=["few", "many"]
+    "batch_count", [50, pytest.param(1_500, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hostile_batches_end_in_an_error_within_little_memory(

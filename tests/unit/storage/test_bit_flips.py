@@ -104,6 +104,7 @@ def test_flip_in_synced_data_is_found_by_recovery_and_never_cut(written):
         assert damaged.open_handles == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base_offset", SEGMENTS)
 def test_flip_while_the_log_was_stopped_is_found_by_the_replay(written, base_offset):
     disk, log = written()
@@ -117,6 +118,7 @@ def test_flip_while_the_log_was_stopped_is_found_by_the_replay(written, base_off
         assert damaged.files()[log_path(base_offset)] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base_offset", SEGMENTS)
 @pytest.mark.parametrize("from_offset", [5, 25, 35])
 def test_replay_from_within_a_segment_misses_no_batch_after_a_flip(

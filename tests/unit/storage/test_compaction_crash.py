@@ -82,6 +82,7 @@ def test_kill_after_any_operation_leaves_the_log_before_or_after_each_replacemen
         check_recovered(disk.after_kill(), *expected)
 
 
+@pytest.mark.slow
 def test_power_loss_after_any_operation_leaves_the_log_before_or_after(expected):
     """Each operation with one of the ways to lose power; the slow test has all of them."""
     for number, disk in crashes():
@@ -97,7 +98,7 @@ def test_power_loss_of_every_kind_after_any_operation(expected, loss):
             check_recovered(disk.after_power_loss(*loss, Random(f"{number} {seed}")), *expected)
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_crash_while_a_replacement_is_being_finished_is_finished_by_the_next_open(expected, every):
     for number, disk in crashes():
         if number % every:

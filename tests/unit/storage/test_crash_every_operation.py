@@ -189,6 +189,7 @@ def test_crash_at_any_operation_of_the_recovery_is_recovered_too(script):
                 break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_recovered_log_takes_and_keeps_new_batches(script):
     for number, disk, history in lives(script):
