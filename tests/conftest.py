@@ -7,6 +7,7 @@ and ``time.sleep`` when our own code calls it: waiting is for virtual time or a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import subprocess
@@ -31,6 +32,12 @@ hypothesis.settings.load_profile("fast")
 
 class RefusedError(AssertionError):
     """A test without the mark ``ray`` or ``spark`` reached for the real world."""
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector pass over what lives until the end: thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 # --- seeds ------------------------------------------------------------------------------------

@@ -144,6 +144,7 @@ def test_kill_after_any_operation_loses_no_batch_that_was_written(script):
         check_recovery(disk.after_kill(), history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_power_loss_after_any_operation_loses_no_acknowledged_batch(script):
     """Each operation with one of the ways to lose power; the slow test has all of them."""
