@@ -24,15 +24,11 @@ from oncelog.actors.assembly import (
     Surroundings,
     TransactionCoordinatorServer,
 )
+from oncelog.actors.background import ThreadBackground
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.process_metrics import RayMetrics
-from oncelog.actors.ray_transport import (
-    RayTransport,
-    SystemClock,
-    ThreadBackground,
-    pack,
-    unpack,
-)
+from oncelog.actors.ray_transport import RayTransport, pack, unpack
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import RealFileSystem
 

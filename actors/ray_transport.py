@@ -11,12 +11,7 @@ import concurrent.futures
 import functools
 import logging
 import pickle
-import threading
-import time
-import weakref
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import ray
 from ray.exceptions import (
@@ -27,6 +22,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from oncelog.actors.background import settle
 from oncelog.actors.interfaces import NAMESPACE, ResultT
 from oncelog.actors.protocol.messages import ReplyT, Request
 from oncelog.storage.errors import ErrorCode
@@ -96,7 +92,7 @@ async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[ResultT | None] = loop.create_future()
     answer.add_done_callback(functools.partial(_hand_over, loop, waiting))
-    timer = loop.call_later(timeout_ms / 1000, _settle, waiting, None, None)
+    timer = loop.call_later(timeout_ms / 1000, settle, waiting, None, None)
     try:
         return await waiting
     finally:
@@ -112,67 +108,6 @@ def _hand_over(
     error = answer.exception()
     result = answer.result() if error is None else None
     try:
-        loop.call_soon_threadsafe(_settle, waiting, result, error)
+        loop.call_soon_threadsafe(settle, waiting, result, error)
     except RuntimeError:
         _logger.debug("an answer came after the event loop that asked was closed")
-
-
-class SystemClock:
-    """``Clock`` of the machine."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch."""
-        return time.time_ns() // 1_000_000
-
-
-class ThreadBackground:
-    """``Background`` on one thread, so that pieces of work keep their order.
-
-    Every sync passes here, so it is a bare queue: half the delay of an executor. Work that was
-    given is run even if nobody waits for it any more.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=_work_off, args=(self._queue,), name="oncelog-disk", daemon=True
-        )
-        self._is_started = False
-        weakref.finalize(self, self._queue.put, None)
-
-    async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run ``work`` on the thread and return its result or raise its exception."""
-        if not self._is_started:
-            self._is_started = True
-            self._thread.start()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ResultT] = loop.create_future()
-        self._queue.put((loop, future, work))
-        return await future
-
-
-_Piece: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
-
-
-def _work_off(queue: SimpleQueue[_Piece | None]) -> None:
-    while (piece := queue.get()) is not None:
-        loop, future, work = piece
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        try:
-            loop.call_soon_threadsafe(_settle, future, result, error)
-        except RuntimeError:
-            _logger.warning("work ended after the event loop that asked for it was closed")
-        del piece, loop, future, work, result, error
-
-
-def _settle(future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

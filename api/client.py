@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import ray
 
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch import end_actors
@@ -21,7 +22,7 @@ from oncelog.actors.protocol.cluster_messages import (
     ShutdownRequest,
 )
 from oncelog.actors.protocol.messages import Winner
-from oncelog.actors.ray_transport import RayTransport, SystemClock
+from oncelog.actors.ray_transport import RayTransport
 from oncelog.api import connection
 from oncelog.api.admin import Admin
 from oncelog.api.client_context import ClientContext

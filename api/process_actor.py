@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import ray
 
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.interfaces import NAMESPACE
 from oncelog.actors.launch import end_actors
-from oncelog.actors.ray_transport import RayTransport, SystemClock
+from oncelog.actors.ray_transport import RayTransport
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import Consumer
 from oncelog.api.event_loop import LoopThread

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.actors.assembly import ControllerServer, Surroundings, server_of
+from oncelog.actors.background import ThreadBackground
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
-from oncelog.actors.ray_transport import SystemClock, ThreadBackground
 from oncelog.api.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
 from oncelog.api.connection import wait_until_ready

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from oncelog.actors.background import ThreadBackground
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.ray_transport import SystemClock, ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode

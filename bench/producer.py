@@ -25,6 +25,7 @@ import pyarrow as pa
 from _measure import ROUNDS, Report, alternate, ratio, save
 
 import oncelog
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,
     MetadataRequest,
@@ -37,7 +38,6 @@ from oncelog.actors.protocol.messages import (
     ProduceReply,
     ProduceRequest,
 )
-from oncelog.actors.ray_transport import SystemClock
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.producer import Producer

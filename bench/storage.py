@@ -43,9 +43,9 @@ from _storage_logs import (
     sync,
 )
 
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.messages import FetchRequest
-from oncelog.actors.ray_transport import SystemClock
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin

@@ -37,7 +37,7 @@ DOORS = {
     "a clock": (
         r"time\.(time|monotonic|perf_counter|process_time|thread_time)(_ns)?|time\.(gm|local)time"
         r"|datetime\.(datetime|date)\.(now|utcnow|today)",
-        ("actors/ray_transport.py", CLI, EXAMPLES),
+        ("actors/clock.py", CLI, EXAMPLES),
     ),
     "sleep": (r"time\.sleep", (EXAMPLES,)),
     "chance": (

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from actor_surroundings import ManualClock
 
+from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.messages import FetchRequest, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
-from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import IsolationLevel, TopicPartition

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import Controller
 from oncelog.actors.interfaces import actor_of
@@ -25,7 +26,6 @@ from oncelog.actors.protocol.cluster_messages import (
 )
 from oncelog.actors.protocol.messages import ConfigureReply, ConfigureRequest
 from oncelog.actors.protocol.tickets import NO_KEYS
-from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.assembly import PartitionServer, Surroundings, TransactionCoordinatorServer
+from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.metrics import METRICS, TAGS, TransactionAges
 from oncelog.actors.protocol.cluster_messages import (
@@ -29,7 +30,6 @@ from oncelog.actors.protocol.messages import (
     ProduceRequest,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
-from oncelog.actors.ray_transport import ThreadBackground
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition

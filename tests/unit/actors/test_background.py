@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from oncelog.actors.ray_transport import ThreadBackground
+from oncelog.actors.background import ThreadBackground
 
 
 def test_work_runs_in_order_on_another_thread():

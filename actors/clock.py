@@ -1,0 +1,13 @@
+"""Wall-clock time of the machine: ``Clock`` in production."""
+
+from __future__ import annotations
+
+import time
+
+
+class SystemClock:
+    """``Clock`` of the machine."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return time.time_ns() // 1_000_000
