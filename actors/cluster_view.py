@@ -77,6 +77,18 @@ class ClusterView:
                 )
         return Location(is_gone=error is ErrorCode.NONE and topic not in INTERNAL_TOPICS)
 
+    async def leader_epoch(self, topic_partition: TopicPartition, *, as_of_ms: int) -> int | None:
+        """The newest leader epoch of a partition, as the controller said at ``as_of_ms`` or later.
+
+        ``None`` when the controller does not answer, or knows no such partition.
+        """
+        error, topics = await self.topics((topic_partition.topic,), as_of_ms=as_of_ms)
+        found = topics.get(topic_partition.topic)
+        if error is not ErrorCode.NONE or found is None:
+            return None
+        epochs = {partition.partition: partition.leader_epoch for partition in found.partitions}
+        return epochs.get(topic_partition.partition)
+
     def _unknown(self, names: Collection[str], as_of_ms: int) -> tuple[str, ...]:
         return tuple(
             name

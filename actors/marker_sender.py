@@ -7,9 +7,13 @@ coordinator must still be the one that decided. Repeating a marker is harmless.
 | partition answers | then |
 |---|---|
 | NONE | done |
-| INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED | somebody newer decides: drop it all |
 | anything else, or nothing | ask the controller who leads now, wait, send again |
 | - and the controller knows no such partition | its topic was deleted: done |
+| INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED | ask the controller for the newest epoch |
+| - and that is not ours | somebody newer decides: drop it all |
+| - it is ours, INVALID_PRODUCER_EPOCH | a later epoch closed what the marker would close: done |
+| - it is ours, TRANSACTION_COORDINATOR_FENCED | wait, send again |
+| - it is unknown | wait, send again |
 
 Source: KIP-98, "WriteTxnMarkersRequest"; KIP-890 for the epochs.
 """
@@ -37,7 +41,7 @@ _logger = logging.getLogger(__name__)
 SUPERSEDED: Final = frozenset(
     {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED}
 )
-"""A partition has seen a newer coordinator or a newer transaction."""
+"""A partition has seen a newer coordinator, or a newer epoch of the producer."""
 
 
 class Delivery(enum.Enum):
@@ -59,7 +63,7 @@ class _Sending:
 
 
 class MarkerSender:
-    """Sends markers, in the name of one coordinator."""
+    """Sends markers, in the name of the coordinator that leads the log partition ``shard``."""
 
     def __init__(
         self,
@@ -69,12 +73,14 @@ class MarkerSender:
         clock: Clock,
         rng: random.Random,
         call_timeout_ms: int,
+        shard: TopicPartition,
     ) -> None:
         self._transport = transport
         self._cluster = cluster
         self._clock = clock
         self._rng = rng
         self._call_timeout_ms = call_timeout_ms
+        self._shard = shard
 
     async def send(
         self,
@@ -112,7 +118,7 @@ class MarkerSender:
                 return
             if location.actor is not None:
                 answers = await self._write(location.actor, due, sending.coordinator_epoch)
-                _settle(tp, due, answers, sending)
+                await self._settle(tp, due, answers, sending)
             if due:
                 await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
                 attempt += 1
@@ -133,19 +139,36 @@ class MarkerSender:
             for producer_id in markers
         }
 
-
-def _settle(
-    tp: TopicPartition,
-    due: dict[int, TxnMarker],
-    answers: Mapping[int, ErrorCode],
-    sending: _Sending,
-) -> None:
-    """Take the markers that are written out of ``due``, and see whether to go on at all."""
-    for producer_id, error in answers.items():
-        if error is ErrorCode.NONE:
-            del due[producer_id]
-        elif error in SUPERSEDED:
-            _logger.warning("%s refuses marker of producer %d: %s", tp, producer_id, error.name)
+    async def _settle(
+        self,
+        tp: TopicPartition,
+        due: dict[int, TxnMarker],
+        answers: Mapping[int, ErrorCode],
+        sending: _Sending,
+    ) -> None:
+        """Take the markers that need no more sending out of ``due``; see whether to go on."""
+        refused: dict[int, ErrorCode] = {}
+        for producer_id, error in answers.items():
+            if error is ErrorCode.NONE:
+                del due[producer_id]
+            elif error in SUPERSEDED:
+                _logger.warning("%s refuses marker of producer %d: %s", tp, producer_id, error.name)
+                refused[producer_id] = error
+            elif not error.retriable:
+                _logger.error("%s answers %s to a marker; sending again", tp, error.name)
+        if not refused:
+            return
+        # Asked after the refusal: a coordinator that caused it had its epoch before that.
+        newest_epoch = await self._cluster.leader_epoch(
+            self._shard, as_of_ms=self._clock.now_ms() + 1
+        )
+        if newest_epoch is None:
+            return
+        if newest_epoch > sending.coordinator_epoch:
             sending.is_dropped = True
-        elif not error.retriable:
-            _logger.error("%s answers %s to a marker; sending again", tp, error.name)
+            return
+        for producer_id, error in refused.items():
+            if error is ErrorCode.INVALID_PRODUCER_EPOCH:
+                # I-06: the newer epoch could only begin there once this transaction was closed.
+                _logger.error("%s is past the marker of producer %d: left out", tp, producer_id)
+                del due[producer_id]

@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from oncelog.actors.backoff import backoff_ms
 from oncelog.actors.cluster_view import ClusterView
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.held_records import HeldRecordsReader
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport
-from oncelog.actors.marker_sender import Delivery, MarkerSender
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.marker_sender import MarkerSender
+from oncelog.actors.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.protocol.admin_messages import (
     AbortTransactionReply,
     AbortTransactionRequest,
@@ -28,7 +28,7 @@ from oncelog.actors.protocol.admin_messages import (
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
 )
-from oncelog.actors.protocol.cluster_messages import AllocateProducerIdsRequest, TopicMetadata
+from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import (
     AddOffsetsToTxnRequest,
@@ -46,6 +46,7 @@ from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction import NOTHING_HELD, TransactionMachine
 from oncelog.actors.protocol.transaction_checks import FINE, Refusal, check_transactional_id
 from oncelog.actors.replica import Replica
+from oncelog.actors.transaction_completions import TransactionCompletions
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -61,9 +62,6 @@ TOPIC_AGE_MAX_MS: Final = 1_000
 
 LOAD_BATCHES_PER_TURN: Final = 500
 """Batches read back before the event loop gets a turn."""
-
-SPARE_PRODUCER_IDS: Final = 3
-"""The most producer ids one decision can take."""
 
 
 def _raise_in_loop(error: BaseException) -> None:
@@ -109,12 +107,20 @@ class TransactionCoordinator:
         )
         timeout_ms = cluster.internal_call_timeout_ms
         self._cluster = ClusterView(transport=transport, clock=clock, call_timeout_ms=timeout_ms)
-        self._markers = MarkerSender(
+        self._reservation = ProducerIdReservation(
+            producer_ids=self._producer_ids,
             transport=transport,
-            cluster=self._cluster,
-            clock=clock,
-            rng=rng,
+            broker_id=replica.broker_id,
             call_timeout_ms=timeout_ms,
+            spawn=self._spawn,
+        )
+        self._completions = TransactionCompletions(
+            machine=self.machine,
+            runtime=self._runtime,
+            markers=self._marker_sender(),
+            rng=rng,
+            visibility_wait_ms=cluster.transaction_visibility_wait_ms,
+            spawn=self._spawn,
         )
         self._held_records = HeldRecordsReader(
             transport=transport,
@@ -125,9 +131,16 @@ class TransactionCoordinator:
         )
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._completions: dict[str, asyncio.Task[bool]] = {}
-        self._left_to_successor: set[str] = set()
-        self._reservation: asyncio.Task[None] | None = None
+
+    def _marker_sender(self) -> MarkerSender:
+        return MarkerSender(
+            transport=self._transport,
+            cluster=self._cluster,
+            clock=self._clock,
+            rng=self._rng,
+            call_timeout_ms=self._config.internal_call_timeout_ms,
+            shard=self.replica.topic_partition,
+        )
 
     # --- start and stop -------------------------------------------------------------------
 
@@ -147,8 +160,7 @@ class TransactionCoordinator:
                 if self._is_stopped:
                     return
         self._runtime.is_loaded = True
-        for transactional_id in self.machine.unfinished():
-            self._completion(transactional_id)
+        self._completions.resume()
         self._spawn(self._scan_timeouts())
         self._spawn(self._scan_idle())
 
@@ -171,11 +183,11 @@ class TransactionCoordinator:
         error, detail = self._refusal(transactional_id)
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
-        await self._reserve_producer_ids()
+        await self._reservation.ensure()
         reply = await self._runtime.execute(
             transactional_id, lambda now_ms: self.machine.decide_init_producer_id(request, now_ms)
         )
-        self._completion(transactional_id)
+        self._completions.ensure(transactional_id)
         return reply
 
     async def _idempotent_producer(self, request: InitProducerIdRequest) -> InitProducerIdReply:
@@ -183,7 +195,7 @@ class TransactionCoordinator:
         error = self._runtime.unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        await self._reserve_producer_ids()
+        await self._reservation.ensure()
         producer_id = self._producer_ids.take()
         if producer_id is None:
             return request.failed(
@@ -196,11 +208,11 @@ class TransactionCoordinator:
         error, detail = self._refusal(request.transactional_id)
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
-        await self._reserve_producer_ids()
+        await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id, lambda now_ms: self.machine.decide_enlist(request, now_ms)
         )
-        self._completion(request.transactional_id)
+        self._completions.ensure(request.transactional_id)
         return reply
 
     async def add_partitions_to_txn(
@@ -264,14 +276,14 @@ class TransactionCoordinator:
                     ErrorCode.COORDINATOR_NOT_AVAILABLE, "a partition of a winner does not answer"
                 )
             held = read
-        await self._reserve_producer_ids()
+        await self._reservation.ensure()
         reply = await self._runtime.execute(
             transactional_id, lambda now_ms: self.machine.decide_end_txn(request, now_ms, held)
         )
-        completion = self._completion(transactional_id)
+        completion = self._completions.ensure(transactional_id)
         if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
             return reply
-        return dataclasses.replace(reply, visible=await self._is_visible(completion))
+        return dataclasses.replace(reply, visible=await self._completions.is_visible(completion))
 
     async def describe_transactions(
         self, request: DescribeTransactionsRequest
@@ -299,14 +311,14 @@ class TransactionCoordinator:
         error, detail = self._refusal(request.transactional_id)
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
-        await self._reserve_producer_ids()
+        await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id, lambda now_ms: self.machine.decide_abort(request, now_ms)
         )
-        completion = self._completion(request.transactional_id)
+        completion = self._completions.ensure(request.transactional_id)
         if reply.error is not ErrorCode.NONE:
             return reply
-        return dataclasses.replace(reply, visible=await self._is_visible(completion))
+        return dataclasses.replace(reply, visible=await self._completions.is_visible(completion))
 
     async def delete_transactional_id(
         self, request: DeleteTransactionalIdRequest
@@ -362,83 +374,6 @@ class TransactionCoordinator:
         )
         return dataclasses.replace(reply, enrolments=enrolments)
 
-    # --- completion -----------------------------------------------------------------------
-
-    def _completion(self, transactional_id: str) -> asyncio.Task[bool] | None:
-        """The task that completes the id's transaction if it is decided, started if need be."""
-        running = self._completions.get(transactional_id)
-        if self.machine.is_prepared(transactional_id) and (running is None or running.done()):
-            running = self._spawn(self._complete(transactional_id))
-            self._completions[transactional_id] = running
-            running.add_done_callback(lambda task: self._completion_ended(transactional_id, task))
-        return running
-
-    def _completion_ended(self, transactional_id: str, task: asyncio.Task[bool]) -> None:
-        if self._completions.get(transactional_id) is task:
-            del self._completions[transactional_id]
-
-    async def _complete(self, transactional_id: str) -> bool:
-        """Send the markers, log COMPLETE; false when a newer coordinator has taken over.
-
-        COMPLETE is not waited for: it precedes in the log whatever the next transaction logs, and
-        a lost one only makes the next coordinator repeat harmless markers.
-        """
-        epoch = self._runtime.coordinator_epoch
-
-        def is_current() -> bool:
-            is_serving = self._runtime.unavailable() is ErrorCode.NONE
-            return is_serving and self._runtime.coordinator_epoch == epoch
-
-        delivery = await self._markers.send(
-            self.machine.markers_due(transactional_id),
-            coordinator_epoch=epoch,
-            is_current=is_current,
-        )
-        attempt = 0
-        while delivery is Delivery.DONE and is_current():
-            reply = await self._runtime.execute(
-                transactional_id,
-                lambda now_ms: self.machine.decide_complete(transactional_id, now_ms),
-                is_durable_before_reply=False,
-            )
-            if reply.error is ErrorCode.NONE:
-                return True
-            await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
-            attempt += 1
-        self._left_to_successor.add(transactional_id)
-        _logger.warning("the completion of %r is left to a newer coordinator", transactional_id)
-        return False
-
-    async def _is_visible(self, completion: asyncio.Task[bool] | None) -> bool:
-        """Wait a moment for the completion; whether every marker is written."""
-        if completion is None:
-            return True
-        wait_ms = self._config.transaction_visibility_wait_ms
-        await asyncio.wait({completion}, timeout=wait_ms / 1000)
-        is_over = completion.done() and not completion.cancelled()
-        return is_over and completion.exception() is None and completion.result()
-
-    # --- producer ids ---------------------------------------------------------------------
-
-    async def _reserve_producer_ids(self) -> None:
-        """See to the next block in time; waits only when the ids at hand may not do."""
-        if not self._producer_ids.needs_block:
-            return
-        if self._reservation is None or self._reservation.done():
-            self._reservation = self._spawn(self._reserve_block())
-        if self._producer_ids.remaining < SPARE_PRODUCER_IDS:
-            await asyncio.wait({self._reservation})
-
-    async def _reserve_block(self) -> None:
-        request = AllocateProducerIdsRequest(broker_id=self.replica.broker_id)
-        reply = await self._transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self._config.internal_call_timeout_ms
-        )
-        if reply.error is ErrorCode.NONE:
-            self._producer_ids.add_block(reply.first_producer_id, reply.count)
-        else:
-            _logger.warning("no producer ids from the controller: %s", reply.error.name)
-
     # --- timers ---------------------------------------------------------------------------
 
     async def _scan_timeouts(self) -> None:
@@ -447,12 +382,10 @@ class TransactionCoordinator:
             await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
-            for transactional_id in self.machine.unfinished():
-                if transactional_id not in self._left_to_successor:
-                    self._completion(transactional_id)
+            self._completions.resume()
             for transactional_id in self.machine.expired_transactions(self._clock.now_ms()):
                 _logger.info("the transaction of %r timed out: aborting", transactional_id)
-                await self._reserve_producer_ids()
+                await self._reservation.ensure()
                 await self._abort_expired(transactional_id)
 
     async def _abort_expired(self, transactional_id: str) -> None:
@@ -460,7 +393,7 @@ class TransactionCoordinator:
             transactional_id,
             lambda now_ms: self.machine.decide_timeout(transactional_id, now_ms),
         )
-        self._completion(transactional_id)
+        self._completions.ensure(transactional_id)
 
     async def _scan_idle(self) -> None:
         """Forget ids that nobody has used for long."""

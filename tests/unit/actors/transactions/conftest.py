@@ -44,6 +44,7 @@ from oncelog.storage.model import (
 )
 
 CLUSTER_KEY = b"k" * 32
+SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
 START_MS = 1_700_000_000_000
 ResultT = TypeVar("ResultT")
 
@@ -89,6 +90,7 @@ class World:
         self.calls: list[tuple[int, str, Request[Any]]] = []
         self.actors: dict[str, Any] = {CONTROLLER_ACTOR: self.controller}
         self.leaders: dict[TopicPartition, int] = {}
+        self.leader_epochs: dict[TopicPartition, int] = {}
         self.topic_ids: dict[str, str] = {}
         self.next_producer_id = 1_000
         self.next_epoch = 5
@@ -96,6 +98,7 @@ class World:
         self.running: list[Any] = []
         for number in range(2):
             self.add_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, number))
+        self.add_partition(SHARD)
 
     # --- time and calls ---
 
@@ -146,7 +149,11 @@ class World:
         for tp, leader in sorted(self.leaders.items()):
             topics.setdefault(tp.topic, []).append(
                 PartitionMetadata(
-                    partition=tp.partition, leader=leader, leader_epoch=0, replicas=(), isr=()
+                    partition=tp.partition,
+                    leader=leader,
+                    leader_epoch=self.leader_epochs.get(tp, 0),
+                    replicas=(),
+                    isr=(),
                 )
             )
         return MetadataReply(
@@ -196,11 +203,13 @@ class World:
             clock=self,
             rng=self.rng,
             call_timeout_ms=5_000,
+            shard=SHARD,
         )
 
     def replica(self, tp: TopicPartition) -> Replica:
         async def epoch_source(_last_epoch: int) -> BecomeLeaderReply:
             self.next_epoch += 1
+            self.leader_epochs[tp] = self.next_epoch
             return BecomeLeaderReply(
                 leader_epoch=self.next_epoch,
                 topic_id=self.topic_ids.get(tp.topic, "0" * 32),
@@ -225,7 +234,7 @@ class World:
 
     async def coordinator(self, **fields: Any) -> TransactionCoordinator:
         """Start a coordinator; what stopped before it is found again in its log."""
-        replica = self.replica(TopicPartition(TRANSACTION_STATE_TOPIC, 0))
+        replica = self.replica(SHARD)
         coordinator = TransactionCoordinator(
             replica=replica, transport=self, clock=self, rng=self.rng, **fields
         )

@@ -17,8 +17,13 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
 
+SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
 FLIGHTS = [TopicPartition("flights", number) for number in range(3)]
 
 
@@ -190,19 +195,91 @@ def test_only_the_markers_that_are_missing_are_sent_again(world: Any) -> None:
     world.run(scenario)
 
 
-@pytest.mark.parametrize(
-    "error", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED]
-)
-def test_a_partition_that_saw_somebody_newer_drops_it_all(world: Any, error: ErrorCode) -> None:
+REFUSALS = [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED]
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_a_refusal_while_somebody_newer_decides_drops_it_all(world: Any, error: ErrorCode) -> None:
     async def scenario() -> None:
         for tp in FLIGHTS[:2]:
             world.add_partition(tp)
+        world.leader_epochs[SHARD] = 5
         world.answer_markers("partition:flights-0@1", error)  # The other one is unreachable.
         delivery = await world.marker_sender().send(
             [marker(7, *FLIGHTS[:2])], coordinator_epoch=4, is_current=always
         )
         assert delivery is Delivery.DROPPED
         assert world.passed_ms() < 100
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_who_is_newest_is_asked_after_the_refusal(world: Any, error: ErrorCode) -> None:
+    """1. The view learns of epoch 4. 2. A successor gets 5. 3. Its marker has ours refused."""
+
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.leader_epochs[SHARD] = 4
+        sender = world.marker_sender()
+        await sender._cluster.leader_epoch(SHARD, as_of_ms=world.now_ms())
+        world.leader_epochs[SHARD] = 5
+        world.answer_markers("partition:flights-0@1", error)
+        delivery = await sender.send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DROPPED
+
+    world.run(scenario)
+
+
+def test_the_newest_coordinator_leaves_out_a_marker_that_came_too_late(world: Any) -> None:
+    """A partition past the marker's epoch has nothing open that the marker could close."""
+
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.leader_epochs[SHARD] = 4
+        world.answer_markers("partition:flights-0@1", then=ErrorCode.INVALID_PRODUCER_EPOCH)
+        delivery = await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DONE
+        assert len(world.calls_of("write_txn_markers")) == 1
+
+    world.run(scenario)
+
+
+def test_the_newest_coordinator_that_is_called_fenced_sends_again(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.leader_epochs[SHARD] = 4
+        fenced = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        world.answer_markers("partition:flights-0@1", fenced, fenced)
+        delivery = await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DONE
+        assert len(world.calls_of("write_txn_markers")) == 3
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("error", REFUSALS)
+def test_nothing_is_left_out_while_nobody_knows_who_is_newest(world: Any, error: ErrorCode) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        sender = world.marker_sender()
+        await sender._cluster.locate(FLIGHTS[0], as_of_ms=0)
+        controller = world.actors.pop(CONTROLLER_ACTOR)
+        world.answer_markers("partition:flights-0@1", then=error)
+        sending = asyncio.ensure_future(
+            sender.send([marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always)
+        )
+        await asyncio.sleep(10)
+        assert not sending.done()
+        world.leader_epochs[SHARD] = 5
+        world.actors[CONTROLLER_ACTOR] = controller
+        assert await sending is Delivery.DROPPED
 
     world.run(scenario)
 

@@ -169,11 +169,56 @@ def test_a_coordinator_that_a_partition_refuses_leaves_the_completion(world: Any
         coordinator = await world.coordinator()
         producer_id, epoch = await begin(world, coordinator)
         world.answer_markers("partition:flights-0@1", then=ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        world.leader_epochs[coordinator.replica.topic_partition] += 1
         reply = await end(coordinator, producer_id, epoch)
         assert not reply.visible
         await asyncio.sleep(60)
         assert len(world.calls_of("write_txn_markers")) == 1
         assert state_of(coordinator) == "PrepareCommit"
+
+    world.run(scenario)
+
+
+def test_the_newest_coordinator_completes_what_a_partition_refuses_as_too_old(world: Any) -> None:
+    """1. A partition is enrolled. 2. The epoch of its producer rises there, without data of the
+    transaction. 3. The marker is refused: nothing is open there, and the id goes on."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        leader = await world.partition(FLIGHTS)
+        batch = encode_records(
+            [(None, b"value", world.now_ms(), ())],
+            producer_id=producer_id,
+            producer_epoch=epoch + 7,
+            base_sequence=0,
+        )
+        produce = ProduceRequest(topic_partition=FLIGHTS, batch=bytes(batch))
+        assert (await leader.produce(produce)).error is ErrorCode.NONE
+        reply = await end(coordinator, producer_id, epoch)
+        assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
+        assert state_of(coordinator) == "CompleteCommit"
+
+    world.run(scenario)
+
+
+def test_an_id_that_was_left_to_a_newer_coordinator_is_forgotten_once_it_is_finished(
+    world: Any,
+) -> None:
+    """1. A newer coordinator's marker is met: the id is left. 2. A client calls and the partition
+    takes the marker after all. 3. The scan remembers no id that is finished."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        world.answer_markers("partition:flights-0@1", ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+        world.leader_epochs[coordinator.replica.topic_partition] += 1
+        await end(coordinator, producer_id, epoch)
+        assert coordinator._completions._left_to_successor == {"loader"}
+        await end(coordinator, producer_id, epoch)
+        await asyncio.sleep(60)
+        assert state_of(coordinator) == "CompleteCommit"
+        assert not coordinator._completions._left_to_successor
 
     world.run(scenario)
 
