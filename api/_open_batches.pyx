@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-# cython: initializedcheck=False, binding=False, embedsignature=False
+# cython: initializedcheck=False, binding=False, embedsignature=False, auto_pickle=False
 """``open_batches`` in C: the same classes with the same meaning, described there.
 
 The interpreter's lock makes ``add`` whole: between its look at a batch and the record's place in
@@ -16,6 +16,7 @@ from cpython.bytes cimport PyBytes_AsString
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp
+from libc.time cimport time_t
 
 from oncelog.api.batch_rows import BlockRows, encode_headers
 from oncelog.api.delivery import RecordFuture
@@ -23,12 +24,23 @@ from oncelog.storage.record_block import RecordBlock
 
 cdef extern from "Python.h":
     ctypedef struct PyObject
+    ctypedef struct PyTypeObject
+    ctypedef object (*newfunc)(PyTypeObject *, object, PyObject *)
+    enum: Py_tp_new
+    void *PyType_GetSlot(PyTypeObject *, int) except NULL
     PyObject *PyDict_GetItemWithError(object, object) except? NULL
     PyObject *PyList_GetItem(object, Py_ssize_t) except NULL
     Py_ssize_t PyList_Size(object) except -1
     Py_ssize_t PyBytes_Size(object) except -1
 
-INTERFACE = 1
+cdef extern from "<time.h>":
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    enum: TIME_UTC
+    int timespec_get(timespec *, int)
+
+INTERFACE = 2
 """Changes with the classes below, so that a module built from older source is not used."""
 
 # Read here because this layer does not know the operating system.
@@ -44,8 +56,6 @@ cdef enum:
     SEED = 0x9747B28C
     MULTIPLIER = 0x5BD1E995
 
-cdef object _future_type = RecordFuture
-cdef object _new_future = RecordFuture.__new__
 cdef object _no_headers = ()
 cdef bytes _headers_of_none = b"\0"
 
@@ -99,6 +109,23 @@ cdef uint32_t _murmur2(const uint8_t *key, Py_ssize_t length) noexcept:
 def murmur2(bytes key not None):
     """Kafka's 32-bit murmur2 hash of ``key``, as an unsigned number."""
     return _murmur2(<const uint8_t *>PyBytes_AsString(key), PyBytes_Size(key))
+
+
+cdef class _Place:
+    """What the future of a record has to know, in C; no object is made for the numbers."""
+
+    cdef readonly object _delivery
+    cdef readonly int64_t _index
+    cdef readonly int64_t _timestamp_ms
+
+
+class PlacedFuture(_Place, RecordFuture):
+    """``RecordFuture`` as the compiled send path makes it."""
+
+
+cdef PyTypeObject *_future_type = <PyTypeObject *>PlacedFuture
+# What PlacedFuture.__new__ comes to, which would first make a tuple of its arguments.
+cdef newfunc _new_future = <newfunc>PyType_GetSlot(_future_type, Py_tp_new)
 
 
 cdef class OpenBatch:
@@ -209,23 +236,25 @@ cdef class OpenBatches:
     cdef readonly int64_t buffered_bytes
     cdef public bint is_accepting
     cdef readonly object lock
-    cdef object _find_topic
+    cdef dict _known_topics
     cdef object _now_ms
+    cdef bint _is_system_time
     cdef object _otherwise
     cdef int64_t _batch_bytes
     cdef int64_t _record_bytes_max
     cdef int64_t _buffer_bytes_max
 
     def __init__(
-        self, *, find_topic, now_ms, int64_t batch_bytes, int64_t record_bytes_max,
-        int64_t buffer_bytes_max,
+        self, *, dict known_topics not None, now_ms, int64_t batch_bytes, int64_t record_bytes_max,
+        int64_t buffer_bytes_max, bint is_system_time=False,
     ):
         self.topics = {}
         self.buffered_bytes = 0
         self.is_accepting = False
         self.lock = threading.Lock()
-        self._find_topic = find_topic
+        self._known_topics = known_topics
         self._now_ms = now_ms
+        self._is_system_time = is_system_time and _system_time_ms() > 0
         self._otherwise = None
         self._batch_bytes = batch_bytes
         self._record_bytes_max = record_bytes_max
@@ -251,8 +280,10 @@ cdef class OpenBatches:
         object partition,
     ):
         cdef int64_t size_bytes = RECORD_OVERHEAD_BYTES
-        cdef int64_t time_ms
+        cdef int64_t now_ms
         cdef PyObject *found
+        cdef PyObject *known
+        cdef _Place future
         cdef TopicBatches batches
         cdef OpenBatch batch
         if type(value) is bytes:
@@ -268,36 +299,35 @@ cdef class OpenBatches:
             or size_bytes > self._record_bytes_max
         ):
             return None
-        # First everything that may run Python code or the garbage collector.
-        now_ms = self._now_ms()
-        time_ms = now_ms
-        metadata = self._find_topic(topic)
-        future = _new_future(_future_type)
+        # First everything that may run Python code or the garbage collector. Looking a ``str`` up
+        # in a dict of them runs none.
+        now_ms = _system_time_ms() if self._is_system_time else self._now_ms()
+        future = <_Place>_new_future(_future_type, _no_headers, NULL)
         # From here on nothing may.
         found = PyDict_GetItemWithError(self.topics, topic)
-        if found is NULL:
+        known = PyDict_GetItemWithError(self._known_topics, topic)
+        if found is NULL or known is NULL:
             return None
         batches = <TopicBatches>found
         if (
             not self.is_accepting or self.buffered_bytes >= self._buffer_bytes_max
-            or batches.metadata is not metadata
+            or batches.metadata is not <object>known
         ):
             return None
         batch = _batch_for(batches, key, partition)
         if (
             batch is None or batch.size_bytes + size_bytes >= self._batch_bytes
-            or not batch._takes_time(time_ms)
+            or not batch._takes_time(now_ms)
         ):
             return None
-        index = batch._put(key, value, time_ms, _headers_of_none, size_bytes)
+        future._index = batch._put(key, value, now_ms, _headers_of_none, size_bytes)
         self.buffered_bytes += size_bytes
         future._delivery = batch.delivery
-        future._index = index
         future._timestamp_ms = now_ms
         return future
 
     def put(self, OpenBatch batch not None, tuple record not None, int64_t size_bytes):
-        future = _new_future(_future_type)
+        cdef _Place future = <_Place>_new_future(_future_type, _no_headers, NULL)
         future._index = batch.put(record, size_bytes)
         future._delivery = batch.delivery
         future._timestamp_ms = record[2]
@@ -312,6 +342,14 @@ cdef class OpenBatches:
 
     def hold(self, int64_t size_bytes):
         self.buffered_bytes += size_bytes
+
+
+cdef int64_t _system_time_ms() noexcept:
+    """Milliseconds since 1970, or 0 where there is no such clock."""
+    cdef timespec now
+    if timespec_get(&now, TIME_UTC) == 0:
+        return 0
+    return <int64_t>now.tv_sec * 1_000 + now.tv_nsec // 1_000_000
 
 
 cdef OpenBatch _batch_for(TopicBatches batches, object key, object partition):

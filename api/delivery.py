@@ -160,7 +160,10 @@ class RecordFuture(Future[RecordMetadata]):
     records that were appended to one partition run in its order; a failure is told at once.
     """
 
-    __slots__ = ("_delivery", "_index", "_timestamp_ms")
+    # Without slots, so that the compiled send path may keep these in C.
+    _delivery: BatchDelivery
+    _index: int
+    _timestamp_ms: int
 
     # Future's own __init__ is deliberately not called: it makes a lock per object. Whoever asks
     # for its private fields (concurrent.futures.wait does) gets them made on the spot.

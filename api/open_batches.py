@@ -27,7 +27,7 @@ from oncelog.storage.record_codec import RecordInput
 RECORD_OVERHEAD_BYTES: Final = 21
 """The most that a record's fixed fields take in a batch, header count included."""
 
-_INTERFACE: Final = 1
+_INTERFACE: Final = 2
 """That of the compiled module which goes with this one; both numbers change together."""
 
 _logger = logging.getLogger("oncelog.producer")
@@ -79,14 +79,15 @@ class TopicBatches:
 class OpenBatches:
     """The open batches of one producer, by topic.
 
-    ``is_accepting`` is false while a record may not be taken without asking why. ``find_topic``
-    gives what is known of a topic and ``now_ms`` the time, both from any thread.
+    ``is_accepting`` is false while a record may not be taken without asking why. ``known_topics``
+    is looked into and ``now_ms`` gives the time, both from any thread. With ``is_system_time``
+    that is the machine's own, which compiled code reads itself.
     """
 
     __slots__ = (
         "_batch_bytes",
         "_buffer_bytes_max",
-        "_find_topic",
+        "_known_topics",
         "_now_ms",
         "_record_bytes_max",
         "buffered_bytes",
@@ -98,17 +99,18 @@ class OpenBatches:
     def __init__(
         self,
         *,
-        find_topic: Callable[[str], TopicMetadata | None],
+        known_topics: dict[str, TopicMetadata],
         now_ms: Callable[[], int],
         batch_bytes: int,
         record_bytes_max: int,
         buffer_bytes_max: int,
+        is_system_time: bool = False,  # noqa: ARG002 - in Python ``now_ms`` is asked in any case
     ) -> None:
         self.topics: dict[str, TopicBatches] = {}
         self.buffered_bytes = 0
         self.is_accepting = False
         self.lock = threading.Lock()
-        self._find_topic = find_topic
+        self._known_topics = known_topics
         self._now_ms = now_ms
         self._batch_bytes = batch_bytes
         self._record_bytes_max = record_bytes_max
@@ -166,7 +168,7 @@ class OpenBatches:
                 batches is None
                 or not self.is_accepting
                 or self.buffered_bytes >= self._buffer_bytes_max
-                or batches.metadata is not self._find_topic(topic)
+                or batches.metadata is not self._known_topics.get(topic)
             ):
                 return None
             batch = _batch_for(batches, key, partition)

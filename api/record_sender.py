@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from random import Random
 from typing import Any
 
+from oncelog.actors.clock import SystemClock
 from oncelog.actors.protocol.messages import Reply
 from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, Accumulator, Headers, Wake
 from oncelog.api.arrow_rows import ColumnBatch
@@ -85,8 +86,9 @@ class RecordSender:
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
         self.open_batches = fastest()(
-            find_topic=router.cached_topic,
+            known_topics=router.known_topics,
             now_ms=router.clock.now_ms,
+            is_system_time=isinstance(router.clock, SystemClock),
             batch_bytes=settings.batch_size,
             record_bytes_max=settings.max_request_size,
             buffer_bytes_max=settings.buffer_memory,
@@ -154,7 +156,7 @@ class RecordSender:
         partition: int | None,
     ) -> RecordFuture | None:
         """Accept one record, its types checked; ``None`` if ``make_room`` must be awaited first."""
-        metadata = self.router.cached_topic(topic)
+        metadata = self.router.known_topics.get(topic)
         if (
             metadata is None
             or topic in INTERNAL_TOPICS
@@ -198,13 +200,13 @@ class RecordSender:
     def has_room(self, topic: str) -> bool:
         """Whether ``topic`` is known and ``buffer_memory`` not used up."""
         return (
-            self.router.cached_topic(topic) is not None
+            self.router.known_topics.get(topic) is not None
             and self._accumulator.buffered_bytes < self.settings.buffer_memory
         )
 
     def partition_count(self, topic: str) -> int:
         """How many partitions a topic has for which ``has_room`` was true."""
-        metadata = self.router.cached_topic(topic)
+        metadata = self.router.known_topics.get(topic)
         return len(metadata.partitions) if metadata is not None else 0
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:

@@ -8,7 +8,7 @@ be reached, an old hint is still used, because most actors come back under their
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,9 +79,8 @@ class Router:
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self.transport = transport
         self.clock = clock
-        self._topics: dict[str, TopicMetadata] = {}
-        self.cached_topic: Callable[[str], TopicMetadata | None] = self._topics.get
-        """What is known of a topic without asking anyone; may be called from any thread."""
+        self.known_topics: Final[dict[str, TopicMetadata]] = {}
+        """What is known of topics without asking anyone; may be looked into from any thread."""
         self._stale: set[str] = set()
         self._told_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
@@ -106,13 +105,13 @@ class Router:
         when it does not answer and something asked for is not cached.
         """
         wanted = frozenset(topics)
-        missing = wanted if refresh else wanted - (self._topics.keys() - self._stale)
+        missing = wanted if refresh else wanted - (self.known_topics.keys() - self._stale)
         due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
         missing |= {topic for topic in wanted if self._told_s.get(topic, due_s) < due_s}
         if missing or self._cluster is None:
             reply = await self._ask(missing)
             if reply.error is not ErrorCode.NONE and (
-                self._cluster is None or not wanted <= self._topics.keys()
+                self._cluster is None or not wanted <= self.known_topics.keys()
             ):
                 raise exception_for(
                     reply.error,
@@ -122,7 +121,7 @@ class Router:
                 # What was merely old serves for another while: the controller may be away for long.
                 now_s = asyncio.get_running_loop().time()
                 self._told_s |= dict.fromkeys(missing & self._told_s.keys(), now_s)
-        return {topic: self._topics[topic] for topic in wanted if topic in self._topics}
+        return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
 
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
         """Metadata of every topic, internal ones included, fresh from the controller."""
@@ -131,9 +130,9 @@ class Router:
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail)
-        self._topics.clear()
+        self.known_topics.clear()
         self._remember(reply, frozenset())
-        return dict(self._topics)
+        return dict(self.known_topics)
 
     async def partition_count(self, topic: str) -> int:
         """How many partitions ``topic`` has; ``UnknownTopicOrPartitionError`` if there is none."""
@@ -275,9 +274,9 @@ class Router:
         self._cluster = reply
         found = {topic.name: topic for topic in reply.topics}
         for name in asked - found.keys():
-            self._topics.pop(name, None)
+            self.known_topics.pop(name, None)
             self._told_s.pop(name, None)
-        self._topics.update(found)
+        self.known_topics.update(found)
         self._stale -= asked | found.keys()
         self._told_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
 
@@ -287,7 +286,7 @@ class Router:
         return self._cluster
 
     def _shard_broker(self, topic: str, shard: int) -> int:
-        metadata = self._topics.get(topic)
+        metadata = self.known_topics.get(topic)
         if metadata is not None:
             for partition in metadata.partitions:
                 if partition.partition == shard and partition.leader >= 0:

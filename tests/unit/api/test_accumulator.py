@@ -33,7 +33,7 @@ def accept() -> None:
 def new(batch_bytes: int = 100, gate: Callable[[], None] = accept) -> Accumulator:
     return Accumulator(
         open_batches=OpenBatches(
-            find_topic=lambda topic: None,
+            known_topics={},
             now_ms=lambda: 9,
             batch_bytes=batch_bytes,
             record_bytes_max=10_000,

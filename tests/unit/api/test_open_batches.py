@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +46,10 @@ def new(
     *,
     partitions: int = 3,
     batch_bytes: int = 10_000,
-    find_topic: Callable[[str], Any] = lambda topic: METADATA,
+    known_topics: dict[str, Any] | None = None,
 ) -> Any:
     batches = kind(
-        find_topic=find_topic,
+        known_topics={"t": METADATA} if known_topics is None else known_topics,
         now_ms=lambda: 1_700_000_000_000,
         batch_bytes=batch_bytes,
         record_bytes_max=2_000,
@@ -147,8 +147,8 @@ def test_whatever_needs_a_closer_look_goes_the_long_way(
 def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way(
     kind: type[OpenBatches],
 ) -> None:
-    found = [METADATA]
-    batches = new(kind, find_topic=lambda topic: found[0])
+    found: dict[str, Any] = {"t": METADATA}
+    batches = new(kind, known_topics=found)
     assert batches.add("t", b"v", None, (), None, None) is not None
     batches.is_accepting = False
     assert batches.add("t", b"v", None, (), None, None) is None
@@ -157,8 +157,34 @@ def test_a_closed_gate_a_full_buffer_and_new_metadata_stop_the_short_way(
     assert batches.add("t", b"v", None, (), None, None) is None
     batches.hold(-5_000)
     assert batches.add("t", b"v", None, (), None, None) is not None
-    found[0] = SimpleNamespace(name="t")
+    found["t"] = SimpleNamespace(name="t")
     assert batches.add("t", b"v", None, (), None, None) is None
+    del found["t"]
+    assert batches.add("t", b"v", None, (), None, None) is None
+
+
+def test_only_the_machines_own_clock_may_be_read_without_asking_it(
+    kind: type[OpenBatches],
+) -> None:
+    asked: list[str] = []
+    new_of: Any = partial(
+        kind,
+        known_topics={"t": METADATA},
+        now_ms=lambda: asked.append("asked") or 1_700_000_000_000,
+        batch_bytes=10_000,
+        record_bytes_max=2_000,
+        buffer_bytes_max=5_000,
+    )
+    for is_system_time in (False, True):
+        batches = new_of(is_system_time=is_system_time)
+        topic = batches.topics["t"] = batches.new_topic(METADATA, 1)
+        topic.sticky = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+        batches.is_accepting = True
+        future = batches.add("t", b"v", None, (), None, None)
+        topic.sticky.delivery.succeed(0, -1)
+        assert future.result(0).timestamp_ms >= 1_700_000_000_000
+        assert asked or is_system_time
+    assert len(asked) == (2 if kind is OpenBatches else 1)
 
 
 def test_the_record_that_fills_a_batch_goes_the_long_way(kind: type[OpenBatches]) -> None:
@@ -202,7 +228,7 @@ def test_send_takes_the_short_way_or_passes_all_arguments_on(kind: type[OpenBatc
 
 def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
     batches = kind(
-        find_topic=lambda topic: METADATA,
+        known_topics={"t": METADATA},
         now_ms=lambda: 1,
         batch_bytes=10**9,
         record_bytes_max=1_000,
