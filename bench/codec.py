@@ -29,7 +29,7 @@ import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from oncelog.storage import record_codec
+from oncelog.storage import checksum, record_codec
 from oncelog.storage.record_batch import check_client_batch
 from oncelog.storage.record_codec import (
     CODEC_BACKEND,
@@ -259,14 +259,16 @@ def check_same(ours: bytes, theirs: bytes | bytearray) -> None:
 
 @contextmanager
 def using(backend: str) -> Iterator[None]:
-    """Make ``record_codec`` use one of its backends."""
-    kernel = record_codec.record_kernel
+    """Make ``record_codec`` use one of its backends, with the checksum that goes with it."""
+    kernel, crc = record_codec.record_kernel, checksum.crc32c
     if backend == "python":
         record_codec.record_kernel = None  # type: ignore[assignment]
+        checksum.crc32c = crc32c.crc32c  # type: ignore[misc]
     try:
         yield
     finally:
         record_codec.record_kernel = kernel
+        checksum.crc32c = crc  # type: ignore[misc]
 
 
 def cpu_ns(action: Callable[[], object], repeats: int) -> float:

@@ -78,8 +78,17 @@ def decode_rows(
 ) -> list[RecordTuple]:
     """The records of one uncompressed block. Raises ``CorruptDataError``."""
 
-def crc32c(data: Buffer, by_tables: bool = False) -> int:
-    """CRC-32C; ``by_tables`` even where the processor has an instruction for it."""
+CRC_METHODS: tuple[str, ...]
+"""Of ``"tables"``, ``"instruction"`` and ``"folding"`` what this processor can do; fastest last."""
+
+def crc32c(data: Buffer) -> int:
+    """CRC-32C by the fastest of them; holds the interpreter's lock."""
+
+def crc32c_by(method: str, data: Buffer) -> int:
+    """The same by one of them. Raises ``ValueError`` if the processor cannot."""
+
+def crc32c_of_both(first_crc: int, second_crc: int, second_size: int) -> int:
+    """The CRC-32C of bytes and, after them, ``second_size`` others, from the CRCs of each."""
 
 def find_damage(
     data: Buffer, checksum: Callable[[Any], int], lowest_offset: int

@@ -30,8 +30,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-import crc32c as _crc32c
-
+from oncelog.storage import checksum
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -198,7 +197,7 @@ def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
     end = position + header.size_bytes
     if end > len(buffer):
         return False
-    return _crc32c.crc32c(memoryview(buffer)[position + _CHECKED_AT : end]) == header.crc
+    return checksum.crc32c(memoryview(buffer)[position + _CHECKED_AT : end]) == header.crc
 
 
 def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
@@ -219,7 +218,7 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
         return ErrorCode.CORRUPT_MESSAGE
     if size_bytes > message_max_bytes:
         return ErrorCode.MESSAGE_TOO_LARGE
-    if _crc32c.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
+    if checksum.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
         return ErrorCode.CORRUPT_MESSAGE
     if header.is_log_append_time:
         return ErrorCode.INVALID_TIMESTAMP
@@ -428,4 +427,4 @@ def reseal(
 
 
 def _write_crc(batch: WritableBuffer) -> None:
-    _CRC.pack_into(batch, _CRC_AT, _crc32c.crc32c(memoryview(batch)[_CHECKED_AT:]))
+    _CRC.pack_into(batch, _CRC_AT, checksum.crc32c(memoryview(batch)[_CHECKED_AT:]))

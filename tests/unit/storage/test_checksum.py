@@ -1,0 +1,53 @@
+"""Every way to a CRC-32C gives the library's number, at every length and alignment."""
+
+from __future__ import annotations
+
+import random
+
+import crc32c
+import pytest
+
+from oncelog.storage import checksum, scan_kernel
+
+BYTES = random.Random(1).randbytes(40_000)
+LENGTHS = (*range(700), 1_535, 1_536, 1_537, 6_143, 6_144, 6_145, 20_011, 39_900)
+
+METHODS: tuple[str, ...] = getattr(scan_kernel.kernel, "CRC_METHODS", ())
+needs_kernel = pytest.mark.skipif(not METHODS, reason="the kernel is not built, or is older")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_gives_the_number_of_the_library(method: str) -> None:
+    for length in LENGTHS:
+        data = memoryview(BYTES)[length % 67 :][:length]
+        assert scan_kernel.kernel.crc32c_by(method, data) == crc32c.crc32c(data), length
+
+
+def test_the_one_in_use_gives_the_number_of_the_library() -> None:
+    for length in LENGTHS:
+        data = memoryview(BYTES)[length % 67 :][:length]
+        assert checksum.crc32c(data) == crc32c.crc32c(data), length
+    assert checksum.crc32c(b"123456789") == 0xE3069283
+
+
+@needs_kernel
+def test_the_fastest_method_is_in_use_if_it_is_faster_than_the_library() -> None:
+    by_kernel = checksum.crc32c is scan_kernel.kernel.crc32c
+    assert by_kernel == (len(METHODS) > 1)
+
+
+@needs_kernel
+def test_a_method_that_the_processor_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no CRC by 'guessing' here, but by .*tables"):
+        scan_kernel.kernel.crc32c_by("guessing", b"")
+
+
+@needs_kernel
+@pytest.mark.parametrize("first_length", [0, 1, 40, 777])
+@pytest.mark.parametrize("second_length", [0, 1, 2, 255, 256, 4_099, 39_000])
+def test_two_crcs_make_that_of_both(first_length: int, second_length: int) -> None:
+    first, second = BYTES[:first_length], BYTES[-second_length:] if second_length else b""
+    both = scan_kernel.kernel.crc32c_of_both(
+        crc32c.crc32c(first), crc32c.crc32c(second), second_length
+    )
+    assert both == crc32c.crc32c(first + second)
