@@ -8,11 +8,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from oncelog.actors.interfaces import ResultT
 
 _logger = logging.getLogger(__name__)
+
+
+SHORT_WORK_S: Final = 0.001
+"""Work that takes less is short: the loop may stand still for it rather than wait for a thread."""
+
+SHORT_IN_A_ROW: Final = 4
+"""So many pieces of work have to be short before the next is done on the loop's own thread."""
 
 
 class ThreadBackground:
@@ -20,9 +27,15 @@ class ThreadBackground:
 
     Every sync passes here, so it is a bare queue: half the delay of an executor. Work that was
     given is run even if nobody waits for it any more.
+
+    Two switches between threads take longer than a short sync, so ``try_now`` does such work at
+    once for as long as the last ones were short. A disk that becomes slow holds up the loop once;
+    on the thread its work is timed too, and so it is seen to be quick again.
     """
 
     def __init__(self) -> None:
+        self._under_way = 0
+        self._short_count = 0
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=_work_off, args=(self._queue,), name="oncelog-disk", daemon=True
@@ -30,33 +43,60 @@ class ThreadBackground:
         self._is_started = False
         weakref.finalize(self, self._queue.put, None)
 
-    async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run ``work`` on the thread and return its result or raise its exception."""
+    def run(self, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
+        """Run ``work`` on the thread, which has it in its queue when this returns."""
         if not self._is_started:
             self._is_started = True
             self._thread.start()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ResultT] = loop.create_future()
-        self._queue.put((loop, future, work))
-        return await future
+        self._under_way += 1
+        self._queue.put((loop, self._end, future, work))
+        return future
+
+    def try_now(self, work: Callable[[], None]) -> bool:
+        """Run ``work`` at once if such work was short of late and the thread has none."""
+        if self._under_way or self._short_count < SHORT_IN_A_ROW:
+            return False
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        try:
+            work()
+        finally:
+            self._note(loop.time() - begun_s)
+        return True
+
+    def _end(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
+    ) -> None:
+        self._under_way -= 1
+        self._note(took_s)
+        settle(future, result, error)
+
+    def _note(self, took_s: float) -> None:
+        self._short_count = self._short_count + 1 if took_s < SHORT_WORK_S else 0
 
 
-_Piece: TypeAlias = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+_Ended: TypeAlias = Callable[["asyncio.Future[Any]", Any, BaseException | None, float], None]
+_Piece: TypeAlias = tuple[
+    asyncio.AbstractEventLoop, _Ended, "asyncio.Future[Any]", Callable[[], Any]
+]
 
 
 def _work_off(queue: SimpleQueue[_Piece | None]) -> None:
     while (piece := queue.get()) is not None:
-        loop, future, work = piece
+        loop, ended, future, work = piece
         result, error = None, None
+        begun_s = loop.time()
         try:
             result = work()
         except BaseException as raised:
             error = raised
         try:
-            loop.call_soon_threadsafe(settle, future, result, error)
+            loop.call_soon_threadsafe(ended, future, result, error, loop.time() - begun_s)
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
-        del piece, loop, future, work, result, error
+        del piece, loop, ended, future, work, result, error
 
 
 def settle(future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None) -> None:

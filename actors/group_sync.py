@@ -1,22 +1,48 @@
-"""Group sync: all appends that arrive while a sync runs share the next one.
+"""Group sync: all appends of one turn of the event loop, and all that come meanwhile, share a sync.
 
 The high watermark, and so every acknowledgement and every reader, covers only what is on disk; with
 ``flush="os"`` it covers what was handed to the operating system, and the sync goes on behind.
+
+A *round* takes all that is unsynced at the end of a turn, or in the middle of one once that is
+``ROUND_BYTES``: the disk then works while the loop goes on appending. Such a large round may wait
+for its turn behind another, so that the disk has work at once when that one ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import functools
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from oncelog.actors.interfaces import Background
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.replica_waiters import ReplicaWaiters
 from oncelog.storage.partition_log import PartitionLog
+from oncelog.storage.sync_point import SyncPoint
 
 UNAWAITED_SYNC_MS: Final = 20
 """How long something that nobody waits for may stay unsynced: time for others to share a sync."""
+
+ROUND_BYTES: Final = 128 * 1024
+"""With so many bytes a round begins at once: writing them takes the disk longer than to begin."""
+
+ROUNDS_MAX: Final = 2
+"""Rounds begun and not ended: one that the disk works on, and one that it finds when it is done."""
+
+
+class _Hurry(enum.IntEnum):
+    """Who waits for what is unsynced and not in a round yet."""
+
+    NONE = 0
+    """Nobody, and it may stay unsynced for a while."""
+
+    SOON = 1
+    """Nobody, but a crash of the machine would lose it."""
+
+    AWAITED = 2
+    """A caller, who is answered after the sync."""
 
 
 class GroupSync:
@@ -39,62 +65,115 @@ class GroupSync:
         self._waiters = waiters
         self._on_failure = on_failure
         self._is_offline = is_offline
-        self._synced_offset = 0
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._begun_offset = 0
+        """Everything below is durable, or in a round that has begun."""
+        self._unbegun_bytes = 0
+        self._hurry = _Hurry.NONE
+        self._rounds: set[asyncio.Future[None]] = set()
+        self._next: asyncio.Handle | None = None
+        """The end of this turn or, if nobody waits, a timer: the next round begins then."""
 
     def begin(self) -> None:
         """Take all that is in the machine for durable: its log was synced when it was opened."""
-        self._synced_offset = self._machine.log_end_offset
-        self._machine.advance_high_watermark(self._synced_offset)
+        self._begun_offset = self._machine.log_end_offset
+        self._machine.advance_high_watermark(self._begun_offset)
 
-    def request(self, log: PartitionLog, *, is_awaited: bool) -> None:
-        """Have what was appended synced soon; unless ``is_awaited``, readers need not wait."""
+    def request(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
+        """Have ``size_bytes`` that were appended synced soon.
+
+        Unless ``is_awaited``, readers need not wait.
+        """
         if not is_awaited:
             # The sync goes on behind, so that a restart has little to scan.
             self._machine.advance_high_watermark(self._machine.log_end_offset)
             self._waiters.release(self._machine.high_watermark)
-        self._begin_sync(log)
+        self._unbegun_bytes += size_bytes
+        self._hurry = max(self._hurry, _Hurry.AWAITED if is_awaited else _Hurry.SOON)
+        if self._unbegun_bytes >= ROUND_BYTES and len(self._rounds) < ROUNDS_MAX:
+            self._begin_round(log)
+        elif not self._rounds:
+            self._begin_at_end_of_turn(log)
 
-    def request_later(self, log: PartitionLog) -> None:
+    def request_later(self, log: PartitionLog, size_bytes: int) -> None:
         """Have what was appended, and nobody waits for, synced with the next append or in a while.
 
         The high watermark passes it then.
         """
-        if self._task is None and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(UNAWAITED_SYNC_MS / 1000, self._begin_sync, log)
-
-    def _begin_sync(self, log: PartitionLog) -> None:
-        self._forget_timer()
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(log))
-
-    def _forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unbegun_bytes += size_bytes
+        if not self._rounds:
+            self._begin_later(log)
 
     async def drain(self) -> None:
-        """Wait for the sync under way, if there is one; closing the log syncs what is left."""
-        self._forget_timer()
-        if self._task is not None:
-            await self._task
+        """Wait for the syncs under way, if there are any; closing the log syncs what is left."""
+        while self._rounds:
+            await asyncio.wait(self._rounds)
+        self._forget_next()
 
-    async def _run(self, log: PartitionLog) -> None:
-        """Sync until nothing is unsynced: appends made meanwhile share the next round."""
-        machine = self._machine
+    def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
+        """Begin the next round when all callers that are ready now have made their appends."""
+        if isinstance(self._next, asyncio.TimerHandle):
+            self._forget_next()
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
+
+    def _begin_later(self, log: PartitionLog) -> None:
+        """Begin the next round in a while, unless an append brings it sooner."""
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.call_later(UNAWAITED_SYNC_MS / 1000, self._end_turn, log)
+
+    def _forget_next(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _end_turn(self, log: PartitionLog) -> None:
+        self._next = None
+        if not self._rounds and not self._is_offline() and self._is_unbegun:
+            self._begin_round(log)
+
+    @property
+    def _is_unbegun(self) -> bool:
+        return self._begun_offset < self._machine.log_end_offset
+
+    def _begin_round(self, log: PartitionLog) -> None:
+        """Sync all that is unsynced now: in this very turn if that is quicker, else beside it."""
+        self._forget_next()
+        is_small = self._hurry is _Hurry.AWAITED and self._unbegun_bytes < ROUND_BYTES
+        self._unbegun_bytes, self._hurry = 0, _Hurry.NONE
         try:
-            while self._synced_offset < machine.log_end_offset:
-                point = log.sync_point()
-                await self._background.run(point.run)
-                if self._is_offline():
-                    return
-                log.mark_synced(point)
-                self._synced_offset = point.log_end_offset
-                machine.advance_high_watermark(point.log_end_offset)
-                self._waiters.release(machine.high_watermark)
+            point = log.sync_point()
+            self._begun_offset = point.log_end_offset
+            if is_small and not self._rounds and self._background.try_now(point.run):
+                self._finish(log, point)
+                return
         except OSError as error:
             self._on_failure(error)
-        finally:
-            self._task = None
+            return
+        round_ = asyncio.ensure_future(self._background.run(point.run))
+        self._rounds.add(round_)
+        round_.add_done_callback(functools.partial(self._end_round, log, point))
+
+    def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[Any]) -> None:
+        """A round has run beside the loop; appends made meanwhile share the next one."""
+        self._rounds.discard(round_)
+        if round_.cancelled() or self._is_offline():
+            return
+        try:
+            round_.result()
+            self._finish(log, point)
+        except OSError as error:
+            self._on_failure(error)
+            return
+        if self._rounds or not self._is_unbegun:
+            return
+        if self._hurry is _Hurry.NONE:
+            self._begin_later(log)
+        else:
+            self._begin_at_end_of_turn(log)
+
+    def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
+        """The point is durable: so everybody may see and believe what it covers."""
+        log.mark_synced(point)
+        self._machine.advance_high_watermark(point.log_end_offset)
+        self._waiters.release(self._machine.high_watermark)

@@ -6,7 +6,7 @@ Timers and futures are asyncio's; the simulator brings an event loop with virtua
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from oncelog.actors.protocol.messages import ReplyT, Request
@@ -38,8 +38,19 @@ class Transport(Protocol):
 class Background(Protocol):
     """Runs blocking work (``fdatasync``) beside the event loop, one piece at a time, in order."""
 
-    async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run ``work`` to its end and return its result or raise its exception."""
+    def run(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
+        """Run ``work`` to its end; what is returned gives its result or raises its exception.
+
+        ``work`` has its place in the order when this returns, or when that is first awaited.
+        """
+        ...
+
+    def try_now(self, work: Callable[[], None]) -> bool:
+        """Run ``work`` in this very turn if that takes less time than the way to ``run`` and back.
+
+        False, and nothing was done: other work is before it, or such work takes long at present.
+        Raises the exception of ``work``.
+        """
         ...
 
 

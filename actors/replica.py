@@ -356,7 +356,7 @@ class Replica:
             if log.failure is not None:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
-        self._request_sync(is_awaited=is_awaited)
+        self._request_sync(len(batch), is_awaited=is_awaited)
         return AppendOutcome(
             error=ErrorCode.NONE, base_offset=base_offset, next_offset=header.next_offset
         )
@@ -379,11 +379,11 @@ class Replica:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)
 
-    def _request_sync(self, *, is_awaited: bool) -> None:
+    def _request_sync(self, size_bytes: int, *, is_awaited: bool) -> None:
         if is_awaited:
-            self._sync.request(self.log, is_awaited=self.topic.flush != "os")
+            self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
         else:
-            self._sync.request_later(self.log)
+            self._sync.request_later(self.log, size_bytes)
 
     def _note_failed_sync(self, error: OSError) -> None:
         self._go_offline(f"cannot sync {self.config.directory}: {error}")

@@ -21,6 +21,12 @@ class ManualClock:
         return self.time_ms
 
 
+async def until_idle() -> None:
+    """Let callbacks run that are ready, and those that they make ready, a few times over."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 class JumpingLoop(asyncio.SelectorEventLoop):
     """Jumps to its next timer instead of waiting for it; also a clock, which may run ahead."""
 
@@ -52,8 +58,18 @@ class InlineBackground:
         await asyncio.sleep(0)
         return work()
 
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        return False
 
-class HeldBackground(ThreadBackground):
+
+class ThreadOnly(ThreadBackground):
+    """Does all work on its thread, however short the disk lets it be."""
+
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        return False
+
+
+class HeldBackground(ThreadOnly):
     """Works while the gate is open, and fails when the disk is broken; counts what was begun."""
 
     def __init__(self) -> None:

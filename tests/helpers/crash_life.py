@@ -49,6 +49,9 @@ class Inline:
     async def run(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        return False
+
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that never has to wait."""
@@ -114,7 +117,7 @@ class SteppedReplica(Replica):
         self.history.written = len(self.history.batches)
         return outcome
 
-    def _request_sync(self, *, is_awaited: bool) -> None:
+    def _request_sync(self, size_bytes: int, *, is_awaited: bool) -> None:
         return
 
 

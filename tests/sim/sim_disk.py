@@ -123,6 +123,10 @@ class SimBackground:
         self._begin()
         return await future
 
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        """Never at once: when a sync happens, and what happens meanwhile, is for the run to say."""
+        return False
+
     def hold(self) -> None:
         """Begin nothing from now on."""
         self.is_held = True

@@ -97,8 +97,8 @@ def _any_sequence() -> Any:
 def _no_wait_for_sync() -> Iterator[None]:
     real = GroupSync.request
 
-    def request(self: GroupSync, log: Any, *, is_awaited: bool) -> None:
-        real(self, log, is_awaited=False)
+    def request(self: GroupSync, log: Any, size_bytes: int, *, is_awaited: bool) -> None:
+        real(self, log, size_bytes, is_awaited=False)
 
     with mock.patch.object(GroupSync, "request", request):
         yield

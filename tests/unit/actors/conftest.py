@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import ManualClock
+from actor_surroundings import ManualClock, ThreadOnly
 
-from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
@@ -34,7 +33,7 @@ class LeaderHarness:
         self.topic_id = TOPIC_ID
         self.next_epoch: Callable[[int], int] = lambda last_epoch: last_epoch + 1
         self.clock = ManualClock()
-        self.background: Any = ThreadBackground()
+        self.background: Any = ThreadOnly()
         self.filesystem: Any = RealFileSystem()
         self.tp = TopicPartition("flights", 0)
         self.cluster = ClusterConfig(out_of_order_wait_ms=200)

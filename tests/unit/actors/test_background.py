@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from oncelog.actors.background import ThreadBackground
+from oncelog.actors.background import SHORT_IN_A_ROW, SHORT_WORK_S, ThreadBackground
 
 
 def test_work_runs_in_order_on_another_thread():
@@ -25,8 +25,11 @@ def test_exception_of_the_work_is_raised():
     def work():
         raise OSError(5, "the disk")
 
+    async def run():
+        await ThreadBackground().run(work)
+
     with pytest.raises(OSError, match="the disk"):
-        asyncio.run(ThreadBackground().run(work))
+        asyncio.run(run())
 
 
 def test_work_whose_caller_gave_up_is_still_done():
@@ -42,8 +45,8 @@ def test_work_whose_caller_gave_up_is_still_done():
             entered.set()
             gate.wait(10)
 
-        holding = asyncio.create_task(background.run(hold))
-        waiting = asyncio.create_task(background.run(lambda: ran.append("done")))
+        holding = background.run(hold)
+        waiting = background.run(lambda: ran.append("done"))
         await asyncio.to_thread(entered.wait, 10)
         waiting.cancel()
         gate.set()
@@ -55,8 +58,96 @@ def test_work_whose_caller_gave_up_is_still_done():
 
 
 def test_thread_ends_with_its_owner():
+    async def run(background):
+        return await background.run(threading.current_thread)
+
     background = ThreadBackground()
-    thread = asyncio.run(background.run(threading.current_thread))
+    thread = asyncio.run(run(background))
     del background
     thread.join(10)
     assert not thread.is_alive()
+
+
+class TimedWork:
+    """Work that takes as long as the test says, on a loop whose time stands still otherwise."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now_s = 0.0
+        self.threads: list[threading.Thread] = []
+        loop.time = lambda: self.now_s  # type: ignore[method-assign]
+
+    def __call__(self, took_s: float):
+        def work():
+            self.threads.append(threading.current_thread())
+            self.now_s += took_s
+
+        return work
+
+
+def on_a_timed_loop(scenario):
+    async def body():
+        background, timed = ThreadBackground(), TimedWork(asyncio.get_running_loop())
+        await scenario(background, timed)
+
+    asyncio.run(body())
+
+
+async def learn(background, timed, took_s, times=SHORT_IN_A_ROW):
+    for _ in range(times):
+        await background.run(timed(took_s))
+
+
+def test_work_is_done_at_once_when_such_work_was_short_several_times():
+    async def scenario(background, timed):
+        await learn(background, timed, SHORT_WORK_S / 2, times=SHORT_IN_A_ROW - 1)
+        assert not background.try_now(timed(0))
+        await learn(background, timed, SHORT_WORK_S / 2, times=1)
+        timed.threads.clear()
+        assert background.try_now(timed(SHORT_WORK_S / 2))
+        assert background.try_now(timed(SHORT_WORK_S / 2))
+        assert timed.threads == [threading.current_thread()] * 2
+
+    on_a_timed_loop(scenario)
+
+
+def test_one_long_piece_of_work_sends_the_next_ones_to_the_thread():
+    async def scenario(background, timed):
+        await learn(background, timed, 0)
+        assert background.try_now(timed(SHORT_WORK_S))
+        assert not background.try_now(timed(0))
+        await learn(background, timed, 0, times=SHORT_IN_A_ROW - 1)
+        assert not background.try_now(timed(0))
+        await learn(background, timed, 0, times=1)
+        assert background.try_now(timed(0))
+        await learn(background, timed, SHORT_WORK_S, times=1)
+        assert not background.try_now(timed(0))
+
+    on_a_timed_loop(scenario)
+
+
+def test_nothing_overtakes_the_work_of_the_thread():
+    async def scenario(background, timed):
+        await learn(background, timed, 0)
+        gate = threading.Event()
+        holding = background.run(lambda: gate.wait(10))
+        assert not background.try_now(timed(0))
+        gate.set()
+        await holding
+        assert background.try_now(timed(0))
+
+    on_a_timed_loop(scenario)
+
+
+def test_a_failure_at_once_is_raised_and_counts_by_its_time():
+    async def scenario(background, timed):
+        await learn(background, timed, 0)
+
+        def work():
+            timed.now_s += SHORT_WORK_S
+            raise OSError(5, "the disk")
+
+        with pytest.raises(OSError, match="the disk"):
+            background.try_now(work)
+        assert not background.try_now(timed(0))
+
+    on_a_timed_loop(scenario)

@@ -52,6 +52,9 @@ class World:
     async def run(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        return False
+
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert isinstance(request, ShutdownRequest)
         assert request.remove_data

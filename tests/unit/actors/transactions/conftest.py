@@ -78,6 +78,10 @@ class InlineBackground:
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         return work()
 
+    def try_now(self, work: Callable[[], None]) -> bool:
+        work()
+        return True
+
 
 class World:
     """The controller, a transport, and whatever actors a test puts behind it."""

@@ -1,0 +1,212 @@
+"""Which appends share a sync, where it runs, and that nothing is shown before it has returned."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from actor_surroundings import until_idle
+
+from oncelog.actors.group_sync import ROUND_BYTES
+from oncelog.storage.errors import ErrorCode
+
+
+class SteppedBackground:
+    """Does the work that it is given when it is told to; at once only ``if is_quick``."""
+
+    def __init__(self) -> None:
+        self.is_quick = False
+        self.is_broken = False
+        self.done_now = 0
+        self.given: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self.is_open = True
+
+    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.given.append((work, future))
+        if self.is_open:
+            self.step()
+        return future
+
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        if not self.is_quick:
+            return False
+        self.done_now += 1
+        if self.is_broken:
+            raise OSError(errno.EIO, "the disk is gone")
+        work()
+        return True
+
+    def step(self) -> None:
+        """Do the oldest piece of work."""
+        work, future = self.given.pop(0)
+        if self.is_broken:
+            future.set_exception(OSError(errno.EIO, "the disk is gone"))
+        else:
+            future.set_result(work())
+
+
+class Table:
+    """A leader on a background that the test steps, and the replies of its producers."""
+
+    def __init__(self, harness: Any) -> None:
+        self.harness = harness
+        self.background = harness.background = SteppedBackground()
+        self.replies: list[asyncio.Task[Any]] = []
+
+    @property
+    def replica(self) -> Any:
+        return self.harness.replica
+
+    async def produce(self, *sizes: int, **fields: Any) -> None:
+        """Producers that are ready in one turn."""
+        for size in sizes:
+            batch = self.harness.batch(b"x" * size)
+            self.replies.append(asyncio.create_task(self.harness.produce(batch, **fields)))
+        await until_idle()
+
+    async def step(self) -> None:
+        self.background.step()
+        await until_idle()
+
+    @property
+    def answered(self) -> list[ErrorCode | None]:
+        return [task.result().error if task.done() else None for task in self.replies]
+
+
+def play(harness: Any, scenario: Callable[[Table], Any]) -> None:
+    async def body() -> None:
+        table = Table(harness)
+        await harness.start()
+        table.background.is_open = False
+        try:
+            await scenario(table)
+        finally:
+            table.background.is_open = True
+            while table.background.given:
+                table.background.step()
+            await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_appends_of_one_turn_share_a_sync_and_are_answered_after_it(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        await table.produce(100, 100, 100)
+        assert len(table.background.given) == 1
+        assert table.answered == [None] * 3
+        assert table.replica.machine.high_watermark == 0
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 3
+        assert table.replica.machine.high_watermark == 3
+        assert not table.background.given
+
+    play(harness, scenario)
+
+
+def test_appends_made_during_a_sync_share_the_next_one(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        await table.produce(100)
+        await table.produce(100)
+        await table.produce(100)
+        assert len(table.background.given) == 1
+        await table.step()
+        assert table.answered == [ErrorCode.NONE, None, None]
+        assert len(table.background.given) == 1
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 3
+
+    play(harness, scenario)
+
+
+def test_many_bytes_are_handed_over_before_the_turn_ends(harness: Any) -> None:
+    """Two rounds of one turn: the disk finds the second when it is done with the first."""
+
+    async def scenario(table: Table) -> None:
+        half = ROUND_BYTES // 2
+        await table.produce(half, half, half, half, half, half, 100)
+        assert len(table.background.given) == 2
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 2 + [None] * 5
+        assert table.replica.machine.high_watermark == 2
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 4 + [None] * 3
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 7
+        assert not table.background.given
+
+    play(harness, scenario)
+
+
+def test_a_short_sync_is_done_in_the_turn_of_its_appends(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        table.background.is_quick = True
+        await table.produce(100, 100)
+        assert table.answered == [ErrorCode.NONE] * 2
+        assert (table.background.done_now, table.background.given) == (1, [])
+
+    play(harness, scenario)
+
+
+def test_a_sync_of_many_bytes_or_behind_another_is_not_done_at_once(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        table.background.is_quick = True
+        await table.produce(ROUND_BYTES)
+        await table.produce(100)
+        assert (table.background.done_now, len(table.background.given)) == (0, 1)
+        assert table.answered == [None] * 2
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 2
+        assert table.background.done_now == 1
+
+    play(harness, scenario)
+
+
+def test_what_nobody_waits_for_is_not_synced_at_once(harness: Any) -> None:
+    harness.settings = {"flush": "os"}
+
+    async def scenario(table: Table) -> None:
+        table.background.is_quick = True
+        await table.produce(100)
+        assert table.answered == [ErrorCode.NONE]
+        assert (table.background.done_now, len(table.background.given)) == (0, 1)
+
+    play(harness, scenario)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_sync_that_fails_answers_no_append_with_success(harness: Any, is_quick: bool) -> None:
+    async def scenario(table: Table) -> None:
+        table.background.is_quick = is_quick
+        table.background.is_broken = True
+        await table.produce(100, 100)
+        if not is_quick:
+            await table.step()
+        assert table.answered == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+        assert table.replica.machine.high_watermark == 0
+        assert "the disk is gone" in table.replica.failure
+        table.background.is_broken = False
+        await table.produce(100)
+        assert table.answered[2] is ErrorCode.KAFKA_STORAGE_ERROR
+        assert not table.background.given
+
+    play(harness, scenario)
+
+
+def test_a_round_behind_one_that_failed_changes_nothing(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        await table.produce(ROUND_BYTES, ROUND_BYTES)
+        assert len(table.background.given) == 2
+        table.background.is_broken = True
+        await table.step()
+        table.background.is_broken = False
+        reason = table.replica.failure
+        await table.step()
+        assert table.answered == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+        assert table.replica.machine.high_watermark == 0
+        assert table.replica.failure == reason
+
+    play(harness, scenario)
