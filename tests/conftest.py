@@ -25,7 +25,7 @@ REAL_MARKS = ("ray", "spark")
 STARTERS = frozenset({"raylet", "gcs_server", "java", "spark-submit", "spark-class"})
 """Programs that a Ray cluster or a Spark session begins with."""
 
-hypothesis.settings.register_profile("fast", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fast")
 
@@ -35,9 +35,14 @@ class RefusedError(AssertionError):
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector pass over what lives until the end: thousands of tests."""
+    """Have the garbage collector pass over what lives until the end, and come less often.
+
+    Thousands of tests and their reports live that long; to look through them again and again took
+    a third of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 # --- seeds ------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_invariants_are_asserted_where_the_page_says(invariant_rows, product):
     assert told == {
         (str(node.args[1].value), source.path.split("/")[-1].removesuffix(".py"))
         for source in product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "invariant"
@@ -123,11 +123,11 @@ def checkers_of(source) -> set[str]:
     """Checker classes, and the names under which ``LogWatch`` tells what it found."""
     return {
         node.name
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.ClassDef) and "Checker" in map(ast.unparse, node.bases)
     } | {
         str(node.args[0].value)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "_found"
@@ -141,7 +141,7 @@ def test_the_table_of_messages_has_each_request_once(documents, product):
         ast.literal_eval(statement.value)
         for source in product
         if re.fullmatch(r"actors/protocol/(\w+_)?messages\.py", source.path)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.ClassDef)
         for statement in node.body
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "method"

@@ -23,7 +23,7 @@ def test_no_function_is_longer_than_its_limit(sources):
     long = [
         f"{source.path}:{node.lineno} {node.name}: {count} lines"
         for source in sources
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (count := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
@@ -34,7 +34,7 @@ def test_no_error_is_swallowed(sources):
     wrong = [
         f"{source.path}:{node.lineno}"
         for source in sources
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if (isinstance(node, ast.ExceptHandler) and swallows(node)) or suppresses_all(node)
     ]
     assert not wrong, "\n".join(wrong)
@@ -54,8 +54,8 @@ def swallows(handler: ast.ExceptHandler) -> bool:
 def suppresses_all(node: ast.AST) -> bool:
     return (
         isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith("suppress")
         and any(isinstance(argument, ast.Name) and argument.id in BROAD for argument in node.args)
+        and ast.unparse(node.func).endswith("suppress")
     )
 
 
@@ -64,7 +64,7 @@ def test_product_code_asserts_only_what_a_type_checker_needs(product):
     wrong = [
         f"{source.path}:{node.lineno} {ast.unparse(node)}"
         for source in product
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Assert)
         and not ast.unparse(node.test).endswith(" is not None")
         and not ast.unparse(node.test).startswith("isinstance(")
@@ -90,7 +90,7 @@ def test_every_test_can_fail(sources):
         f"{source.path}:{node.lineno} {node.name}"
         for source in sources
         if source.path.startswith("tests/")
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.name.startswith("test_")
         and not re.search(r"\bassert\b|raises\(|\b(assert|check|expect|verify)_", ast.unparse(node))

@@ -53,9 +53,12 @@ def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -
 
 
 async def write(replica: Replica, count: int = 400, value_bytes: int = 1_000) -> None:
-    for number in range(count):
-        record = LogRecord(b"%d" % (number % 5), b"%d" % number + b"v" * value_bytes)
-        outcome = replica.append([record], now_ms=START_MS)
+    records = [
+        LogRecord(b"%d" % (number % 5), b"%d" % number + b"v" * value_bytes)
+        for number in range(count)
+    ]
+    for first in range(0, count, 5):
+        outcome = replica.append(records[first : first + 5], now_ms=START_MS)
     assert await replica.committed(outcome.next_offset) is ErrorCode.NONE
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from process_world import TP, VALUES, World, consumers_of, sunk
 
+from oncelog.api import process_loop
 from oncelog.api.process_messages import WorkerState
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
@@ -16,6 +17,12 @@ from oncelog.storage.exceptions import (
     TransactionAbortableError,
     UnknownTopicOrPartitionError,
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(process_loop, "RECOVERY_WAIT_S", 0.0)
+
 
 # --- the good path ----------------------------------------------------------------------------
 
