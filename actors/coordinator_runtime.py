@@ -57,6 +57,7 @@ class CoordinatorRuntime:
         self._apply = apply
         self._abandon = abandon
         self._on_failure = on_failure
+        self._told: BaseException | None = None
         self._transitions: set[asyncio.Task[Any]] = set()
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
@@ -85,14 +86,28 @@ class CoordinatorRuntime:
         false: then they are in the log, ahead of whatever this coordinator logs later. When the
         append fails the reply carries why and the machine's pending mark is taken back; the
         record may still be found by the next coordinator. A caller that is cancelled leaves the
-        transition to run to its end: what is in the log has to be applied.
+        transition to run to its end: what is in the log has to be applied. What it raises then is
+        told to ``on_failure``, as there is nobody left to raise it to.
         """
         transition = asyncio.get_running_loop().create_task(
             self._execute(key, decide, is_durable_before_reply=is_durable_before_reply)
         )
         self._transitions.add(transition)
         transition.add_done_callback(self._transitions.discard)
-        return await asyncio.shield(transition)
+        try:
+            return await asyncio.shield(transition)
+        except asyncio.CancelledError:
+            transition.add_done_callback(self._ended_alone)
+            raise
+
+    def _ended_alone(self, transition: asyncio.Task[Any]) -> None:
+        if not transition.cancelled() and (failure := transition.exception()) is not None:
+            self._tell(failure)
+
+    def _tell(self, failure: BaseException) -> None:
+        if failure is not self._told:
+            self._told = failure
+            self._on_failure(failure)
 
     async def _execute(
         self,
@@ -126,7 +141,7 @@ class CoordinatorRuntime:
                 for record in decision.records:
                     self._apply(record)
             except BaseException as failure:
-                self._on_failure(failure)
+                self._tell(failure)
                 raise
             return decision.reply
 

@@ -8,7 +8,6 @@ Source: KIP-98, "Transaction Coordinator".
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 from oncelog.actors.protocol.admin_messages import (
@@ -29,6 +28,7 @@ from oncelog.actors.protocol.transaction_log import (
     encode_key,
     encode_value,
 )
+from oncelog.actors.protocol.transaction_rest import RestingIds
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     LEGAL_PREDECESSORS,
@@ -65,7 +65,7 @@ class TransactionTable:
         self._pending: dict[str, TransactionState] = {}
         # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
         self._unsettled: dict[str, None] = {}
-        self._forgettable: dict[str, None] = {}
+        self._forgettable = RestingIds()
 
     # --- apply ------------------------------------------------------------------------------
 
@@ -88,15 +88,15 @@ class TransactionTable:
             self._classify(transactional_id, metadata)
 
     def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
-        """Keep the views: what is open or decided, and what may expire, longest at rest first."""
+        """Keep the views: what is open or decided, and what may expire."""
         self._unsettled.pop(transactional_id, None)
-        self._forgettable.pop(transactional_id, None)
+        self._forgettable.discard(transactional_id)
         if metadata is None:
             return
         if metadata.state not in AT_REST:
             self._unsettled[transactional_id] = None
         elif metadata.commit_token is None:
-            self._forgettable[transactional_id] = None
+            self._forgettable.add(transactional_id, metadata.last_update_ms)
 
     def abandon(self, transactional_id: str) -> None:
         """Take the pending mark back: the records were not committed under this coordinator."""
@@ -129,20 +129,11 @@ class TransactionTable:
         return self._unsettled_with(lambda metadata: self._is_expired(metadata, now_ms))
 
     def idle_ids(self, now_ms: int) -> tuple[str, ...]:
-        """Every id that may be forgotten: long at rest, and without a token to remember.
-
-        Reads from the one that is longest at rest to the first that is not long enough.
-        """
+        """Every id that may be forgotten: long at rest, and without a token to remember."""
         bound_ms = now_ms - self._transactional_id_expiration_ms
-        long_at_rest = itertools.takewhile(
-            lambda transactional_id: (
-                self._transactions[transactional_id].last_update_ms <= bound_ms
-            ),
-            self._forgettable,
-        )
         return tuple(
             transactional_id
-            for transactional_id in long_at_rest
+            for transactional_id in self._forgettable.until(bound_ms)
             if self._is_idle(self._transactions[transactional_id], now_ms)
         )
 

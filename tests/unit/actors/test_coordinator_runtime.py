@@ -225,6 +225,36 @@ def test_a_committed_record_that_cannot_be_applied_ends_the_process(
     play(harness, body)
 
 
+def test_a_transition_that_raises_when_its_caller_is_gone_ends_the_process(harness: Any) -> None:
+    """1. A transition waits for its turn. 2. Its caller is cancelled. 3. To decide raises."""
+
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        first = asyncio.create_task(ledger.add())
+        second = asyncio.create_task(ledger.runtime.execute("a", lambda _now_ms: 1 // 0))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        gate.set()
+        assert (await first).error is ErrorCode.NONE
+        await asyncio.gather(*ledger.runtime._transitions, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert [type(error) for error in ledger.failures] == [ZeroDivisionError]
+
+    play(harness, body)
+
+
+def test_what_a_transition_raises_to_its_caller_is_told_to_nobody_else(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await ledger.runtime.execute("a", lambda _now_ms: 1 // 0)
+        await asyncio.sleep(0)
+        assert ledger.failures == []
+
+    play(harness, body)
+
+
 def test_a_decision_without_records_is_answered_at_once(harness: Any) -> None:
     async def body(ledger: Ledger) -> None:
         refusal = Decision(reply=Reply(error=ErrorCode.PRODUCER_FENCED))

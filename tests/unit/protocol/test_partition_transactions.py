@@ -213,6 +213,21 @@ def test_ticket_stays_dead_when_the_clock_steps_back_after_an_expiry(leader: Any
     assert verdict.error is ErrorCode.INVALID_TXN_STATE
 
 
+def test_a_restart_mends_what_a_clock_that_was_ahead_has_done(leader: Any) -> None:
+    """1. A scan with the clock years ahead. 2. The clock is right: tickets are too old. 3. After
+    a restart they are judged by the clock alone, and nobody is forgotten before a day is over."""
+    ahead_ms = NOW_MS + 1_000 * PRODUCER_ID_EXPIRATION_MS
+    leader.mark(producer_id=9)
+    leader.machine.expire(NOW_MS)
+    assert leader.machine.expire(ahead_ms) == 1
+    refused = leader.send_transactional(0, ticket=leader.ticket())
+    assert refused.error is ErrorCode.INVALID_TXN_STATE
+    leader.fail_over()
+    assert leader.machine.expire(NOW_MS) == 0
+    assert leader.machine.expire(NOW_MS + PRODUCER_ID_EXPIRATION_MS - 1) == 0
+    assert leader.send_transactional(0, ticket=leader.ticket()) == ACCEPTED
+
+
 def test_transactional_sequence_one_before_zero_is_early(leader: Any) -> None:
     """1. Sequences 0 and 1 are sent. 2. 1 arrives first. 3. 0 arrives. 4. 1 is tried again."""
     ticket = leader.ticket()

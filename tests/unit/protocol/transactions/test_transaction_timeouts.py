@@ -110,7 +110,7 @@ def test_scans_read_only_what_is_unsettled_or_long_at_rest(shard: Any) -> None:
     assert set(read) == {"loader"}
     del read[:]
     assert shard.machine.idle_ids(shard.now_ms) == ()
-    assert read == ["idle-0"]
+    assert read == []
 
 
 def test_an_id_that_was_used_again_waits_behind_those_that_were_not(shard: Any) -> None:
@@ -121,6 +121,17 @@ def test_an_id_that_was_used_again_waits_behind_those_that_were_not(shard: Any) 
     week_later_ms = shard.now_ms + 604_800_000
     assert shard.machine.idle_ids(week_later_ms - 1) == ("second",)
     assert shard.machine.idle_ids(week_later_ms) == ("second", "first")
+
+
+def test_an_id_from_a_clock_that_was_ahead_keeps_no_other_from_being_forgotten(shard: Any) -> None:
+    ahead_ms = shard.now_ms + 3 * 604_800_000
+    shard.install(transactional_id="ahead", state=S.EMPTY, last_update_ms=ahead_ms)
+    shard.install(transactional_id="behind", state=S.EMPTY)
+    week_later_ms = shard.now_ms + 604_800_000
+    assert shard.machine.idle_ids(week_later_ms) == ("behind",)
+    shard.commit(shard.machine.decide_expire("behind", week_later_ms))
+    assert shard.machine.idle_ids(ahead_ms) == ()
+    assert shard.machine.idle_ids(ahead_ms + 604_800_000) == ("ahead",)
 
 
 def test_an_id_stays_usable_when_its_tombstone_cannot_be_written(shard: Any) -> None:
