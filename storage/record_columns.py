@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -50,11 +50,19 @@ from oncelog.storage.varint import encode_varlong
 
 _GROUP_BITS: Final = 7
 _GROUP: Final = 0x7F
+_GOES_ON: Final = 0x80
+_NARROW_GROUPS: Final = 4
+"""So many groups fit into 32 bits."""
+
+_RUNS_MAX: Final = 4
+"""So many runs of equally long numbers are written one by one; more are not worth it."""
 
 _INLINE_BYTES: Final = 12
 _VIEW_TYPE = np.dtype([("length", "<i4"), ("inline", f"V{_INLINE_BYTES}")])
 
 _Uint64s: TypeAlias = npt.NDArray[np.uint64]
+_Varints: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]
+"""The parts of a ``binary`` array: offsets and bytes."""
 
 
 def encode(
@@ -143,7 +151,7 @@ def _join(keys: Any | None, values: Any, suffixes: Any | None, time_deltas: Int6
     """
     count = len(values)
     fields = [_Numbers.of(time_deltas), _Numbers.range(count)]
-    sizes: Any = 1 + fields[0].sizes() + fields[1].sizes()
+    sizes: Any = 1 + fields[0].sizes + fields[1].sizes
     for column in (keys, values):
         if column is None:
             fields.append(_Numbers.constant(-1))
@@ -151,7 +159,7 @@ def _join(keys: Any | None, values: Any, suffixes: Any | None, time_deltas: Int6
             lengths = _lengths(column)
             fields.append(_Numbers.of(lengths))
             sizes = sizes + (np.maximum(lengths, 0) if column.null_count else lengths)
-        sizes = sizes + fields[-1].sizes()
+        sizes = sizes + fields[-1].sizes
     sizes = sizes + (1 if suffixes is None else _lengths(suffixes))
     if sizes.sum() > BLOCK_BYTES_MAX:
         raise ValueError(f"records of {sizes.sum()} bytes exceed {BLOCK_BYTES_MAX} bytes")
@@ -189,53 +197,48 @@ def _lengths(column: Any) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """One number per record, zig-zag, and between what they lie; None if all are the same."""
+    """One number per record, zig-zag, and between what they lie; None if all are the same.
+
+    ``sizes``: how many bytes each takes; one number if that is the same for all.
+    """
 
     zigzags: _Uint64s | None
-    low: int
     high: int
+    sizes: Int64s | int
 
     @classmethod
     def of(cls, values: Int64s) -> _Numbers:
         """These numbers, at least one."""
         zigzags = ((values << 1) ^ (values >> 63)).view(np.uint64)
         low, high = int(zigzags.min()), int(zigzags.max())
-        return cls(None if low == high else zigzags, low, high)
+        if low == high:
+            return cls(None, high, _groups(high))
+        return cls(zigzags, high, _sizes(zigzags, low, high))
 
     @classmethod
     def range(cls, count: int) -> _Numbers:
         """The numbers from 0 to ``count``, exclusive."""
-        return cls(np.arange(0, 2 * count, 2, dtype=np.uint64), 0, 2 * (count - 1))
+        zigzags = np.arange(0, 2 * count, 2, dtype=np.uint64)
+        return cls(zigzags, 2 * (count - 1), _sizes(zigzags, 0, 2 * (count - 1)))
 
     @classmethod
     def constant(cls, value: int) -> _Numbers:
         """The same number, of 32 bits, for every record."""
         zigzag = (value << 1) ^ (value >> 63)
-        return cls(None, zigzag, zigzag)
+        return cls(None, zigzag, _groups(zigzag))
 
     @property
-    def groups(self) -> int:
-        """How many bytes the longest of them takes."""
-        return max(1, -(-self.high.bit_length() // _GROUP_BITS))
-
-    def sizes(self) -> Int64s | int:
-        """How many bytes each takes; one number if that is the same for all."""
-        groups = self.groups
-        if self.zigzags is None or self.low >= 1 << _GROUP_BITS * (groups - 1):
-            return groups
-        sizes = np.ones(len(self.zigzags), dtype=np.int64)
-        for group in range(1, groups):
-            sizes += self.zigzags >= np.uint64(1 << _GROUP_BITS * group)
-        return sizes
+    def constant_bytes(self) -> bytes:
+        """What they all are, or would be if they were all the largest."""
+        return encode_varlong((self.high >> 1) ^ -(self.high & 1))
 
     def fill(
         self, grid: npt.NDArray[np.uint8], present: npt.NDArray[np.bool_], column: int
     ) -> None:
-        """Write them into ``groups`` columns from ``column`` on."""
-        groups = self.groups
+        """Write them into as many columns from ``column`` on as the longest takes."""
+        groups = _groups(self.high)
         if self.zigzags is None:
-            constant = encode_varlong((self.high >> 1) ^ -(self.high & 1))
-            grid[:, column : column + groups] = np.frombuffer(constant, np.uint8)
+            grid[:, column : column + groups] = np.frombuffer(self.constant_bytes, np.uint8)
             return
         # Half the width is nearly half the time.
         is_narrow = self.high < 1 << 32
@@ -250,26 +253,107 @@ class _Numbers:
                 rest = rest >> _GROUP_BITS
             grid[:, column + group] = byte
 
+    def fill_run(self, grid: npt.NDArray[np.uint8], column: int, first: int) -> None:
+        """Write those from ``first`` on, which take equally many bytes and are not all the same."""
+        assert self.zigzags is not None
+        groups = self.size_at(first)
+        rest: npt.NDArray[Any] = self.zigzags[first : first + len(grid)]
+        if groups <= _NARROW_GROUPS:
+            rest = rest.astype(np.uint32)
+        for group in range(groups - 1):
+            grid[:, column + group] = rest.astype(np.uint8) | _GOES_ON
+            rest = rest >> _GROUP_BITS
+        grid[:, column + groups - 1] = rest
+
+    def size_at(self, record: int) -> int:
+        """How many bytes the number of one record takes."""
+        return self.sizes if isinstance(self.sizes, int) else int(self.sizes[record])
+
+
+def _groups(zigzag: int) -> int:
+    """How many bytes a number takes."""
+    return max(1, -(-zigzag.bit_length() // _GROUP_BITS))
+
+
+def _sizes(zigzags: _Uint64s, low: int, high: int) -> Int64s | int:
+    """How many bytes each number takes; one number if that is the same for all."""
+    groups = _groups(high)
+    if low >= 1 << _GROUP_BITS * (groups - 1):
+        return groups
+    sizes = np.ones(len(zigzags), dtype=np.int64)
+    for group in range(1, groups):
+        sizes += zigzags >= np.uint64(1 << _GROUP_BITS * group)
+    return sizes
+
+
+def _run_ends(fields: Sequence[_Numbers], count: int) -> list[int] | None:
+    """Where runs of records end whose numbers take equally many bytes; None if they are many.
+
+    Offsets and times mostly rise and lengths are mostly of one size, so there are a few runs.
+    """
+    ends = {count}
+    for field in fields:
+        if not isinstance(field.sizes, int):
+            changes = np.flatnonzero(np.diff(field.sizes)) + 1
+            if len(changes) > _RUNS_MAX:
+                return None
+            ends.update(changes.tolist())
+    return sorted(ends) if len(ends) <= _RUNS_MAX else None
+
 
 def _varints(fields: Sequence[_Numbers], count: int) -> Any:
-    """A ``binary`` array: for each record its number from each of ``fields``, as varints."""
-    width = sum(field.groups for field in fields)
-    grid = np.empty((count, width), dtype=np.uint8)
+    """A ``binary`` array: for each record its number from each of ``fields``, as varints.
+
+    If all of them are the same, one scalar of that type, which a join takes as well.
+    """
+    if all(field.zigzags is None for field in fields):
+        return pa.scalar(b"".join(field.constant_bytes for field in fields), pa.binary())
+    ends = _run_ends(fields, count)
+    if ends is None:
+        offsets, data = _masked_varints(fields, count)
+    else:
+        offsets, data = _runs_of_varints(fields, ends)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], null_count=0
+    )
+
+
+def _runs_of_varints(fields: Sequence[_Numbers], ends: Sequence[int]) -> _Varints:
+    """The numbers of all records, run by run."""
+    offsets = np.empty(ends[-1] + 1, dtype=np.int32)
+    pieces: list[npt.NDArray[np.uint8]] = []
+    at = 0
+    for first, end in pairwise((0, *ends)):
+        sizes = [field.size_at(first) for field in fields]
+        row = b"".join(
+            bytes(size) if field.zigzags is not None else field.constant_bytes
+            for field, size in zip(fields, sizes, strict=True)
+        )
+        grid = np.frombuffer(bytearray(row) * (end - first), np.uint8).reshape(end - first, -1)
+        column = 0
+        for field, size in zip(fields, sizes, strict=True):
+            if field.zigzags is not None:
+                field.fill_run(grid, column, first)
+            column += size
+        pieces.append(grid.ravel())
+        next_at = at + grid.size
+        offsets[first:end] = np.arange(at, next_at, column, dtype=np.int32)
+        at = next_at
+    offsets[-1] = at
+    return offsets, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _masked_varints(fields: Sequence[_Numbers], count: int) -> _Varints:
+    """The same, whatever each takes: all as long as the longest, and then without their gaps."""
+    grid = np.empty((count, sum(_groups(field.high) for field in fields)), dtype=np.uint8)
     present = np.ones(grid.shape, dtype=np.bool_)
     column = 0
     for field in fields:
         field.fill(grid, present, column)
-        column += field.groups
-    if present.all():
-        offsets = np.arange(0, grid.size + 1, width, dtype=np.int32)
-        data = grid.ravel()
-    else:
-        offsets = np.zeros(count + 1, dtype=np.int32)
-        np.cumsum(present.sum(axis=1), out=offsets[1:])
-        data = grid[present]
-    return pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], null_count=0
-    )
+        column += _groups(field.high)
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(sum(field.sizes for field in fields), out=offsets[1:])
+    return offsets, grid.ravel()[present.ravel()]
 
 
 def decode(buffers: Sequence[Buffer]) -> Any:
