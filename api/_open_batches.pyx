@@ -10,7 +10,7 @@ other thread comes in between. Keep it so.
 import threading
 
 from cpython.bytearray cimport (
-    PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize,
+    PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize, PyByteArray_Size,
 )
 from cpython.bytes cimport PyBytes_AsString
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint32_t, uint64_t
@@ -28,6 +28,7 @@ cdef extern from "Python.h":
     ctypedef object (*newfunc)(PyTypeObject *, object, PyObject *)
     enum: Py_tp_new
     void *PyType_GetSlot(PyTypeObject *, int) except NULL
+    Py_ssize_t Py_REFCNT(PyObject *)
     PyObject *PyDict_GetItemWithError(object, object) except? NULL
     PyObject *PyList_GetItem(object, Py_ssize_t) except NULL
     Py_ssize_t PyList_Size(object) except -1
@@ -53,6 +54,8 @@ cdef enum:
     # What a record's numbers take at their longest, rounded up; its headers are counted apart.
     NUMBERS_BYTES_MAX = 48
     FIRST_CAPACITY_BYTES = 4096
+    # What a full block has beyond ``batch_bytes``: its header, and room for a last record's numbers.
+    BLOCK_SLACK_BYTES = 256
     SEED = 0x9747B28C
     MULTIPLIER = 0x5BD1E995
 
@@ -134,6 +137,7 @@ cdef class OpenBatch:
     cdef readonly int64_t size_bytes
     cdef readonly double created_s
     cdef readonly object delivery
+    cdef OpenBatches _owner
     cdef object _block
     cdef Py_ssize_t _used
     cdef Py_ssize_t _capacity
@@ -141,7 +145,8 @@ cdef class OpenBatch:
     cdef int64_t _base_timestamp_ms
     cdef int64_t _max_timestamp_ms
 
-    def __init__(self, delivery, double created_s):
+    def __init__(self, delivery, double created_s, OpenBatches owner not None):
+        self._owner = owner
         self.size_bytes = 0
         self.created_s = created_s
         self.delivery = delivery
@@ -185,9 +190,7 @@ cdef class OpenBatch:
             self._base_timestamp_ms = self._max_timestamp_ms = timestamp_ms
         size = max(key_size, 0) + max(value_size, 0) + headers_size + NUMBERS_BYTES_MAX
         if self._used + size > self._capacity:
-            size = max(self._used + size, 2 * self._capacity)
-            PyByteArray_Resize(self._block, size)
-            self._capacity = size
+            self._grow(self._used + size)
         cdef uint64_t time = zigzag(timestamp_ms - self._base_timestamp_ms)
         size = (
             1 + varint_size(time) + varint_size(zigzag(index)) + varint_size(zigzag(key_size))
@@ -212,12 +215,62 @@ cdef class OpenBatch:
         self.size_bytes += size_bytes
         return index
 
+    cdef int _grow(self, Py_ssize_t needed) except -1:
+        """Runs no Python code. A batch that outgrows its first room gets a spare block."""
+        cdef Py_ssize_t size = 2 * self._capacity, whole = self._owner._block_bytes
+        if self._capacity == FIRST_CAPACITY_BYTES and needed <= whole:
+            block = self._owner._take_spare()
+            if block is not None:
+                memcpy(PyByteArray_AsString(block), PyByteArray_AsString(self._block), self._used)
+                self._block = block
+                self._capacity = whole
+                return 0
+        if 2 * size > whole:
+            size = whole
+        size = max(size, needed)
+        PyByteArray_Resize(self._block, size)
+        self._capacity = size
+        return 0
+
     def rows(self):
         PyByteArray_Resize(self._block, self._used)
-        return BlockRows(RecordBlock(
+        rows = _Rows(self._owner, BlockRows(RecordBlock(
             self._block, self._count, self._base_timestamp_ms, self._max_timestamp_ms,
             head_room_bytes=HEADER_BYTES,
-        ))
+        )), self._block)
+        self._block = None
+        return rows
+
+
+cdef class _Rows:
+    """``BlockRows`` whose block is filled again when nobody has it any more."""
+
+    cdef OpenBatches _owner
+    cdef object _rows
+    cdef object _block
+
+    def __init__(self, OpenBatches owner not None, rows, block):
+        self._owner = owner
+        self._rows = rows
+        self._block = block
+
+    @property
+    def record_count(self):
+        return self._rows.record_count
+
+    def encode(self, **identity):
+        return self._rows.encode(**identity)
+
+    def split(self):
+        return self._rows.split()
+
+    def __dealloc__(self):
+        self._rows = None
+        if (
+            self._owner is not None and self._block is not None
+            and Py_REFCNT(<PyObject *>self._block) == 1
+        ):
+            self._owner._keep_spare(self._block)
 
 
 cdef class TopicBatches:
@@ -243,6 +296,8 @@ cdef class OpenBatches:
     cdef int64_t _batch_bytes
     cdef int64_t _record_bytes_max
     cdef int64_t _buffer_bytes_max
+    cdef Py_ssize_t _block_bytes
+    cdef list _spares
 
     def __init__(
         self, *, dict known_topics not None, now_ms, int64_t batch_bytes, int64_t record_bytes_max,
@@ -259,6 +314,8 @@ cdef class OpenBatches:
         self._batch_bytes = batch_bytes
         self._record_bytes_max = record_bytes_max
         self._buffer_bytes_max = buffer_bytes_max
+        self._block_bytes = batch_bytes + BLOCK_SLACK_BYTES
+        self._spares = []
 
     def send(
         self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None
@@ -335,13 +392,37 @@ cdef class OpenBatches:
         return future
 
     def new_batch(self, delivery, double created_s):
-        return OpenBatch(delivery, created_s)
+        return OpenBatch(delivery, created_s, self)
 
     def new_topic(self, metadata, Py_ssize_t partition_count):
         return TopicBatches(metadata, partition_count)
 
     def hold(self, int64_t size_bytes):
         self.buffered_bytes += size_bytes
+
+    # Memory that the system has just given costs more to touch than records cost to encode. So full
+    # blocks stay, as many as ``buffer_bytes_max`` leaves room for beside what is buffered, as in
+    # the ``BufferPool`` of Kafka's producer.
+
+    @property
+    def spare_blocks(self):
+        return PyList_Size(self._spares)
+
+    cdef object _take_spare(self):
+        return self._spares.pop() if self._spares else None
+
+    cdef int _keep_spare(self, object block) except -1:
+        cdef Py_ssize_t size = PyByteArray_Size(block)
+        # One that is less than half full was cut when its batch was closed.
+        if (
+            2 * size < self._block_bytes or size > self._block_bytes
+            or self.buffered_bytes + (PyList_Size(self._spares) + 1) * self._block_bytes
+            > self._buffer_bytes_max
+        ):
+            return 0
+        PyByteArray_Resize(block, self._block_bytes)
+        self._spares.append(block)
+        return 0
 
 
 cdef int64_t _system_time_ms() noexcept:

@@ -47,13 +47,14 @@ def new(
     partitions: int = 3,
     batch_bytes: int = 10_000,
     known_topics: dict[str, Any] | None = None,
+    buffer_bytes_max: int = 5_000,
 ) -> Any:
     batches = kind(
         known_topics={"t": METADATA} if known_topics is None else known_topics,
         now_ms=lambda: 1_700_000_000_000,
         batch_bytes=batch_bytes,
         record_bytes_max=2_000,
-        buffer_bytes_max=5_000,
+        buffer_bytes_max=buffer_bytes_max,
     )
     topic = batches.topics["t"] = batches.new_topic(METADATA, partitions)
     for partition in range(partitions):
@@ -224,6 +225,75 @@ def test_send_takes_the_short_way_or_passes_all_arguments_on(kind: type[OpenBatc
         send("t", b"v", b"k", ())
     with pytest.raises(TypeError):
         send("t", valeu=b"v")
+
+
+# --- blocks that are filled again -------------------------------------------------------------
+
+
+def filled(batches: Any, value: bytes, batch: Any = None) -> Any:
+    """A batch, by itself, with as many copies of ``value`` as it has room for."""
+    batch = batch or batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+    while batch.size_bytes + 21 + len(value) < 10_000:
+        batches.put(batch, (None, value, 1, ()), 21 + len(value))
+    batches.hold(-batch.size_bytes)
+    return batch
+
+
+def compiled_batches(**settings: Any) -> Any:
+    compiled = pytest.importorskip("oncelog.api._open_batches", exc_type=ImportError)
+    return new(compiled.OpenBatches, buffer_bytes_max=30_000, **settings)
+
+
+@given(sizes=st.lists(st.integers(0, 9_900), min_size=1, max_size=12))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batches_that_follow_each_other_do_not_mix(
+    backend: type[OpenBatches], sizes: list[int]
+) -> None:
+    batches = new(backend, buffer_bytes_max=30_000)
+    held = []
+    for number, size in enumerate(sizes):
+        value = b"%d" % (number % 10) * size
+        rows = filled(batches, value).rows()
+        if number % 3:
+            # The sealed batch may be the block itself; who still has it must not see it change.
+            held.append((rows.encode(**IDENTITY), value, rows.record_count))
+        del rows
+    for batch, value, count in held:
+        assert bytes(batch) == bytes(encode_records([(None, value, 1, ())] * count, **IDENTITY))
+
+
+def test_a_full_block_is_filled_again_when_nobody_has_it_any_more() -> None:
+    batches = compiled_batches()
+    first = filled(batches, b"1" * 100).rows()
+    sealed = first.encode(**IDENTITY)
+    del first
+    assert batches.spare_blocks == 0
+    rows = filled(batches, b"2" * 100).rows()
+    assert batches.spare_blocks == 0
+    del rows
+    assert batches.spare_blocks == 1
+    small = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+    batches.put(small, (None, b"3" * 100, 1, ()), 121)
+    assert batches.spare_blocks == 1
+    filled(batches, b"3" * 100, small)
+    assert batches.spare_blocks == 0
+    assert b"1" * 100 in sealed
+    assert b"2" * 100 not in sealed
+
+
+def test_blocks_are_kept_only_as_the_buffer_has_room_and_if_they_were_filled() -> None:
+    batches = compiled_batches()
+    several = [filled(batches, b"v" * 100).rows() for _ in range(5)]
+    several.append(filled(batches, b"v" * 3_000).rows())
+    batches.hold(10_000)
+    several.clear()
+    assert batches.spare_blocks == 1
+    batches.hold(-10_000)
+    small = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+    batches.put(small, (None, b"v" * 4_500, 1, ()), 4_521)
+    assert batches.spare_blocks == 0
+    small.rows()
+    assert batches.spare_blocks == 0
 
 
 def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
