@@ -204,7 +204,8 @@ class Admin:
         Of all partitions, or those led by ``broker_id``, of ``topic``, or one. Their newest record
         is older than ``older_than_ms``: by default the longest transaction timeout of the cluster
         plus five minutes. There should be none: one is a bug of a producer or of oncelog. Safe at
-        any age: what is about to end is never reported. Source: KIP-664.
+        any age: what is about to end is never reported. Whoever does not answer for a minute is
+        named by ``IncompleteSearchError``, which has what the others told. Source: KIP-664.
         """
         return self._run(
             self._admin.find_hanging_transactions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from oncelog.actors.protocol.admin_messages import TransactionDescription
@@ -12,8 +13,8 @@ from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.transaction_state import TransactionState
 from oncelog.api.cli_arguments import INT64_MAX, Commands, add_command, whole_number
 from oncelog.api.cli_connect import add_cluster_arguments, connect
-from oncelog.api.cli_output import UsageError, bytes_as_json, duration_text, say, table
-from oncelog.api.hanging import HangingTransaction
+from oncelog.api.cli_output import UsageError, bytes_as_json, duration_text, report, say, table
+from oncelog.api.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.storage.model import TopicPartition
 
 STATES: Final = tuple(
@@ -210,16 +211,20 @@ def describe_producers(args: argparse.Namespace) -> int:
 
 
 def find_hanging(args: argparse.Namespace) -> int:
-    """Show hanging transactions, and how to abort them."""
+    """Show hanging transactions, and how to abort them; status 1 if somebody did not answer."""
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
+    incomplete = None
     with connect(args) as cluster:
-        found = cluster.admin().find_hanging_transactions(
-            broker_id=args.broker,
-            topic=args.topic,
-            partition=args.partition,
-            older_than_ms=args.older_than_ms,
-        )
+        try:
+            found: Sequence[HangingTransaction] = cluster.admin().find_hanging_transactions(
+                broker_id=args.broker,
+                topic=args.topic,
+                partition=args.partition,
+                older_than_ms=args.older_than_ms,
+            )
+        except IncompleteSearchError as error:
+            incomplete, found = error, error.found
     if args.json:
         say(json.dumps([_hanging_as_json(one) for one in found], indent=2))
     elif found:
@@ -245,9 +250,9 @@ def find_hanging(args: argparse.Namespace) -> int:
             "abort one with `oncelog transactions abort --topic TOPIC --partition N "
             "--start-offset O`"
         )
-    else:
+    elif incomplete is None:
         say("no hanging transactions")
-    return 0
+    return 0 if incomplete is None else report(incomplete)
 
 
 def abort_transaction(args: argparse.Namespace) -> int:

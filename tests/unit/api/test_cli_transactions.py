@@ -11,7 +11,7 @@ from oncelog.actors.protocol.admin_messages import TransactionDescription, Trans
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.api import cli, cli_transactions
 from oncelog.api.cli_output import duration_text
-from oncelog.api.hanging import HangingTransaction
+from oncelog.api.hanging import HangingTransaction, IncompleteSearchError
 from oncelog.storage.exceptions import InvalidTxnStateError, TransactionalIdNotFoundError
 from oncelog.storage.model import TopicPartition
 
@@ -173,6 +173,20 @@ def test_hanging_transactions_are_shown_with_what_aborts_them(cluster, capsys):
     cluster.hanging = []
     assert run("find-hanging") == 0
     assert capsys.readouterr().out == "no hanging transactions\n"
+
+
+@pytest.mark.parametrize("found", [[], [HANGING]])
+def test_what_was_found_is_shown_though_somebody_did_not_answer(cluster, capsys, found):
+    cluster.failure = IncompleteSearchError(
+        "no answer from flights-3 (REQUEST_TIMED_OUT); ask again later", found=found
+    )
+    assert run("find-hanging") == 1
+    out, err = capsys.readouterr()
+    assert ("1007" in out) == bool(found)
+    assert "no hanging transactions" not in out
+    assert "no answer from flights-3" in err
+    assert run("find-hanging", "--json") == 1
+    assert [one["start_offset"] for one in json.loads(capsys.readouterr().out)] == [42] * len(found)
 
 
 def test_an_abort_goes_by_id_or_by_place(cluster, capsys):

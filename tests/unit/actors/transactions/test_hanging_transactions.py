@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,10 +22,16 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.api.admin_calls import AdminCalls
 from oncelog.api.async_admin import AsyncAdmin
-from oncelog.api.hanging import HangingTransaction, abort_hanging, find_hanging
+from oncelog.api.hanging import (
+    HangingTransaction,
+    IncompleteSearchError,
+    Unanswered,
+    abort_hanging,
+    find_hanging,
+)
 from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import InvalidTxnStateError
+from oncelog.storage.exceptions import InvalidTxnStateError, OncelogError
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from oncelog.storage.record_codec import encode_records
 
@@ -312,3 +319,77 @@ def test_a_marker_that_comes_late_cannot_close_the_transaction_after(operate: An
         assert (left.producer_epoch, left.current_txn_first_offset) == (4, 2)
 
     operate(scenario)
+
+
+# --- who does not answer ----------------------------------------------------------------------
+
+
+def test_what_answers_is_reported_and_who_does_not_is_named(operate: Any) -> None:
+    async def scenario(operator: Operator) -> None:
+        await operator.write(FLIGHTS, NOBODY, 0)
+        await operator.write(DELAYS, NOBODY, 0)
+        del operator.world.actors[f"partition:{DELAYS}@1"]
+        with pytest.raises(
+            IncompleteSearchError, match=r"no answer from delays-0 \(.+\)"
+        ) as raised:
+            await operator.find()
+        assert [one.topic_partition for one in raised.value.found] == [FLIGHTS]
+        assert [one.topic_partition for one in raised.value.unanswered] == [DELAYS]
+
+    operate(scenario)
+
+
+def test_without_its_coordinator_no_transaction_is_called_hanging(operate: Any) -> None:
+    async def scenario(operator: Operator) -> None:
+        await operator.write(FLIGHTS, NOBODY, 0)
+        del operator.world.actors["transaction:0@1"]
+        with pytest.raises(IncompleteSearchError) as raised:
+            await operator.find()
+        assert raised.value.found == ()
+        assert [str(one.topic_partition) for one in raised.value.unanswered] == [
+            f"{TRANSACTION_STATE_TOPIC}-0"
+        ]
+
+    operate(scenario)
+
+
+def test_a_leader_that_leaves_in_between_is_named(operate: Any) -> None:
+    """1. It tells of an open transaction. 2. It leaves. 3. Nobody knows if that is still open."""
+
+    async def scenario(operator: Operator) -> None:
+        await operator.write(FLIGHTS, NOBODY, 0)
+        coordinator = operator.coordinator
+
+        class Leaving:
+            async def describe_transactions(self, request: Any) -> Any:
+                operator.world.actors.pop(f"partition:{FLIGHTS}@1", None)
+                return await coordinator.describe_transactions(request)
+
+        operator.world.actors["transaction:0@1"] = Leaving()
+        with pytest.raises(IncompleteSearchError) as raised:
+            await operator.find()
+        assert raised.value.found == ()
+        assert [one.topic_partition for one in raised.value.unanswered] == [FLIGHTS]
+
+    operate(scenario)
+
+
+def test_nothing_is_aborted_while_somebody_does_not_answer(operate: Any) -> None:
+    async def scenario(operator: Operator) -> None:
+        await operator.write(FLIGHTS, NOBODY, 0)
+        del operator.world.actors["transaction:0@1"]
+        with pytest.raises(OncelogError):
+            await abort_hanging(operator.calls, FLIGHTS, start_offset=0)
+        assert operator.stable(FLIGHTS) == 0
+
+    operate(scenario)
+
+
+def test_an_incomplete_search_travels_between_processes() -> None:
+    error = IncompleteSearchError(
+        "no answer from flights-0",
+        unanswered=(Unanswered(topic_partition=FLIGHTS, error=ErrorCode.REQUEST_TIMED_OUT),),
+    )
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied)) == (IncompleteSearchError, "no answer from flights-0")
+    assert (copied.found, copied.unanswered) == (error.found, error.unanswered)
