@@ -8,7 +8,7 @@ from oncelog.actors.assembly import ControllerServer
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch import RayLauncher, launch_actor
-from oncelog.actors.processes import ReplicaProcess, actor_class, production
+from oncelog.actors.processes import ReplicaProcess, actor_class, make_listener, production
 
 
 @actor_class
@@ -22,6 +22,7 @@ class ControllerProcess(ControllerServer, ReplicaProcess):
             launcher=RayLauncher(data_dir=config.data_dir, config=config.cluster),
             token_bytes=secrets.token_bytes,
         )
+        self.listener = make_listener(self)
 
 
 def launch_controller(config: ReplicaConfig) -> None:

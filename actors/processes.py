@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import ray
 
+from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.assembly import (
     GroupCoordinatorServer,
     PartitionServer,
@@ -27,8 +28,10 @@ from oncelog.actors.assembly import (
 from oncelog.actors.background import ThreadBackground
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.listener import TOKEN_BYTES, Listener, ListenerAddress
+from oncelog.actors.message_codec import decode_request, encode
 from oncelog.actors.process_metrics import RayMetrics
-from oncelog.actors.ray_transport import RayTransport, pack, unpack
+from oncelog.actors.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import RealFileSystem
 
@@ -53,15 +56,16 @@ class Health:
 
 
 def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``method`` for requests as the transport packs them, and plain ones; bugs end the process."""
+    """``method`` for requests, also encoded ones and their replies; bugs end the process."""
+    name = method.__name__
 
     @functools.wraps(method)
     async def guarded(server: Any, *arguments: Any, **keywords: Any) -> Any:
-        is_packed = len(arguments) == 1 and isinstance(arguments[0], bytes)
+        is_encoded = len(arguments) == 1 and isinstance(arguments[0], bytes)
         try:
-            if is_packed:
-                server.answered_calls += 1
-                return pack(await method(server, unpack(arguments[0])))
+            if is_encoded:
+                server.listener.answered_calls += 1
+                return encode(await method(server, decode_request(name, arguments[0])))
             return await method(server, *arguments, **keywords)
         except InvariantViolation as error:
             die_of_bug(error)
@@ -84,6 +88,13 @@ def actor_class(kind: _ClassT) -> _ClassT:
     return kind
 
 
+def make_listener(server: object) -> Listener:
+    """What takes the calls of ``server`` over connections, on the address Ray has of this node."""
+    return Listener(
+        server, host=ray.util.get_node_ip_address(), token=secrets.token_bytes(TOKEN_BYTES)
+    )
+
+
 def production() -> Surroundings:
     """The surroundings of a Ray actor; also sets up its log of messages."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -91,7 +102,7 @@ def production() -> Surroundings:
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         background=ThreadBackground(),
-        transport=RayTransport(),
+        transport=ActorTransport(RayTransport()),
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
@@ -103,7 +114,11 @@ def production() -> Surroundings:
 class ReplicaProcess(ReplicaServer):
     """What every actor that holds a log has besides its server."""
 
-    answered_calls = 0
+    listener: Listener
+
+    async def listener_address(self) -> ListenerAddress:
+        """Where this process takes calls over connections; see ``listener.py``."""
+        return await self.listener.address()
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
@@ -112,7 +127,7 @@ class ReplicaProcess(ReplicaServer):
             process_id=os.getpid(),
             is_serving=self.replica.availability() is ErrorCode.NONE,
             detail=self.failure or self.replica.failure or "",
-            answered_calls=self.answered_calls,
+            answered_calls=self.listener.answered_calls,
         )
 
 
@@ -122,6 +137,7 @@ class PartitionProcess(PartitionServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production())
+        self.listener = make_listener(self)
 
 
 @actor_class
@@ -130,6 +146,7 @@ class TransactionCoordinatorProcess(TransactionCoordinatorServer, ReplicaProcess
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production())
+        self.listener = make_listener(self)
 
 
 @actor_class
@@ -138,3 +155,4 @@ class GroupCoordinatorProcess(GroupCoordinatorServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production())
+        self.listener = make_listener(self)

@@ -1,7 +1,8 @@
-"""Calls between Ray actors by name, with deadlines; Ray's failures become retriable codes.
+"""Calls of Ray actors by name, with deadlines; Ray's failures become retriable codes.
 
-The only file that submits calls. A failed call may have run, and one given up on may still run:
-every request is made so that neither matters.
+The only file that submits calls to Ray: for actors that do not listen themselves, for where the
+others listen, and for those that cannot be connected (``actor_transport.py``). A failed call may
+have run, and one given up on may still run: every request is made so that neither matters.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
-import pickle
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import ray
 from ray.exceptions import (
@@ -24,24 +25,20 @@ from ray.exceptions import (
 
 from oncelog.actors.background import settle
 from oncelog.actors.interfaces import NAMESPACE, ResultT
+from oncelog.actors.listener import ListenerAddress
+from oncelog.actors.message_codec import answers_on_connections, decode_reply, encode
 from oncelog.actors.protocol.messages import ReplyT, Request
 from oncelog.storage.errors import ErrorCode
 
 _logger = logging.getLogger(__name__)
 
 
-def pack(message: object) -> bytes:
-    """``message`` as the bytes that travel.
+@dataclass(frozen=True, slots=True)
+class RayFailure:
+    """Why there is no answer."""
 
-    Ray hands bytes through as they are; an object costs each side of a call a pass of its own
-    serializer, under the lock of the interpreter, which is more than all else the call does.
-    """
-    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def unpack(packed: bytes) -> Any:
-    """What ``pack`` packed. Both ends are processes of one cluster, which runs our code anyway."""
-    return pickle.loads(packed)  # noqa: S301 - Ray itself would do the same
+    error: ErrorCode
+    detail: str = ""
 
 
 class RayTransport:
@@ -49,37 +46,53 @@ class RayTransport:
 
     def __init__(self, namespace: str = NAMESPACE) -> None:
         self._namespace = namespace
-        self._methods: dict[str, dict[str, Any]] = {}
+        self._handles: dict[str, Any] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+        is_encoded = answers_on_connections(request)
+        argument = encode(request) if is_encoded else request
+        answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
+        if isinstance(answer, RayFailure):
+            return request.failed(answer.error, answer.detail)
+        reply: Any = decode_reply(request.method, answer) if is_encoded else answer
+        return cast("ReplyT", reply)
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        """Where ``actor`` listens; see ``RayCalls.listener_of``."""
+        answer = await self._submit(actor, "listener_address", timeout_ms=timeout_ms)
+        if not isinstance(answer, RayFailure):
+            address: ListenerAddress = answer
+            return address
+        # An actor that fails at it, or is none of ours, may still answer calls.
+        return None if answer.error is ErrorCode.UNKNOWN_SERVER_ERROR else answer.error
+
+    async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
+        """What ``method`` of ``actor`` returns, or a ``RayFailure``."""
         try:
-            method = self._methods.get(actor, {}).get(request.method)
-            if method is None:
+            handle = self._handles.get(actor)
+            if handle is None:
                 handle = await asyncio.to_thread(ray.get_actor, actor, self._namespace)
-                method = getattr(handle, request.method, None)
-                if method is None:
-                    # Another program's actor has the name.
-                    return request.failed(
-                        ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {request.method!r}"
-                    )
-                self._methods.setdefault(actor, {})[request.method] = method
-            answer = await _within(timeout_ms, method.remote(pack(request)).future())
+                self._handles[actor] = handle
+            remote = getattr(handle, method, None)
+            if remote is None:
+                # Another program's actor has the name.
+                return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
+            answer = await _within(timeout_ms, remote.remote(*arguments).future())
         except ActorUnavailableError:
-            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except (ActorDiedError, RayActorError, ValueError):
             # The name is free, or belongs to a new actor: look it up again next time.
-            self._methods.pop(actor, None)
-            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+            self._handles.pop(actor, None)
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except RayTaskError as error:
-            _logger.exception("%s.%s raised", actor, request.method)
-            return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
+            _logger.exception("%s.%s raised", actor, method)
+            return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except RayError as error:
-            return request.failed(ErrorCode.NETWORK_EXCEPTION, str(error))
-        if answer is None:
-            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        reply: ReplyT = unpack(answer) if isinstance(answer, bytes) else answer
-        return reply
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION, str(error))
+        return RayFailure(ErrorCode.REQUEST_TIMED_OUT) if answer is None else answer
 
 
 async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -> ResultT | None:

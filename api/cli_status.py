@@ -131,12 +131,13 @@ def status(args: argparse.Namespace) -> int:
             f"the Ray cluster at {connection.ray_address()} runs no oncelog",
             f"start it there with `oncelog start --address {connection.ray_address()}`",
         )
+    from oncelog.actors.actor_transport import ActorTransport
     from oncelog.actors.ray_transport import RayTransport
     from oncelog.storage.record_codec import CODEC_BACKEND
 
     seen = asyncio.run(
         collect(
-            RayTransport(),
+            ActorTransport(RayTransport()),
             address=connection.ray_address(),
             dashboard_url=connection.dashboard_url(),
             codec=CODEC_BACKEND,

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import ray
 
+from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
@@ -116,7 +117,7 @@ class Cluster(ProcessBound):
     def __init__(self) -> None:
         self._loop_thread = LoopThread()
         connection.refuse_after_fork(self._loop_thread)
-        self._transport = RayTransport()
+        self._transport = ActorTransport(RayTransport())
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock)

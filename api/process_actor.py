@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import ray
 
+from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.clock import SystemClock
-from oncelog.actors.interfaces import NAMESPACE
+from oncelog.actors.interfaces import NAMESPACE, Transport
 from oncelog.actors.launch import end_actors
 from oncelog.actors.ray_transport import RayTransport
 from oncelog.api.config import ConsumerSettings, ProducerSettings
@@ -50,7 +51,7 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     """Make the clients of a worker inside its actor, on an event loop of their own."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
-    router = Router(RayTransport(), SystemClock())
+    router = Router(ActorTransport(RayTransport()), SystemClock())
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance),
@@ -62,7 +63,7 @@ def launch_job(
     configs: Sequence[ProcessConfig],
     *,
     router: Router,
-    transport: RayTransport,
+    transport: Transport,
     loop_thread: LoopThread,
     chance: random.Random,
 ) -> ProcessJob:

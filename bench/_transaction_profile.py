@@ -18,6 +18,7 @@ from _local_cluster import LocalCluster, TimedTransport, timed_producer
 from _measure import Report, scratch
 
 import oncelog
+from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.ray_transport import RayTransport
 from oncelog.api.producer import AsyncProducer
 
@@ -38,7 +39,7 @@ async def _transactions_ms(producer: AsyncProducer) -> float:
 
 
 async def _on_ray() -> tuple[TimedTransport, float]:
-    transport = TimedTransport(RayTransport())
+    transport = TimedTransport(ActorTransport(RayTransport()))
     async with timed_producer(transport, "profile", random.Random(1)) as producer:
         await producer.init_transactions()
         await _transactions_ms(producer)

@@ -1,0 +1,137 @@
+"""``Transport`` to actors: Ray finds them, connections of our own carry the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+from oncelog.actors.connection import Connection, connect
+from oncelog.actors.interfaces import Transport
+from oncelog.actors.listener import ListenerAddress
+from oncelog.actors.message_codec import answers_on_connections
+from oncelog.actors.protocol.messages import ReplyT, Request
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS: Final = 10_000
+FAILURES_BEFORE_RAY: Final = 2
+"""One may be of a process that dies in between; at the second, in a row, Ray carries the calls."""
+
+UNREACHABLE_RETRY_S: Final = 30.0
+"""How long an actor that Ray reaches and a connection does not is called through Ray."""
+
+
+class RayCalls(Transport, Protocol):
+    """What Ray is asked for: where actors listen, and calls to those that cannot be connected."""
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        """Where ``actor`` listens; ``None`` if it does not; or why Ray does not know."""
+        ...
+
+
+class ActorTransport:
+    """Calls actors by name over one connection each and event loop, made at the first call.
+
+    A connection ends with its actor's process, and then all its calls at once. The next call asks
+    Ray where the actor listens now. Where no connection can be made, calls go through Ray.
+    """
+
+    def __init__(self, ray_calls: RayCalls) -> None:
+        self._ray_calls = ray_calls
+        self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+        if not answers_on_connections(request):
+            return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
+        loop = asyncio.get_running_loop()
+        connections = self._of_loop.get(loop)
+        if connections is None:
+            connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
+            connections.keeper = loop.create_task(self._close_at_end(loop, connections))
+        connection = connections.usable(actor)
+        if connection is None:
+            deadline = loop.time() + timeout_ms / 1000
+            made = await connections.make(actor, timeout_ms=timeout_ms)
+            timeout_ms = int(1000 * (deadline - loop.time()))
+            if made is None:
+                return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
+            if isinstance(made, ErrorCode):
+                return request.failed(made)
+            connection = made
+        return await connection.call(request, timeout_ms=timeout_ms)
+
+    async def _close_at_end(
+        self, loop: asyncio.AbstractEventLoop, connections: _LoopConnections
+    ) -> None:
+        """Wait until the loop ends, which cancels its tasks, and close what was opened on it."""
+        try:
+            await loop.create_future()
+        finally:
+            del self._of_loop[loop]
+            connections.close()
+
+
+class _LoopConnections:
+    """The connections of one event loop."""
+
+    def __init__(self, ray_calls: RayCalls) -> None:
+        self.keeper: asyncio.Task[None] | None = None
+        self._ray_calls = ray_calls
+        self._connections: dict[str, Connection] = {}
+        self._making: dict[str, asyncio.Task[Connection | ErrorCode | None]] = {}
+        self._failures: dict[str, int] = {}
+        self._without_until: dict[str, float] = {}
+
+    def usable(self, actor: str) -> Connection | None:
+        """The connection to ``actor``, if there is one to make calls on."""
+        connection = self._connections.get(actor)
+        return connection if connection is not None and connection.is_usable else None
+
+    async def make(self, actor: str, *, timeout_ms: int) -> Connection | ErrorCode | None:
+        """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
+        if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
+            return None
+        making = self._making.get(actor)
+        if making is None:
+            making = asyncio.ensure_future(self._make(actor))
+            self._making[actor] = making
+        done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
+        return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in self._connections.values():
+            connection.close()
+
+    async def _make(self, actor: str) -> Connection | ErrorCode | None:
+        try:
+            address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
+            if not isinstance(address, ListenerAddress):
+                return address
+            connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
+            if connection is None:
+                return self._failed(actor, address)
+            self._connections[actor] = connection
+            self._failures.pop(actor, None)
+            return connection
+        finally:
+            del self._making[actor]
+
+    def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
+        """Ray reached the actor, we did not: it has just died, or there is no way to it."""
+        failures = self._failures[actor] = self._failures.get(actor, 0) + 1
+        if failures < FAILURES_BEFORE_RAY:
+            return ErrorCode.NETWORK_EXCEPTION
+        _logger.warning(
+            "%s cannot be connected at %s:%d: it is called through Ray, which is slower",
+            actor,
+            address.host,
+            address.port,
+        )
+        self._without_until[actor] = asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S
+        return None

@@ -1,0 +1,154 @@
+"""Frames: how messages follow each other on a connection between two processes of the cluster.
+
+======  ====  =================================================================
+offset  size  field (big-endian)
+======  ====  =================================================================
+0       4     length of what follows, at most ``FRAME_MAX_BYTES``
+4       8     correlation id: which request a reply belongs to
+12      1     request: length of the method's name; reply: its ``Outcome``
+13      ...   request: method (ASCII), then the message; reply: the message
+======  ====  =================================================================
+
+The first frame of a connection is the caller's token, as the message of method ``hello``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from typing import Final, cast
+
+FRAME_MAX_BYTES: Final = 256 * 1_048_576
+"""Far above the largest message, so that a length beyond it is no frame of ours."""
+
+HELLO: Final = "hello"
+
+_READ_BYTES: Final = 65_536
+_JOIN_MAX_BYTES: Final = 16_384
+_LENGTH = struct.Struct(">I")
+_HEAD = struct.Struct(">IQB")
+_BODY_HEAD = struct.Struct(">QB")
+
+
+class Outcome(enum.IntEnum):
+    """What the body of a reply frame is."""
+
+    REPLY = 0
+    """The reply message."""
+
+    FAILED = 1
+    """UTF-8 text: the method raised."""
+
+    REFUSED = 2
+    """UTF-8 text: there is no such method, or the request is not one."""
+
+
+class FramedProtocol(asyncio.BufferedProtocol):
+    """Cuts what comes in into frames and gathers what goes out; ``received`` is the subclass's.
+
+    Small frames that are sent in one turn of the loop leave in one write. A frame is handed to
+    ``received`` as a view that is valid during that call only.
+    """
+
+    def __init__(self, *, frame_max_bytes: int = FRAME_MAX_BYTES) -> None:
+        self.frame_max_bytes = frame_max_bytes
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self._buffer = bytearray(_READ_BYTES)
+        self._start = 0
+        self._end = 0
+        self._large: bytearray | None = None
+        self._large_filled = 0
+        self._outgoing: list[bytes] = []
+
+    def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
+        """Take one frame: its correlation id, byte 12, and what follows."""
+        raise NotImplementedError
+
+    # --- what goes out --------------------------------------------------------------------
+
+    def send(self, correlation_id: int, kind: int, *parts: bytes) -> None:
+        """Send one frame soon. Lost, like the connection, if that is closing."""
+        length = _BODY_HEAD.size + sum(map(len, parts))
+        head = _HEAD.pack(length, correlation_id, kind)
+        if not self._outgoing:
+            self.loop.call_soon(self._flush)
+        self._outgoing.append(head)
+        self._outgoing.extend(parts)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        small: list[bytes] = []
+        for part in outgoing:
+            if len(part) <= _JOIN_MAX_BYTES:
+                small.append(part)
+                continue
+            if small:
+                transport.write(b"".join(small))
+                small = []
+            transport.write(part)
+        if small:
+            transport.write(b"".join(small))
+
+    # --- what comes in --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember what to write to."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def close(self) -> None:
+        """Close the connection at once; what was not sent yet is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go: behind those of a frame that is not whole yet."""
+        if self._large is not None:
+            return memoryview(self._large)[self._large_filled :]
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Cut the frames out of what has come."""
+        if self._large is None:
+            self._end += nbytes
+            self._cut_frames()
+            return
+        self._large_filled += nbytes
+        if self._large_filled == len(self._large):
+            frame, self._large = memoryview(self._large), None
+            self._hand_over(frame)
+
+    def _cut_frames(self) -> None:
+        view = memoryview(self._buffer)
+        while self._end - self._start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+            if not _BODY_HEAD.size <= length <= self.frame_max_bytes:
+                self.close()
+                return
+            begin = self._start + _LENGTH.size
+            if length > _READ_BYTES - _LENGTH.size:
+                self._begin_large(length, view[begin : self._end])
+                return
+            if self._end - begin < length:
+                break
+            self._start = begin + length
+            self._hand_over(view[begin : begin + length])
+        rest = self._end - self._start
+        if rest and self._start:
+            view[:rest] = bytes(view[self._start : self._end])
+        self._start, self._end = 0, rest
+
+    def _begin_large(self, length: int, known: memoryview) -> None:
+        """Read the rest of a frame that is longer than the buffer into a buffer of its own."""
+        self._large = bytearray(length)
+        self._large_filled = len(known)
+        self._large[: len(known)] = known
+        self._start = self._end = 0
+
+    def _hand_over(self, frame: memoryview) -> None:
+        correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+        self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
