@@ -32,11 +32,15 @@ class Connection(FramedProtocol):
 
     async def call(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
+        try:
+            message = message_codec.encode(request)
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[Any] = self.loop.create_future()
         self._pending[correlation_id] = (request, answer)
         method = request.method.encode("ascii")
-        self.send(correlation_id, len(method), method, message_codec.encode(request))
+        self.send(correlation_id, len(method), method, message)
         began = self.loop.time()
         timer = self.loop.call_later(timeout_ms / 1000, _settle, answer, None)
         try:

@@ -18,6 +18,7 @@ from oncelog.actors.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcom
 _logger = logging.getLogger(__name__)
 
 TOKEN_BYTES: Final = 32
+FIRST_FRAME_TIMEOUT_S: Final = 10.0
 _FIRST_FRAME_MAX_BYTES: Final = 1_024
 
 
@@ -68,7 +69,7 @@ class Listener:
     def begin(self, caller: _Caller, correlation_id: int, method: str, body: memoryview) -> None:
         """Answer one request in a task of its own."""
         if method not in message_codec.REQUESTS:
-            self._refuse(caller, correlation_id, f"no actor has a method {method!r}")
+            self._refuse(caller, correlation_id, f"no request has the method {method!r}")
             return
         try:
             request = message_codec.decode_request(method, body)
@@ -88,12 +89,12 @@ class Listener:
     ) -> None:
         self.answered_calls += 1
         try:
-            reply = await method(request)
+            reply = message_codec.encode(await method(request))
         except Exception as error:
             _logger.exception("%r.%s raised", self.server, method.__name__)
             caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
             return
-        caller.send(correlation_id, Outcome.REPLY, message_codec.encode(reply))
+        caller.send(correlation_id, Outcome.REPLY, reply)
 
     def _refuse(self, caller: _Caller, correlation_id: int, reason: str) -> None:
         _logger.warning("%r refused a call: %s", self.server, reason)
@@ -107,6 +108,11 @@ class _Caller(FramedProtocol):
         super().__init__(frame_max_bytes=_FIRST_FRAME_MAX_BYTES)
         self._listener = listener
         self._is_trusted = False
+        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """What it asked for goes on: a caller may also have given up only on the answer."""
+        self._patience.cancel()
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
         """A request; ``kind`` is the length of its method's name."""
@@ -116,6 +122,7 @@ class _Caller(FramedProtocol):
             self._listener.begin(self, correlation_id, method, message)
         elif method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
+            self._patience.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
             self.send(correlation_id, Outcome.REPLY)
         else:

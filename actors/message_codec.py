@@ -41,8 +41,11 @@ def answers_on_connections(request: Request[Any]) -> bool:
 
 
 def encode(message: Request[Any] | Reply) -> bytes:
-    """``message`` as bytes."""
-    return _encoder.encode(message)
+    """``message`` as bytes; ``ValueError`` if a value is not of its type or beyond 64 bits."""
+    try:
+        return _encoder.encode(message)
+    except (OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"{type(message).__name__} cannot be sent: {error}") from error
 
 
 def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:

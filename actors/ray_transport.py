@@ -51,7 +51,10 @@ class RayTransport:
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Call ``request.method`` of ``actor``; see ``Transport.call``."""
         is_encoded = answers_on_connections(request)
-        argument = encode(request) if is_encoded else request
+        try:
+            argument = encode(request) if is_encoded else request
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
         if isinstance(answer, RayFailure):
             return request.failed(answer.error, answer.detail)

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import uvloop
+
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
 
 ResultT = TypeVar("ResultT")
@@ -61,7 +63,7 @@ class LoopThread:
             if self._is_closed:
                 raise ClientClosedError
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(
                     target=_run_loop, args=(self._loop,), name=self._name, daemon=True
                 )

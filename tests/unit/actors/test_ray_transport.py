@@ -7,20 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
-from oncelog.actors.ray_transport import _within, pack, unpack
-from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
-
-
-def test_what_travels_arrives_equal() -> None:
-    request = ProduceRequest(
-        topic_partition=TopicPartition("flights", 3), batch=b"\x00" * 100, ticket=b"t"
-    )
-    assert unpack(pack(request)) == request
-    reply = ProduceReply(error=ErrorCode.NOT_LEADER_OR_FOLLOWER, detail="moved", base_offset=7)
-    assert unpack(pack(reply)) == reply
-    assert unpack(pack(reply)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+from oncelog.actors.ray_transport import _within
 
 
 def test_an_answer_in_time_is_returned() -> None:

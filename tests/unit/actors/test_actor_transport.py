@@ -1,0 +1,156 @@
+"""Which way a call takes: a connection, a new one after a restart, or Ray."""
+
+from __future__ import annotations
+
+import asyncio
+
+from oncelog.actors.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
+from oncelog.actors.listener import Listener, ListenerAddress
+from oncelog.actors.protocol.messages import (
+    DescribeReplicaReply,
+    DescribeReplicaRequest,
+    Reply,
+    Request,
+)
+from oncelog.storage.errors import ErrorCode
+
+TIMEOUT_MS = 30_000
+BY_RAY = DescribeReplicaReply(process_id=-7)
+
+
+class Server:
+    def __init__(self, process_id: int) -> None:
+        self.process_id = process_id
+
+    async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
+        assert request == DescribeReplicaRequest()
+        return DescribeReplicaReply(process_id=self.process_id)
+
+
+class FakeRay:
+    """Knows where one actor listens; ``known`` may also be a code or ``None``."""
+
+    def __init__(self) -> None:
+        self.known: ListenerAddress | ErrorCode | None = None
+        self.asked = 0
+        self.answer = asyncio.Event()
+        self.answer.set()
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        assert actor == "partition:flights-0@0"
+        assert timeout_ms > 0
+        self.asked += 1
+        await self.answer.wait()
+        return self.known
+
+    async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+        assert (actor, request) == ("partition:flights-0@0", DescribeReplicaRequest())
+        assert timeout_ms > 0
+        return BY_RAY
+
+
+def listener_of(process_id: int) -> Listener:
+    return Listener(Server(process_id), host="127.0.0.1", token=b"%32d" % process_id)
+
+
+async def describe(transport: ActorTransport, timeout_ms: int = TIMEOUT_MS) -> DescribeReplicaReply:
+    return await transport.call(
+        "partition:flights-0@0", DescribeReplicaRequest(), timeout_ms=timeout_ms
+    )
+
+
+def test_callers_that_come_together_share_one_connection():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        replies = await asyncio.gather(*(describe(transport) for _ in range(20)))
+        assert {reply.process_id for reply in replies} == {1}
+        assert ray.asked == 1
+
+    asyncio.run(body())
+
+
+def test_after_a_restart_ray_is_asked_again():
+    async def body() -> None:
+        ray, first, second = FakeRay(), listener_of(1), listener_of(2)
+        ray.known = await first.address()
+        transport = ActorTransport(ray)
+        assert (await describe(transport)).process_id == 1
+        (connections,) = transport._of_loop.values()
+        connection = connections.usable("partition:flights-0@0")
+        assert connection is not None
+        connection.close()
+        await asyncio.sleep(0)
+        ray.known = ErrorCode.NETWORK_EXCEPTION
+        assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
+        ray.known = await second.address()
+        assert (await describe(transport)).process_id == 2
+        assert ray.asked == 3
+
+    asyncio.run(body())
+
+
+def test_an_actor_that_does_not_listen_is_called_through_ray():
+    async def body() -> None:
+        assert await describe(ActorTransport(FakeRay())) == BY_RAY
+
+    asyncio.run(body())
+
+
+def test_an_actor_that_cannot_be_connected_is_called_through_ray_after_a_second_try():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        await listener.close()
+        transport = ActorTransport(ray)
+        for _ in range(FAILURES_BEFORE_RAY - 1):
+            assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
+        assert await describe(transport) == BY_RAY
+        asked = ray.asked
+        assert await describe(transport) == BY_RAY
+        assert ray.asked == asked, "it is left alone for a while"
+
+    asyncio.run(body())
+
+
+def test_a_caller_does_not_wait_for_ray_longer_than_its_own_time():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        ray.answer.clear()
+        transport = ActorTransport(ray)
+        assert (await describe(transport, timeout_ms=5)).error is ErrorCode.REQUEST_TIMED_OUT
+        patient = asyncio.create_task(describe(transport))
+        await asyncio.sleep(0)
+        ray.answer.set()
+        assert (await patient).process_id == 1
+        assert ray.asked == 1
+
+    asyncio.run(body())
+
+
+def test_each_event_loop_has_its_own_connections_and_leaves_none_open():
+    ray, transports = None, []
+    transport: ActorTransport | None = None
+    for number in (1, 2):
+
+        async def body(number: int = number) -> None:
+            nonlocal ray, transport
+            if ray is None:
+                ray = FakeRay()
+                transport = ActorTransport(ray)
+            assert transport is not None
+            ray.known = await listener_of(number).address()
+            assert (await describe(transport)).process_id == number
+            (connections,) = transport._of_loop.values()
+            connection = connections.usable("partition:flights-0@0")
+            assert connection is not None
+            transports.append(connection.transport)
+
+        asyncio.run(body())
+    assert transport is not None
+    assert not transport._of_loop
+    assert all(opened.is_closing() for opened in transports)
