@@ -63,18 +63,18 @@ cdef class BatchBytes:
         self.source, self.checksum = source, checksum
         self.view = View(source)
 
-    cdef int matches(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
+    cdef inline int matches(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
         """Whether the batch at ``at`` has the CRC of its header."""
-        cdef uint32_t crc
         if HAS_CRC_INSTRUCTION or size <= TABLE_CRC_BYTES_MAX:
-            crc = crc32c_of(at + CHECKED_AT, size - CHECKED_AT)
-        else:
-            with gil:
-                position = at - self.view.at
-                crc = self.checksum(
-                    memoryview(self.source)[position + CHECKED_AT : position + size]
-                )
-        return crc == big32(at + 17)
+            return crc32c_of(at + CHECKED_AT, size - CHECKED_AT) == big32(at + 17)
+        return self.matches_by_library(at, size)
+
+    cdef int matches_by_library(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
+        # Apart, because a function that may take the lock does so at its beginning.
+        with gil:
+            position = at - self.view.at
+            crc = self.checksum(memoryview(self.source)[position + CHECKED_AT : position + size])
+            return crc == big32(at + 17)
 
 
 cdef class KnownEpochs:
