@@ -1,15 +1,17 @@
 """Runs a durable machine on top of the log it leads: decide, append, wait, apply, reply.
 
 One transition is in flight per key. A reply leaves only after its records are committed, and the
-machine changes only through ``apply``, which reload uses as well.
+machine changes only through ``apply``, which reload uses as well. A transition is not a task: it is
+decided and appended in the turn of its caller, and applied in the turn in which it is committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import functools
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.actors.interfaces import Clock
@@ -17,6 +19,7 @@ from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import ReplyT
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_LEADER_EPOCH
 
 APPEND_ERRORS: Final = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
@@ -33,6 +36,17 @@ APPEND_ERRORS: Final = {
 def client_error_of_append(error: ErrorCode) -> ErrorCode:
     """The code a client gets when an internal record could not be written with ``error``."""
     return APPEND_ERRORS.get(error, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Transition:
+    """A request on its way through the machine; ``answer`` may be given up by its caller."""
+
+    key: str
+    decide: Callable[[int], Decision[Any]]
+    is_durable_before_reply: bool
+    answer: asyncio.Future[Any]
+    epoch: int = NO_LEADER_EPOCH
 
 
 class CoordinatorRuntime:
@@ -58,8 +72,8 @@ class CoordinatorRuntime:
         self._abandon = abandon
         self._on_failure = on_failure
         self._told: BaseException | None = None
-        self._transitions: set[asyncio.Task[Any]] = set()
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._queues: dict[str, deque[_Transition]] = {}
+        """By key, the transition in flight and those that wait for it, oldest first."""
 
     @property
     def coordinator_epoch(self) -> int:
@@ -82,80 +96,105 @@ class CoordinatorRuntime:
     ) -> ReplyT:
         """Run one transition of ``key``: ``decide(now_ms)``, append, wait, apply, reply.
 
-        On return with no error the records are durable, unless ``is_durable_before_reply`` is
+        It begins at once, or when those of its key before it have ended, first come, first served.
+        When it answers no error the records are durable, unless ``is_durable_before_reply`` is
         false: then they are in the log, ahead of whatever this coordinator logs later. When the
         append fails the reply carries why and the machine's pending mark is taken back; the
         record may still be found by the next coordinator. A caller that is cancelled leaves the
         transition to run to its end: what is in the log has to be applied. What it raises then is
         told to ``on_failure``, as there is nobody left to raise it to.
         """
-        transition = asyncio.get_running_loop().create_task(
-            self._execute(key, decide, is_durable_before_reply=is_durable_before_reply)
+        answer: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        transition = _Transition(
+            key=key,
+            decide=decide,
+            is_durable_before_reply=is_durable_before_reply,
+            answer=answer,
         )
-        self._transitions.add(transition)
-        transition.add_done_callback(self._transitions.discard)
+        queue = self._queues.get(key)
+        if queue is None:
+            self._queues[key] = deque((transition,))
+            self._begin(transition)
+        else:
+            queue.append(transition)
         try:
-            return await asyncio.shield(transition)
+            return await answer
         except asyncio.CancelledError:
-            transition.add_done_callback(self._ended_alone)
+            # It may have failed in the very turn in which its caller went away.
+            if not answer.cancelled() and (failure := answer.exception()) is not None:
+                self._tell(failure)
             raise
 
-    def _ended_alone(self, transition: asyncio.Task[Any]) -> None:
-        if not transition.cancelled() and (failure := transition.exception()) is not None:
+    def _begin(self, transition: _Transition) -> None:
+        """Decide and append, in one turn."""
+        try:
+            now_ms = self._clock.now_ms()
+            decision = transition.decide(now_ms)
+            if not decision.records:
+                self._answer(transition, decision.reply)
+                return
+            transition.epoch = self.coordinator_epoch
+            try:
+                outcome = self.replica.append(
+                    decision.records,
+                    now_ms=now_ms,
+                    is_awaited=transition.is_durable_before_reply,
+                )
+            except BaseException:
+                self._abandon(transition.key)
+                raise
+        except BaseException as failure:
+            self._fail(transition, failure)
+            return
+        if outcome.error is ErrorCode.NONE and transition.is_durable_before_reply:
+            conclude = functools.partial(self._conclude, transition, decision)
+            self.replica.when_committed(outcome.next_offset, conclude)
+        else:
+            self._conclude(transition, decision, outcome.error)
+
+    def _conclude(self, transition: _Transition, decision: Decision[Any], error: ErrorCode) -> None:
+        """The records are committed, or will not be as far as this coordinator knows."""
+        if error is ErrorCode.NONE and transition.epoch != self.coordinator_epoch:
+            error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if error is not ErrorCode.NONE:
+            self._abandon(transition.key)
+            reply = dataclasses.replace(decision.reply, error=client_error_of_append(error))
+            self._answer(transition, reply)
+            return
+        try:
+            for record in decision.records:
+                self._apply(record)
+        except BaseException as failure:
             self._tell(failure)
+            if not transition.answer.done():
+                transition.answer.set_exception(failure)
+            self._end(transition.key)
+        else:
+            self._answer(transition, decision.reply)
+
+    def _answer(self, transition: _Transition, reply: Any) -> None:
+        if not transition.answer.done():
+            transition.answer.set_result(reply)
+        self._end(transition.key)
+
+    def _fail(self, transition: _Transition, failure: BaseException) -> None:
+        """Tell the caller of a bug, or the process, if the caller has gone."""
+        if not transition.answer.done():
+            transition.answer.set_exception(failure)
+        else:
+            self._tell(failure)
+        self._end(transition.key)
 
     def _tell(self, failure: BaseException) -> None:
         if failure is not self._told:
             self._told = failure
             self._on_failure(failure)
 
-    async def _execute(
-        self,
-        key: str,
-        decide: Callable[[int], Decision[ReplyT]],
-        *,
-        is_durable_before_reply: bool,
-    ) -> ReplyT:
-        async with self._turn(key):
-            now_ms = self._clock.now_ms()
-            decision = decide(now_ms)
-            if not decision.records:
-                return decision.reply
-            epoch = self.coordinator_epoch
-            try:
-                outcome = self.replica.append(
-                    decision.records, now_ms=now_ms, is_awaited=is_durable_before_reply
-                )
-            except BaseException:
-                self._abandon(key)
-                raise
-            error = outcome.error
-            if error is ErrorCode.NONE and is_durable_before_reply:
-                error = await self.replica.committed(outcome.next_offset)
-            if error is ErrorCode.NONE and epoch != self.coordinator_epoch:
-                error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            if error is not ErrorCode.NONE:
-                self._abandon(key)
-                return dataclasses.replace(decision.reply, error=client_error_of_append(error))
-            try:
-                for record in decision.records:
-                    self._apply(record)
-            except BaseException as failure:
-                self._tell(failure)
-                raise
-            return decision.reply
-
-    @asynccontextmanager
-    async def _turn(self, key: str) -> AsyncIterator[None]:
-        """Hold the key's place in its queue; first come, first served."""
-        lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = (lock, waiting + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, waiting = self._locks[key]
-            if waiting == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = (lock, waiting - 1)
+    def _end(self, key: str) -> None:
+        """Give the key to the next in its queue, which begins in a turn of its own."""
+        queue = self._queues[key]
+        queue.popleft()
+        if queue:
+            asyncio.get_running_loop().call_soon(self._begin, queue[0])
+        else:
+            del self._queues[key]

@@ -375,6 +375,17 @@ class Replica:
             return error
         return await self._waiters.committed(next_offset)
 
+    def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
+        """As ``committed``, but call ``done``, in the very turn in which the answer is known."""
+        if self.machine.high_watermark >= next_offset:
+            done(ErrorCode.NONE)
+            return
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            done(error)
+        else:
+            self._waiters.when_committed(next_offset, done)
+
     async def progress(self, timeout_ms: int) -> None:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import itertools
+from collections.abc import Callable
 
 from oncelog.storage.errors import ErrorCode
 
@@ -13,16 +15,20 @@ class ReplicaWaiters:
     """The waiters of one replica; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._commits: list[tuple[int, int, asyncio.Future[ErrorCode]]] = []
+        self._commits: list[tuple[int, int, Callable[[ErrorCode], None]]] = []
         self._numbers = itertools.count()
         self._readers: dict[asyncio.Future[None], None] = {}
         """A dict, so that they are woken in the order they came."""
 
-    async def committed(self, next_offset: int) -> ErrorCode:
+    def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
         """Wait until ``release`` reaches ``next_offset``, or until all are sent away."""
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._commits, (next_offset, next(self._numbers), waiter))
-        return await waiter
+        self.when_committed(next_offset, functools.partial(_answer, waiter))
+        return waiter
+
+    def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
+        """As ``committed``, but call ``done``, in the very turn in which the answer is known."""
+        heapq.heappush(self._commits, (next_offset, next(self._numbers), done))
 
     async def progress(self, timeout_ms: int) -> None:
         """Wait until ``wake_readers``, or until the time is over."""
@@ -36,17 +42,14 @@ class ReplicaWaiters:
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
         while self._commits and self._commits[0][0] <= high_watermark:
-            _, _, waiter = heapq.heappop(self._commits)
-            if not waiter.done():
-                waiter.set_result(ErrorCode.NONE)
+            heapq.heappop(self._commits)[2](ErrorCode.NONE)
         self.wake_readers()
 
     def send_away(self, error: ErrorCode) -> None:
         """Answer every append with ``error``, and wake all readers."""
-        for _, _, waiter in self._commits:
-            if not waiter.done():
-                waiter.set_result(error)
-        self._commits.clear()
+        sent_away, self._commits = self._commits, []
+        for _, _, done in sorted(sent_away):
+            done(error)
         self.wake_readers()
 
     def wake_readers(self) -> None:
@@ -55,3 +58,8 @@ class ReplicaWaiters:
         for waiter in readers:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _answer(waiter: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
+    if not waiter.done():
+        waiter.set_result(error)

@@ -16,6 +16,8 @@ from oncelog.storage.errors import ErrorCode
 
 Body = Callable[["Ledger"], Awaitable[None]]
 
+ONE = (LogRecord(b"k", b"v"),)
+
 
 class Ledger:
     """A machine that counts: each transition of a key adds one to it."""
@@ -219,28 +221,29 @@ def test_a_committed_record_that_cannot_be_applied_ends_the_process(
             adding.cancel()
         with pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
             await adding
-        await asyncio.gather(*ledger.runtime._transitions, return_exceptions=True)
+        await harness.replica.committed(1)
         assert [type(error) for error in ledger.failures] == [ZeroDivisionError]
 
     play(harness, body)
 
 
-def test_a_transition_that_raises_when_its_caller_is_gone_ends_the_process(harness: Any) -> None:
-    """1. A transition waits for its turn. 2. Its caller is cancelled. 3. To decide raises."""
+def test_a_bug_that_no_caller_can_be_told_of_ends_the_process(harness: Any) -> None:
+    """1. A transition waits for its key. 2. Its caller goes away. 3. To decide it raises."""
 
     async def body(ledger: Ledger) -> None:
-        gate = hold_the_disk(harness)
-        first = asyncio.create_task(ledger.add())
-        second = asyncio.create_task(ledger.runtime.execute("a", lambda _now_ms: 1 // 0))
+        def decide(_now_ms: int) -> Decision[Reply]:
+            return Decision(reply=Reply(), records=ONE)
+
+        first, second, third = (
+            asyncio.create_task(ledger.runtime.execute("a", deciding))
+            for deciding in (decide, lambda _now_ms: 1 // 0, decide)
+        )
         await asyncio.sleep(0)
         second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        gate.set()
-        assert (await first).error is ErrorCode.NONE
-        await asyncio.gather(*ledger.runtime._transitions, return_exceptions=True)
-        await asyncio.sleep(0)
+        await first
+        await third
         assert [type(error) for error in ledger.failures] == [ZeroDivisionError]
+        assert ledger.applied == [b"v", b"v"]
 
     play(harness, body)
 
@@ -251,6 +254,18 @@ def test_what_a_transition_raises_to_its_caller_is_told_to_nobody_else(harness: 
             await ledger.runtime.execute("a", lambda _now_ms: 1 // 0)
         await asyncio.sleep(0)
         assert ledger.failures == []
+
+    play(harness, body)
+
+
+def test_a_long_queue_of_decisions_without_records_is_no_deep_recursion(harness: Any) -> None:
+    async def body(ledger: Ledger) -> None:
+        refusal = Decision(reply=Reply(error=ErrorCode.PRODUCER_FENCED))
+        replies = await asyncio.gather(
+            ledger.add(), *(ledger.runtime.execute("a", lambda _: refusal) for _ in range(3_000))
+        )
+        assert {reply.error for reply in replies[1:]} == {ErrorCode.PRODUCER_FENCED}
+        assert not ledger.runtime._queues
 
     play(harness, body)
 
