@@ -63,11 +63,23 @@ def text_of(data: bytes | None) -> str | dict[str, str] | None:
 def _transaction(record: Record) -> dict[str, Any] | None:
     transactional_id = transaction_log.decode_key(record.key or b"")
     if transactional_id is None:
-        return None
+        return _member(record)
     if record.value is None:
         return {"transactional_id": transactional_id, "is_tombstone": True}
     metadata = transaction_log.decode_value(transactional_id, record.value)
     return None if metadata is None else _metadata_fields(metadata)
+
+
+def _member(record: Record) -> dict[str, Any] | None:
+    """A member of an open run, or the end of one."""
+    key = transaction_log.decode_member_key(record.key or b"")
+    if key is None:
+        return None
+    named = {"transactional_id": key.transactional_id, "member_producer_id": key.producer_id}
+    if record.value is None:
+        return {**named, "is_tombstone": True}
+    value = transaction_log.decode_member_value(key.producer_id, record.value)
+    return None if value is None else {**named, **_plain(value)}
 
 
 def _metadata_fields(metadata: TransactionMetadata) -> dict[str, Any]:

@@ -8,8 +8,7 @@ final (I-11); COMPLETE follows when every marker is written (I-15).
 | request | unknown id | at rest | Ongoing | Prepare* |
 |---|---|---|---|---|
 | init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | CONCURRENT |
-| enlist, newer run | new id, run begins | run begins | abort; CONCURRENT | CONCURRENT |
-| enlist, newest run | - | PRODUCER_FENCED | one more member | PRODUCER_FENCED |
+| enlist | table in ``transaction_runs`` | | | |
 | add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
 | end_txn | INVALID_MAPPING | table in ``transaction_end`` | PREPARE | table |
 | timeout | - | - | PREPARE_ABORT | - |
@@ -29,18 +28,14 @@ from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
     EndTxnReply,
     EndTxnRequest,
-    EnlistReply,
-    EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
     PartitionEnrolment,
     Reply,
-    Run,
 )
 from oncelog.actors.protocol.transaction_checks import (
     bad_partition,
     check_end_txn,
-    check_enlist,
     check_init_producer_id,
 )
 from oncelog.actors.protocol.transaction_end import (
@@ -49,19 +44,13 @@ from oncelog.actors.protocol.transaction_end import (
     EndAge,
     end_age,
     is_retry_of_previous_id,
-    run_end_verdict,
 )
 from oncelog.actors.protocol.transaction_members import (
-    MEMBERS_MAX,
     HeldRecords,
     Member,
     MemberStatus,
-    active_count,
-    check_winners,
-    free_member,
-    with_member,
 )
-from oncelog.actors.protocol.transaction_operations import TransactionOperations
+from oncelog.actors.protocol.transaction_runs import TransactionRuns
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     PREPARED,
@@ -69,15 +58,9 @@ from oncelog.actors.protocol.transaction_state import (
     TransactionMetadata,
     TransactionState,
     begun,
-    completed,
-    has_run_committed,
     initialised,
-    is_run_open,
-    is_token_decided,
     next_producer,
-    prepared,
     raised,
-    run_begun,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
@@ -85,7 +68,7 @@ from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartit
 NOTHING_HELD: Final = HeldRecords()
 
 
-class TransactionMachine(TransactionOperations):
+class TransactionMachine(TransactionRuns):
     """Decides what becomes of the transactional ids of one coordinator shard."""
 
     # --- producers --------------------------------------------------------------------------
@@ -141,51 +124,6 @@ class TransactionMachine(TransactionOperations):
         )
         return self._decision(reply, following)
 
-    def decide_enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
-        """Make the caller one more member of its run, beginning the run if it is the newest.
-
-        What an older run, or the id's own producer, left open is aborted first: the caller is
-        told ``CONCURRENT_TRANSACTIONS`` and asks again. A run that ended is over for good.
-        """
-        error, detail = check_enlist(request, self._transaction_max_timeout_ms)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
-        return self._with_producer_ids(lambda: self._enlist(request, now_ms), request.failed)
-
-    def _enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
-        metadata = self._transactions.get(request.transactional_id)
-        error = self._pending_error(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error))
-        if metadata is not None and is_token_decided(metadata, request.token):
-            return Decision(reply=request.failed(ErrorCode.ALREADY_COMMITTED))
-        if metadata is None or metadata.run is None or request.run > metadata.run:
-            if metadata is not None and metadata.state not in AT_REST:
-                return self._superseded(request, metadata, now_ms)
-            metadata = self._run_begun(
-                request.transactional_id, request.run, request.transaction_timeout_ms, now_ms
-            )
-        elif request.run < metadata.run or not is_run_open(metadata, request.run):
-            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
-        if active_count(metadata.members) >= MEMBERS_MAX:
-            detail = f"the run has {MEMBERS_MAX} members already, the most that are allowed"
-            return Decision(reply=request.failed(ErrorCode.POLICY_VIOLATION, detail))
-        member = free_member(metadata.members)
-        if member is None:
-            member = Member(producer_id=self._spare_producer_id(needed=True))
-        enlisted = dataclasses.replace(member, status=MemberStatus.ENLISTED)
-        reply = EnlistReply(
-            producer_id=enlisted.producer_id, producer_epoch=enlisted.producer_epoch
-        )
-        return self._decision(
-            reply,
-            dataclasses.replace(
-                metadata,
-                members=with_member(metadata.members, enlisted),
-                last_update_ms=now_ms,
-            ),
-        )
-
     # --- partitions -------------------------------------------------------------------------
 
     def decide_add_partitions(
@@ -230,12 +168,7 @@ class TransactionMachine(TransactionOperations):
         if member is None:
             return self._decision(reply, begun(metadata, wanted, now_ms))
         enrolled = dataclasses.replace(member, partitions=member.partitions | wanted)
-        return self._decision(
-            reply,
-            dataclasses.replace(
-                metadata, members=with_member(metadata.members, enrolled), last_update_ms=now_ms
-            ),
-        )
+        return self._member_decision(reply, metadata, enrolled, now_ms)
 
     # --- ends -------------------------------------------------------------------------------
 
@@ -280,50 +213,6 @@ class TransactionMachine(TransactionOperations):
         reply = EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)
         return self._decision(reply, *steps)
 
-    def _end_run(
-        self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int
-    ) -> Decision[EndTxnReply]:
-        metadata = self._transactions.get(request.transactional_id)
-        error = self._pending_error(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error))
-        if metadata is None or metadata.run is None or run > metadata.run:
-            return self._end_unseen_run(request, run, metadata, now_ms)
-        verdict = run_end_verdict(
-            metadata,
-            is_newest=run == metadata.run,
-            committed=request.committed,
-            is_token_decided=is_token_decided(metadata, request.token),
-        )
-        if verdict is EndAction.DECIDED:
-            is_by_other = request.committed and not has_run_committed(metadata, run)
-            error = ErrorCode.ALREADY_COMMITTED if is_by_other else ErrorCode.NONE
-            return Decision(reply=EndTxnReply(error=error))
-        if verdict is not EndAction.PREPARE:
-            return Decision(reply=request.failed(verdict))
-        if request.committed:
-            error, detail = check_winners(metadata.members, request.winners, held)
-            if error is not ErrorCode.NONE:
-                return Decision(reply=request.failed(error, detail))
-        return self._decision(EndTxnReply(), self._prepared(metadata, request, now_ms))
-
-    def _end_unseen_run(
-        self, request: EndTxnRequest, run: Run, metadata: TransactionMetadata | None, now_ms: int
-    ) -> Decision[EndTxnReply]:
-        """End a run nobody enlisted in: its token counts, and who enlists later is fenced."""
-        if request.winners:
-            detail = "nobody enlisted in this run, so it has no winners"
-            return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
-        is_decided = metadata is not None and is_token_decided(metadata, request.token)
-        if request.committed and is_decided:
-            return Decision(reply=EndTxnReply(error=ErrorCode.ALREADY_COMMITTED))
-        if metadata is not None and metadata.state not in AT_REST:
-            return self._superseded(request, metadata, now_ms)
-        begun_run = self._run_begun(
-            request.transactional_id, run, self._transaction_max_timeout_ms, now_ms
-        )
-        return self._decision(EndTxnReply(), begun_run, self._prepared(begun_run, request, now_ms))
-
     def decide_timeout(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
         """Abort the id's transaction if it is open and over its time; otherwise do nothing."""
         metadata = self._transactions.get(transactional_id)
@@ -340,7 +229,7 @@ class TransactionMachine(TransactionOperations):
         metadata = self._transactions.get(transactional_id)
         if metadata is None or metadata.state not in PREPARED:
             return Decision(reply=Reply())
-        return self._decision(Reply(), completed(metadata, now_ms))
+        return self._completed(Reply(), metadata, now_ms)
 
     def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
         """Forget an id that was idle for long and carries no token; otherwise do nothing."""
@@ -348,46 +237,6 @@ class TransactionMachine(TransactionOperations):
         if metadata is None or not self._is_idle(metadata, now_ms):
             return Decision(reply=Reply())
         return self._forgotten(transactional_id, Reply())
-
-    # --- leaves -----------------------------------------------------------------------------
-
-    def _created(
-        self, transactional_id: str, transaction_timeout_ms: int, now_ms: int
-    ) -> TransactionMetadata:
-        return TransactionMetadata(
-            transactional_id=transactional_id,
-            producer_id=self._spare_producer_id(needed=True),
-            producer_epoch=0,
-            transaction_timeout_ms=transaction_timeout_ms,
-            state=TransactionState.EMPTY,
-            last_update_ms=now_ms,
-        )
-
-    def _run_begun(
-        self, transactional_id: str, run: Run, transaction_timeout_ms: int, now_ms: int
-    ) -> TransactionMetadata:
-        metadata = self._transactions.get(transactional_id)
-        if metadata is None:
-            metadata = self._created(transactional_id, transaction_timeout_ms, now_ms)
-        return run_begun(
-            metadata,
-            run,
-            transaction_timeout_ms=transaction_timeout_ms,
-            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
-            now_ms=now_ms,
-        )
-
-    def _prepared(
-        self, metadata: TransactionMetadata, request: EndTxnRequest, now_ms: int
-    ) -> TransactionMetadata:
-        return prepared(
-            metadata,
-            committed=request.committed,
-            now_ms=now_ms,
-            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
-            token=request.token,
-            winners=frozenset(winner.producer_id for winner in request.winners),
-        )
 
 
 def _init_error(metadata: TransactionMetadata, request: InitProducerIdRequest) -> ErrorCode:

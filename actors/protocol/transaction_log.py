@@ -24,8 +24,26 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10003 | members | compact array of (producer id int64, epoch int16, status int8, compact bytes) |
 
 The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
-``partitions`` are those of all members, which is the to-do list of whoever writes the markers. A
-null value is a tombstone. Unknown key and value versions are skipped, unknown tags passed over.
+``partitions`` are those of all members, which is the to-do list of whoever writes the markers.
+
+While a run is open each member has a record of its own beside the id's, so that a thousand tasks
+do not write the id a thousand times. PREPARE has them all again, so it is the whole truth alone.
+Key: version int16 = 10000, transactional id, producer id of the member int64. Value, version 0
+(flexible):
+
+| field | type |
+|---|---|
+| version | int16 |
+| producer id of the id, in this run | int64 |
+| producer epoch of the id, in this run | int16 |
+| producer epoch of the member | int16 |
+| status | int8, as in tag 10003 |
+| partitions | as above |
+| last update, ms | int64 |
+
+It means something only to an id that is Ongoing with that producer id and epoch; compaction may
+leave one of a run that is over. A null value is a tombstone: of members, COMPLETE brings them.
+Unknown key and value versions are skipped, unknown tags passed over.
 Source: KIP-98, "Transaction Log"; TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
 """
 
@@ -34,6 +52,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.protocol.messages import Run
@@ -44,6 +63,10 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 KEY_VERSION: Final = 0
+MEMBER_KEY_VERSION: Final = 10_000
+"""Ours: Kafka's reader knows key version 0 and passes over any other."""
+
+MEMBER_VALUE_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 CLIENT_TRANSACTION_VERSION: Final = 2
 
@@ -123,6 +146,24 @@ class _Reader(WireReader):
         return partitions
 
 
+@dataclass(frozen=True, slots=True)
+class MemberKey:
+    """Whose record it is: the member ``producer_id`` of ``transactional_id``."""
+
+    transactional_id: str
+    producer_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberValue:
+    """One member of the run in which its id has ``owner_producer_id`` and ``owner_epoch``."""
+
+    owner_producer_id: int
+    owner_epoch: int
+    member: Member
+    last_update_ms: int
+
+
 def encode_key(transactional_id: str) -> bytes:
     """The key of the record of ``transactional_id``."""
     writer = WireWriter()
@@ -142,6 +183,72 @@ def decode_key(key: bytes) -> str | None:
     transactional_id = reader.string()
     reader.expect_end()
     return transactional_id
+
+
+def encode_member_key(transactional_id: str, producer_id: int) -> bytes:
+    """The key of the record of one member of ``transactional_id``."""
+    writer = WireWriter()
+    writer.int16(MEMBER_KEY_VERSION)
+    writer.string(transactional_id)
+    writer.int64(producer_id)
+    return bytes(writer.buffer)
+
+
+def decode_member_key(key: bytes) -> MemberKey | None:
+    """Whose record it is, or ``None`` if it is none of a member.
+
+    Raises ``CorruptDataError`` when the bytes do not fit their version.
+    """
+    reader = WireReader(key)
+    if reader.int16() != MEMBER_KEY_VERSION:
+        return None
+    found = MemberKey(reader.string(), reader.int64())
+    reader.expect_end()
+    return found
+
+
+def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: int) -> bytes:
+    """The value of the record that makes ``member`` one of the open run of ``metadata``."""
+    writer = _Writer()
+    writer.int16(MEMBER_VALUE_VERSION)
+    writer.int64(metadata.producer_id)
+    writer.int16(metadata.producer_epoch)
+    writer.int16(member.producer_epoch)
+    writer.int8(member.status.value)
+    _write_partitions(writer, metadata.state, sorted(member.partitions))
+    writer.int64(now_ms)
+    writer.tagged_fields(())
+    return bytes(writer.buffer)
+
+
+def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
+    """What ``encode_member_value`` wrote, or ``None`` for an unknown version.
+
+    Raises ``CorruptDataError`` when the bytes do not fit their version.
+    """
+    reader = _Reader(value)
+    if reader.int16() != MEMBER_VALUE_VERSION:
+        return None
+    reader.flexible = True
+    owner_producer_id, owner_epoch = reader.int64(), reader.int16()
+    producer_epoch, status = reader.int16(), reader.int8()
+    if status > MemberStatus.ABORTED.value:
+        raise CorruptDataError(f"status {status} of member {producer_id} is unknown")
+    partitions = reader.nullable_array_of_partitions()
+    last_update_ms = reader.int64()
+    reader.skip_tagged_fields()
+    reader.expect_end()
+    return MemberValue(
+        owner_producer_id=owner_producer_id,
+        owner_epoch=owner_epoch,
+        member=Member(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            status=MemberStatus(status),
+            partitions=frozenset(partitions),
+        ),
+        last_update_ms=last_update_ms,
+    )
 
 
 def encode_value(metadata: TransactionMetadata) -> bytes:

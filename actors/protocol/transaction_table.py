@@ -8,6 +8,7 @@ Source: KIP-98, "Transaction Coordinator".
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from oncelog.actors.protocol.admin_messages import (
@@ -24,10 +25,15 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction_log import (
     decode_key,
+    decode_member_key,
+    decode_member_value,
     decode_value,
     encode_key,
+    encode_member_key,
+    encode_member_value,
     encode_value,
 )
+from oncelog.actors.protocol.transaction_members import Member, MemberStatus, with_member
 from oncelog.actors.protocol.transaction_rest import RestingIds
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
@@ -35,6 +41,7 @@ from oncelog.actors.protocol.transaction_state import (
     PREPARED,
     TransactionMetadata,
     TransactionState,
+    completed,
     described,
     is_run_open,
     prepared,
@@ -74,8 +81,11 @@ class TransactionTable:
 
         Raises ``CorruptDataError`` for bytes that do not fit their version.
         """
-        transactional_id = decode_key(record.key) if record.key is not None else None
+        if record.key is None:
+            return
+        transactional_id = decode_key(record.key)
         if transactional_id is None:
+            self._apply_member(record.key, record.value)
             return
         self._pending.pop(transactional_id, None)
         if record.value is None:
@@ -86,6 +96,25 @@ class TransactionTable:
         if metadata is not None:
             self._transactions[transactional_id] = metadata
             self._classify(transactional_id, metadata)
+
+    def _apply_member(self, encoded_key: bytes, value: bytes | None) -> None:
+        """One member of the run that is open now; of any other run it means nothing."""
+        key = decode_member_key(encoded_key)
+        if key is None or value is None:
+            return
+        self._pending.pop(key.transactional_id, None)
+        metadata = self._transactions.get(key.transactional_id)
+        found = decode_member_value(key.producer_id, value)
+        if metadata is None or found is None:
+            return
+        owner = (metadata.producer_id, metadata.producer_epoch)
+        is_open = metadata.state is TransactionState.ONGOING and metadata.is_run_current
+        if is_open and owner == (found.owner_producer_id, found.owner_epoch):
+            self._transactions[key.transactional_id] = dataclasses.replace(
+                metadata,
+                members=with_member(metadata.members, found.member),
+                last_update_ms=found.last_update_ms,
+            )
 
     def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
         """Keep the views: what is open or decided, and what may expire."""
@@ -214,6 +243,30 @@ class TransactionTable:
             return Decision(reply=reply)
         return self._decision(reply, self._aborted(metadata, now_ms))
 
+    def _created(
+        self, transactional_id: str, transaction_timeout_ms: int, now_ms: int
+    ) -> TransactionMetadata:
+        return TransactionMetadata(
+            transactional_id=transactional_id,
+            producer_id=self._spare_producer_id(needed=True),
+            producer_epoch=0,
+            transaction_timeout_ms=transaction_timeout_ms,
+            state=TransactionState.EMPTY,
+            last_update_ms=now_ms,
+        )
+
+    def _prepared(
+        self, metadata: TransactionMetadata, request: EndTxnRequest, now_ms: int
+    ) -> TransactionMetadata:
+        return prepared(
+            metadata,
+            committed=request.committed,
+            now_ms=now_ms,
+            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+            token=request.token,
+            winners=frozenset(winner.producer_id for winner in request.winners),
+        )
+
     def _aborted(self, metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
         return prepared(
             metadata,
@@ -227,6 +280,27 @@ class TransactionTable:
         self._pending[transactional_id] = TransactionState.DEAD
         tombstone = LogRecord(encode_key(transactional_id), None)
         return Decision(reply=reply, records=(tombstone,))
+
+    def _member_decision(
+        self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int
+    ) -> Decision[ReplyT]:
+        """The record that adds or changes one member of the open run of ``metadata``."""
+        self._pending[metadata.transactional_id] = metadata.state
+        key = encode_member_key(metadata.transactional_id, member.producer_id)
+        value = encode_member_value(metadata, member, now_ms)
+        return Decision(reply=reply, records=(LogRecord(key, value),))
+
+    def _completed(
+        self, reply: ReplyT, metadata: TransactionMetadata, now_ms: int
+    ) -> Decision[ReplyT]:
+        """COMPLETE, and a tombstone for each member's record of the run: compaction drops them."""
+        decision = self._decision(reply, completed(metadata, now_ms))
+        tombstones = tuple(
+            LogRecord(encode_member_key(metadata.transactional_id, producer_id), None)
+            for producer_id, member in sorted(metadata.members.items())
+            if member.status is not MemberStatus.FREE
+        )
+        return dataclasses.replace(decision, records=decision.records + tombstones)
 
     def _decision(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
         """The records that lead one id through ``steps``, and the pending mark of the last."""

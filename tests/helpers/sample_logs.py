@@ -38,7 +38,12 @@ from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.actors.protocol.messages import Run
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.protocol.transaction_log import encode_key, encode_value
+from oncelog.actors.protocol.transaction_log import (
+    encode_key,
+    encode_member_key,
+    encode_member_value,
+    encode_value,
+)
 from oncelog.actors.protocol.transaction_members import Member, MemberStatus
 from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
 from oncelog.storage.compression import Codec
@@ -268,6 +273,11 @@ def transaction_records() -> list[LogRecord]:
     ]
     values += _tagged_transactions(tps, common)
     written = [LogRecord(encode_key(each.transactional_id), encode_value(each)) for each in values]
+    owner, member = values[1], Member(producer_id=5_000, partitions=tps)
+    written += [
+        LogRecord(encode_member_key("loader", 5_000), encode_member_value(owner, member, TIME_MS)),
+        LogRecord(encode_member_key("loader", 5_000), None),
+    ]
     return [*written, LogRecord(encode_key("gone"), None)]
 
 

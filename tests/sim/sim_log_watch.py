@@ -18,7 +18,7 @@ from sim_checkers import Violation
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
-from oncelog.actors.protocol.transaction_log import decode_key
+from oncelog.actors.protocol.transaction_log import decode_key, decode_member_key
 from oncelog.actors.protocol.transaction_state import (
     LEGAL_PREDECESSORS,
     PREPARED,
@@ -280,9 +280,17 @@ def _showing(watch: LogWatch, method: Method) -> Method:
     return advance_high_watermark
 
 
+def _id_of(record: LogRecord) -> str | None:
+    """The transactional id that a record is about: its own, or that of a member."""
+    if record.key is None:
+        return None
+    member = decode_member_key(record.key)
+    return decode_key(record.key) if member is None else member.transactional_id
+
+
 def _logging(watch: LogWatch, method: Method) -> Method:
     def apply(self: TransactionTable, record: LogRecord) -> None:
-        name = decode_key(record.key) if record.key is not None else None
+        name = _id_of(record)
         before = self.metadata(name) if name is not None else None
         method(self, record)
         if name is not None:

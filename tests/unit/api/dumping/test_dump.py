@@ -96,6 +96,15 @@ def test_people_see_one_line_per_entry(samples, dump):
     assert lines[1] == "  recovery_point=769 log_start_offset=0 high_watermark=0"
 
 
+def test_members_of_a_run_are_decoded(samples, dump):
+    _, lines = dump("--json", "--deep", samples / "__transaction_state-0")
+    member, ended = [row for row in rows(lines) if "member_producer_id" in row]
+    assert (member["transactional_id"], member["member_producer_id"]) == ("loader", 5_000)
+    assert member["member"]["partitions"] == ["delays-1", "flights-0", "flights-2"]
+    assert (member["owner_producer_id"], member["owner_epoch"]) == (2_000, 1)
+    assert ended["is_tombstone"]
+
+
 def test_transactions_are_decoded(samples, dump):
     _, lines = dump("--json", "--deep", samples / "__transaction_state-0")
     decoded = {row["transactional_id"]: row for row in rows(lines) if "transactional_id" in row}

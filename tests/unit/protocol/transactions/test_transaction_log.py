@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,15 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.messages import Run
 from oncelog.actors.protocol.transaction_log import (
+    MemberKey,
+    MemberValue,
     decode_key,
+    decode_member_key,
+    decode_member_value,
     decode_value,
     encode_key,
+    encode_member_key,
+    encode_member_value,
     encode_value,
 )
 from oncelog.actors.protocol.transaction_members import Member, MemberStatus
@@ -111,8 +118,69 @@ def test_a_key_is_read_back(transactional_id: str) -> None:
     assert decode_key(encode_key(transactional_id)) == transactional_id
 
 
+def test_a_member_has_a_key_that_kafkas_reader_passes_over() -> None:
+    key = encode_member_key("loader", 5_000)
+    assert key.hex(" ") == "27 10 00 06 6c 6f 61 64 65 72 00 00 00 00 00 00 13 88"
+    assert decode_key(key) is None
+    assert decode_member_key(key) == MemberKey("loader", 5_000)
+    assert decode_member_key(encode_key("loader")) is None
+
+
+def test_the_bytes_of_a_members_record() -> None:
+    owner = TransactionMetadata(
+        transactional_id="loader",
+        producer_id=7,
+        producer_epoch=3,
+        transaction_timeout_ms=60_000,
+        state=TransactionState.ONGOING,
+        last_update_ms=1_700_000_000_000,
+    )
+    member = Member(
+        producer_id=5_000,
+        producer_epoch=2,
+        status=MemberStatus.ENLISTED,
+        partitions=frozenset({TopicPartition("flights", 1)}),
+    )
+    assert encode_member_value(owner, member, 1_700_000_000_001).hex(" ") == (
+        "00 00"  # version 0
+        " 00 00 00 00 00 00 00 07 00 03"  # the id's producer id, epoch
+        " 00 02 01"  # the member's epoch, ENLISTED
+        " 02 08 66 6c 69 67 68 74 73 02 00 00 00 01 00"  # flights: 1
+        " 00 00 01 8b cf e5 68 01 00"  # last update; no tagged fields
+    )
+
+
+@given(metadatas(), st.integers(0, 2**63 - 1), epochs, partitions, st.integers(-1, 2**62))
+def test_a_member_is_read_back(
+    owner: TransactionMetadata,
+    producer_id: int,
+    epoch: int,
+    enrolled: frozenset[TopicPartition],
+    now_ms: int,
+) -> None:
+    owner = dataclasses.replace(owner, state=TransactionState.ONGOING)
+    member = Member(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        status=MemberStatus.ENLISTED,
+        partitions=enrolled,
+    )
+    value = encode_member_value(owner, member, now_ms)
+    assert decode_member_value(producer_id, value) == MemberValue(
+        owner_producer_id=owner.producer_id,
+        owner_epoch=owner.producer_epoch,
+        member=member,
+        last_update_ms=now_ms,
+    )
+    for size in range(2, len(value)):
+        with pytest.raises(CorruptDataError):
+            decode_member_value(producer_id, value[:size])
+
+
 def test_unknown_key_and_value_versions_are_skipped() -> None:
     assert decode_key(b"\x00\x01\x00\x01x") is None
+    assert decode_member_key(b"\x00\x01\x00\x01x") is None
+    assert decode_member_value(5_000, b"\x00\x01anything") is None
     assert decode_value("loader", b"\x00\x02anything") is None
 
 

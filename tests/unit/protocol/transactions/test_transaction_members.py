@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages import EndTxnRequest, EnlistRequest, Run, Winner
+from oncelog.actors.protocol.transaction_log import MemberKey, decode_member_key
 from oncelog.actors.protocol.transaction_members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -417,3 +418,81 @@ def test_members_are_never_changed_in_place() -> None:
     members = {1: Member(producer_id=1)}
     grown = with_member(members, Member(producer_id=2))
     assert (set(members), set(grown)) == ({1}, {1, 2})
+
+
+# --- the log ----------------------------------------------------------------------------------
+
+
+def log_bytes(shard: Any) -> int:
+    return sum(len(record.key or b"") + len(record.value or b"") for record in shard.log)
+
+
+def test_a_member_costs_the_log_as_much_as_the_one_before(shard: Any) -> None:
+    sizes = []
+    for _ in range(4):
+        before = log_bytes(shard)
+        for _ in range(50):
+            enlist(shard, RUN, *FLIGHTS)
+        sizes.append(log_bytes(shard) - before)
+    assert sizes[3] < 1.1 * sizes[1]
+    assert sizes[3] < 50 * 250
+
+
+def test_prepare_alone_has_every_member(shard: Any) -> None:
+    """1. Two members enrol. 2. The run ends. 3. A reader of that one record knows who won."""
+    first, second = enlist(shard, RUN, FLIGHTS[0]), enlist(shard, RUN, FLIGHTS[1])
+    shard.end_run(RUN, winners={first[0]: 3})
+    prepare = shard.log[-1]
+    shard.log = [prepare]
+    shard.fail_over()
+    assert verdicts(shard) == {
+        first[0]: (1, True, (FLIGHTS[0],)),
+        second[0]: (1, False, (FLIGHTS[1],)),
+    }
+
+
+def test_complete_brings_a_tombstone_for_each_member(shard: Any) -> None:
+    producer_ids = sorted(enlist(shard, RUN, FLIGHTS[0])[0] for _ in range(3))
+    shard.end_run(RUN, committed=False, token=None)
+    shard.complete()
+    tombstones = [record for record in shard.log if record.value is None]
+    keys = [decode_member_key(record.key) for record in tombstones]
+    assert keys == [MemberKey("loader", producer_id) for producer_id in producer_ids]
+
+
+def test_a_record_of_a_run_that_is_over_means_nothing_to_the_next(shard: Any) -> None:
+    """1. A member of the old run enrols. 2. Compaction left its record, not the tombstone. 3. The
+    next run, with the same member, begins without its partitions."""
+    enlist(shard, OLD)
+    stale_from = len(shard.log)
+    old = enlist(shard, OLD, FLIGHTS[0])
+    stale = shard.log[stale_from:]
+    shard.end_run(OLD, token=None, committed=False)
+    shard.complete()
+    again = [enlist(shard, RUN) for _ in range(2)]
+    assert old[0] in {producer_id for producer_id, _ in again}
+    before = shard.known
+    for record in stale:
+        shard.machine.apply(record)
+    assert shard.known == before
+    assert shard.known.all_partitions == frozenset()
+
+
+def test_a_record_without_its_id_is_passed_over(shard: Any) -> None:
+    enlist(shard, RUN)
+    start = len(shard.log)
+    enlist(shard, RUN, FLIGHTS[0])
+    shard.log = shard.log[start:]
+    shard.fail_over()
+    assert shard.machine.metadata("loader") is None
+
+
+def test_a_run_that_was_begun_before_members_had_records_goes_on(shard: Any) -> None:
+    """1. The record of an open id has its members. 2. One more enlists, an old one enrols."""
+    old = Member(producer_id=50, status=MemberStatus.ENLISTED, partitions=frozenset(FLIGHTS[:1]))
+    shard.install(state=S.ONGOING, run=RUN, is_run_current=True, members={50: old})
+    more = enlist(shard, RUN, FLIGHTS[1])
+    assert shard.add(50, 0, FLIGHTS[2]).error is ErrorCode.NONE
+    assert member(shard, 50).partitions == {FLIGHTS[0], FLIGHTS[2]}
+    assert member(shard, more[0]).partitions == {FLIGHTS[1]}
+    assert shard.reload().metadata("loader") == shard.known

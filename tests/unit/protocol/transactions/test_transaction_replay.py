@@ -20,9 +20,13 @@ from oncelog.actors.protocol.messages import (
 )
 from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction import TransactionMachine
-from oncelog.actors.protocol.transaction_log import encode_key, encode_value
+from oncelog.actors.protocol.transaction_log import decode_member_key, encode_key, encode_value
 from oncelog.actors.protocol.transaction_members import HeldRecords
-from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction_state import (
+    AT_REST,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -234,11 +238,25 @@ class CoordinatorRules(RuleBasedStateMachine):
 
     @invariant()
     def the_last_record_is_enough(self) -> None:
-        last = {record.key: record for record in self.log}
-        machine = self.new_machine()
-        for record in last.values():
-            machine.apply(record)
-        assert self.states(machine) == self.states(self.machine)
+        """Compaction keeps the last record of each key, in order, of any part it has reached."""
+        for clean_count in (len(self.log), len(self.log) // 2):
+            clean, dirty = self.log[:clean_count], self.log[clean_count:]
+            last = {record.key: number for number, record in enumerate(clean)}
+            kept = [clean[number] for number in sorted(last.values())]
+            machine = self.new_machine()
+            for record in (*kept, *dirty):
+                machine.apply(record)
+            assert self.states(machine) == self.states(self.machine)
+
+    @invariant()
+    def what_is_at_rest_keeps_no_member_records(self) -> None:
+        last = {record.key: record.value for record in self.log}
+        for key, value in last.items():
+            member = decode_member_key(key or b"")
+            if member is not None and value is not None:
+                metadata = self.machine.metadata(member.transactional_id)
+                assert metadata is not None
+                assert metadata.state not in AT_REST
 
     @invariant()
     def only_a_run_has_members_at_work(self) -> None:
