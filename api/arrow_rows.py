@@ -105,6 +105,14 @@ def as_table(data: object) -> pa.Table:
     return data
 
 
+def highest_partition(table: pa.Table) -> int | None:
+    """The highest partition that a row of ``table`` (from ``as_table``) is to go to, if any."""
+    if "partition" not in table.schema.names:
+        return None
+    highest: int | None = pc.max(table["partition"]).as_py()
+    return highest
+
+
 def split_table(
     table: pa.Table,
     *,

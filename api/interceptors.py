@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncelog.api.delivery import RecordFuture, RecordMetadata
-from oncelog.storage.exceptions import OncelogError
 
 _logger = logging.getLogger("oncelog.producer")
 
@@ -43,9 +42,14 @@ class ProducerInterceptor:
         return record
 
     def on_acknowledgement(
-        self, metadata: RecordMetadata | None, error: OncelogError | None
+        self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
-        """The outcome of one record is known: where it stands, or why it was not delivered."""
+        """The outcome of one record is known: where it stands, or why it was not delivered.
+
+        ``error`` is what its future or, if it was not accepted, ``send`` raises: besides an
+        ``OncelogError`` a ``TypeError`` or ``ValueError``, or that ``send`` was cancelled. What
+        ``send`` raises is told in the thread of the caller.
+        """
 
     def on_transaction_begin(self, transactional_id: str) -> None:
         """``begin_transaction`` was called and accepted."""
@@ -94,7 +98,7 @@ class InterceptorChain:
         future.add_done_callback(tell)
 
     def on_acknowledgement(
-        self, metadata: RecordMetadata | None, error: OncelogError | None
+        self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
         """The outcome of one record is known."""
         self._tell("on_acknowledgement", lambda one: one.on_acknowledgement(metadata, error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.protocol.messages import Reply
@@ -18,14 +18,12 @@ from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
 from oncelog.api.interceptors import InterceptorChain
+from oncelog.api.loop_wake import call_and_let_run
 from oncelog.api.open_batches import RECORD_OVERHEAD_BYTES, fastest
 from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
-from oncelog.api.retry import Backoff, BackoffPolicy
 from oncelog.api.routing import Router
-from oncelog.api.transaction_requests import (
-    UNKNOWN_TOPIC_WAIT_MS,
-    TransactionRequests,
-)
+from oncelog.api.topic_finder import TopicFinder
+from oncelog.api.transaction_requests import TransactionRequests
 from oncelog.api.txn_state import (
     ProducerIdentity,
     TransactionState,
@@ -43,7 +41,6 @@ from oncelog.storage.exceptions import (
     RequestTimedOutError,
     TransactionAbortableError,
     UnknownServerError,
-    UnknownTopicOrPartitionError,
     exception_for,
 )
 from oncelog.storage.model import (
@@ -51,6 +48,9 @@ from oncelog.storage.model import (
     NO_PRODUCER_ID,
     TopicPartition,
 )
+
+ENROL_AFTER_S: Final = 0.001
+"""How long the first record waits for others, of more partitions, to be enrolled in one call."""
 
 
 class RecordSender:
@@ -81,6 +81,9 @@ class RecordSender:
         self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = False
         self._is_forked = False
+        self.lets_loop_run = False
+        """Whether threads that fill batches wait until the loop has begun to send them."""
+        self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._preparing: asyncio.Task[None] | None = None
@@ -156,12 +159,8 @@ class RecordSender:
         partition: int | None,
     ) -> RecordFuture | None:
         """Accept one record, its types checked; ``None`` if ``make_room`` must be awaited first."""
-        metadata = self.router.known_topics.get(topic)
-        if (
-            metadata is None
-            or topic in INTERNAL_TOPICS
-            or self._accumulator.buffered_bytes >= self.settings.buffer_memory
-        ):
+        metadata = self._topics.known(topic, partition)
+        if metadata is None or self._accumulator.buffered_bytes >= self.settings.buffer_memory:
             return None
         size = RECORD_OVERHEAD_BYTES
         if value is not None:
@@ -184,8 +183,7 @@ class RecordSender:
             (key, value, timestamp_ms, headers),
             size,
         )
-        if wake is not Wake.NOTHING:
-            self._loop.call_soon_threadsafe(self._woken, wake)
+        self._tell(wake)
         return future
 
     def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
@@ -194,19 +192,18 @@ class RecordSender:
             batch.topic_partition, batch.rows, batch.size_bytes
         )
         table.add(delivery)
-        if wake is not Wake.NOTHING:
-            self._loop.call_soon_threadsafe(self._woken, wake)
+        self._tell(wake)
 
-    def has_room(self, topic: str) -> bool:
-        """Whether ``topic`` is known and ``buffer_memory`` not used up."""
+    def has_room(self, topic: str, partition: int | None = None) -> bool:
+        """Whether ``topic`` and its ``partition`` are known and ``buffer_memory`` not used up."""
         return (
-            self.router.known_topics.get(topic) is not None
+            self._topics.known(topic, partition) is not None
             and self._accumulator.buffered_bytes < self.settings.buffer_memory
         )
 
     def partition_count(self, topic: str) -> int:
         """How many partitions a topic has for which ``has_room`` was true."""
-        metadata = self.router.known_topics.get(topic)
+        metadata = self._topics.known(topic)
         return len(metadata.partitions) if metadata is not None else 0
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:
@@ -217,15 +214,15 @@ class RecordSender:
         """The timestamp of records that are sent without one."""
         return self._clock.now_ms()
 
-    async def make_room(self, topic: str) -> None:
-        """Wait until ``topic`` is known and there is memory, up to ``max_block_ms``.
+    async def make_room(self, topic: str, partition: int | None = None) -> None:
+        """Wait until ``topic`` and ``partition`` are known and there is memory.
 
-        A topic that the controller does not know is reported after a few seconds.
+        That may take ``max_block_ms``; see ``TopicFinder`` for those that do not exist.
         """
         self._check_send()
         if topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
-        await self._find_topic(topic)
+        await self._topics.find(topic, partition)
         limit = self.settings.buffer_memory
         try:
             await asyncio.wait_for(
@@ -242,7 +239,7 @@ class RecordSender:
 
     def unready_partitions(self) -> list[TopicPartition]:
         """Partitions with records that may not be sent to before something else is done."""
-        return [tp for tp in self._accumulator.waiting() if tp not in self._senders]
+        return [tp for tp in self._accumulator.waiting() if not self._is_ready(tp)]
 
     async def enrol(self, partitions: Collection[TopicPartition]) -> None:
         """Enrol partitions in the transaction and keep their tickets; a failure is its state's."""
@@ -380,12 +377,21 @@ class RecordSender:
         if self._state is not None:
             self._state.check_send()
 
+    def _tell(self, wake: Wake) -> None:
+        if wake is Wake.FULL and self.lets_loop_run:
+            call_and_let_run(self._loop, self._woken, wake)
+        elif wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
+
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
             return
+        linger_s = self.settings.linger_ms / 1_000
         if wake is Wake.LINGER or self._accumulator.fulls_seen():
-            self._loop.call_later(self.settings.linger_ms / 1_000, self._linger_over)
-        if wake is not Wake.LINGER:
+            self._loop.call_later(linger_s, self._linger_over)
+        if wake is Wake.LINGER:
+            self._loop.call_later(min(linger_s, ENROL_AFTER_S), self._prepare_early)
+        else:
             self._send_due()
 
     def _linger_over(self) -> None:
@@ -400,8 +406,19 @@ class RecordSender:
             sender = self._sender(topic_partition)
             if sender is not None:
                 sender.pump()
-        if self._preparing is None and self._needs_preparing():
+        if self._needs_preparing():
+            self._prepare_early()
+
+    def _prepare_early(self) -> None:
+        """Prepare for what is gathered, due or not, so that it need not wait when it is."""
+        is_wanted = self._state is None or self._state.is_sending
+        if is_wanted and self._preparing is None and self.unready_partitions():
             self._preparing = self.spawn(self._prepare())
+
+    def _is_ready(self, topic_partition: TopicPartition) -> bool:
+        if self._state is None:
+            return self._identity is not None
+        return topic_partition in self._state.tickets
 
     def _sender(self, topic_partition: TopicPartition) -> PartitionSender | None:
         """The sender of a partition, or ``None`` until the partition may be sent to."""
@@ -431,17 +448,19 @@ class RecordSender:
     async def _prepare(self) -> None:
         """Get the producer id, or enrol new partitions, all that have records in one call."""
         try:
-            while self._needs_preparing():
+            while unready := self.unready_partitions():
                 if self._state is None:
                     await self._get_identity()
                 else:
-                    await self.enrol(self.unready_partitions())
+                    await self.enrol(unready)
                     if not self._state.is_sending:
                         return
                 for topic_partition in self._accumulator.waiting():
                     sender = self._sender(topic_partition)
                     if sender is not None:
                         sender.pump()
+                if not self._needs_preparing():
+                    return
         finally:
             if self._preparing is asyncio.current_task():
                 self._preparing = None
@@ -452,32 +471,6 @@ class RecordSender:
         except OncelogError as error:
             # Not for good: the next record asks again.
             self._accumulator.drop(error)
-
-    async def _find_topic(self, topic: str) -> None:
-        backoff = Backoff(
-            BackoffPolicy(
-                initial_ms=self.settings.retry_backoff_ms,
-                max_ms=self.settings.retry_backoff_max_ms,
-            ),
-            self._random,
-        )
-        started_s = self._loop.time()
-        while True:
-            try:
-                await self.router.partition_count(topic)
-                return
-            except OncelogError as error:
-                is_missing = isinstance(error, UnknownTopicOrPartitionError)
-                limit_ms = (
-                    min(UNKNOWN_TOPIC_WAIT_MS, self.settings.max_block_ms)
-                    if is_missing
-                    else self.settings.max_block_ms
-                )
-                delay_s = backoff.delay_ms(error.code) / 1_000
-                waited_s = self._loop.time() - started_s
-                if not error.retriable or (waited_s + delay_s) * 1_000 > limit_ms:
-                    raise
-                await asyncio.sleep(delay_s)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``, which changes only when the outcome of a batch is known."""

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
+import pyarrow as pa
+
 from oncelog.api.accumulator import Headers
-from oncelog.api.arrow_rows import ColumnBatch, as_table, split_table
+from oncelog.api.arrow_rows import ColumnBatch, as_table, highest_partition, split_table
 from oncelog.api.delivery import BatchMetadata, RecordFuture, RecordMetadata, TableDelivery
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.interceptors import InterceptorChain, ProducerRecord
 from oncelog.api.process_bound import ProcessBound
 from oncelog.api.record_sender import RecordSender
-from oncelog.storage.exceptions import OncelogError
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
@@ -35,6 +36,7 @@ class SyncSending(ProcessBound):
         self._sender = sender
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(sender.forbid)
+        sender.lets_loop_run = True
         if not sender.interceptors:
             # The short way, one call from the caller into a batch with room.
             self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
@@ -84,7 +86,7 @@ class SyncSending(ProcessBound):
             future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
                 return future
-            self._loop_thread.run(self._sender.make_room(topic))
+            self._loop_thread.run(self._sender.make_room(topic, partition))
 
     def send_arrow(self, topic: str, table: Any) -> TableFuture:
         """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
@@ -98,8 +100,11 @@ class SyncSending(ProcessBound):
         appended, or raises the error of the first batch that failed.
         """
         self._loop_thread.check()
-        if not self._sender.has_room(_checked_topic(topic)):
-            self._loop_thread.run(self._sender.make_room(topic))
+        _checked_topic(topic)
+        table = as_table(table)
+        partition = highest_partition(table)
+        if not self._sender.has_room(topic, partition):
+            self._loop_thread.run(self._sender.make_room(topic, partition))
         delivery = TableDelivery()
         for batch in _batches(self._sender, topic, table):
             while not self._sender.has_room(topic):
@@ -145,12 +150,15 @@ class AsyncSending(ProcessBound):
             future = self._sender.try_send(sent.topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
                 return future
-            await self._sender.make_room(sent.topic)
+            await self._sender.make_room(sent.topic, partition)
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to where each batch stands."""
-        if not self._sender.has_room(_checked_topic(topic)):
-            await self._sender.make_room(topic)
+        _checked_topic(topic)
+        table = as_table(table)
+        partition = highest_partition(table)
+        if not self._sender.has_room(topic, partition):
+            await self._sender.make_room(topic, partition)
         delivery = TableDelivery()
         for batch in _batches(self._sender, topic, table):
             while not self._sender.has_room(topic):
@@ -177,10 +185,10 @@ def _look_at(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-def _batches(sender: RecordSender, topic: str, table: Any) -> Iterator[ColumnBatch]:
+def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:
     count = sender.partition_count(topic)
     return split_table(
-        as_table(table),
+        table,
         topic=topic,
         partition_count=count,
         now_ms=sender.now_ms(),
@@ -214,10 +222,10 @@ def _intercepted(
 
 @contextlib.contextmanager
 def _refusals_told(chain: InterceptorChain) -> Iterator[None]:
-    """A record that is refused at once has its outcome as well."""
+    """A record that is not accepted has its outcome as well, whatever the reason (KIP-42)."""
     try:
         yield
-    except OncelogError as error:
+    except (Exception, asyncio.CancelledError) as error:
         chain.on_acknowledgement(None, error)
         raise
 

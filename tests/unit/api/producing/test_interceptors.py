@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from typing import Any
@@ -30,8 +31,9 @@ class Recorder(ProducerInterceptor):
         self.seen.append(("send", record.value))
         return dataclasses.replace(record, value=record.value + b"!", headers=[("by", b"us")])
 
-    def on_acknowledgement(self, metadata: Any, error: OncelogError | None) -> None:
-        self.seen.append(("acknowledged", metadata and metadata.offset, error and error.code))
+    def on_acknowledgement(self, metadata: Any, error: BaseException | None) -> None:
+        outcome = getattr(error, "code", error and type(error))
+        self.seen.append(("acknowledged", metadata and metadata.offset, outcome))
 
     def on_transaction_begin(self, transactional_id: str) -> None:
         self.seen.append(("begin", transactional_id))
@@ -49,7 +51,7 @@ class Broken(Recorder):
     def on_send(self, record: ProducerRecord) -> Any:
         raise ValueError("on_send is broken")
 
-    def on_acknowledgement(self, metadata: Any, error: OncelogError | None) -> None:
+    def on_acknowledgement(self, metadata: Any, error: BaseException | None) -> None:
         raise ValueError("on_acknowledgement is broken")
 
     def on_transaction_begin(self, transactional_id: str) -> None:
@@ -119,6 +121,40 @@ def test_a_record_refused_at_once_has_its_outcome_too(cluster: Any, run: Any) ->
 
     run(story())
     assert recorder.seen[1:] == [("acknowledged", None, ErrorCode.MESSAGE_TOO_LARGE)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [({"key": "text"}, TypeError), ({"timestamp_ms": 2**63}, ValueError)],
+)
+def test_a_record_that_cannot_be_one_has_its_outcome_too(
+    cluster: Any, run: Any, wrong: dict[str, Any], kind: type[Exception]
+) -> None:
+    cluster.create("t")
+    recorder = Recorder()
+
+    async def story() -> None:
+        async with cluster.producer(interceptors=[recorder]) as producer:
+            with pytest.raises(kind):
+                await producer.send("t", b"v", **wrong)
+
+    run(story())
+    assert recorder.seen == [("send", b"v"), ("acknowledged", None, kind)]
+
+
+def test_a_send_that_was_cancelled_has_its_outcome_too(cluster: Any, run: Any) -> None:
+    recorder = Recorder()
+
+    async def story() -> None:
+        async with cluster.producer(interceptors=[recorder]) as producer:
+            sending = asyncio.create_task(producer.send("missing", b"v"))
+            await asyncio.sleep(0.1)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+
+    run(story())
+    assert recorder.seen == [("send", b"v"), ("acknowledged", None, asyncio.CancelledError)]
 
 
 def test_a_broken_interceptor_harms_nobody_and_is_reported_once(

@@ -1,0 +1,95 @@
+"""What has to be known or enrolled before the first batch is sent, is while it is gathered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+
+LINGER_MS = 1_000
+
+
+def enrolled(cluster: Any) -> list[set[int]]:
+    return [
+        {tp.partition for tp in request.partitions}
+        for request in cluster.requests(AddPartitionsToTxnRequest)
+    ]
+
+
+def test_partitions_are_enrolled_together_while_their_records_are_gathered(
+    cluster: Any, run: Any
+) -> None:
+    leaders = cluster.create("t", 3)
+
+    async def story() -> None:
+        async with cluster.producer("loader", linger_ms=LINGER_MS) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"a", partition=0)
+            await producer.send("t", b"b", partition=2)
+            await asyncio.sleep(0.02)
+            assert enrolled(cluster) == [{0, 2}]
+            assert not cluster.requests(ProduceRequest)
+            await producer.send("t", b"c", partition=0)
+            await producer.commit_transaction()
+
+    run(story())
+    assert enrolled(cluster) == [{0, 2}]
+    assert leaders[0].committed_values() == [b"a", b"c"]
+
+
+def test_a_partition_that_comes_later_is_enrolled_when_its_batch_is_due(
+    cluster: Any, run: Any
+) -> None:
+    leaders = cluster.create("t", 2)
+
+    async def story() -> None:
+        async with cluster.producer("loader", linger_ms=LINGER_MS) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"a", partition=0)
+            await asyncio.sleep(0.02)
+            await producer.send("t", b"b", partition=1)
+            await asyncio.sleep(0.02)
+            assert enrolled(cluster) == [{0}]
+            await asyncio.sleep(LINGER_MS / 1_000)
+            assert enrolled(cluster) == [{0}, {1}]
+            await producer.commit_transaction()
+
+    run(story())
+    assert [leader.committed_values() for leader in leaders] == [[b"a"], [b"b"]]
+
+
+def test_a_transaction_that_was_ended_first_enrols_nothing(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer("loader", linger_ms=LINGER_MS) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"dropped")
+            await producer.abort_transaction()
+            await asyncio.sleep(0.02)
+
+    run(story())
+    assert enrolled(cluster) == []
+
+
+def test_the_producer_id_is_there_when_the_first_batch_is_due(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        async with cluster.producer(linger_ms=LINGER_MS) as producer:
+            await producer.send("t", b"a")
+            await asyncio.sleep(0.02)
+            assert len(cluster.requests(InitProducerIdRequest)) == 1
+            assert not cluster.requests(ProduceRequest)
+
+    run(story())
+    assert leader.values() == [b"a"]
+    assert len(cluster.requests(InitProducerIdRequest)) == 1

@@ -1,0 +1,87 @@
+"""A thread that wakes an event loop lets it work before it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from oncelog.api import loop_wake
+from oncelog.api.event_loop import LoopThread
+from oncelog.api.loop_wake import call_and_let_run
+
+
+@pytest.fixture
+def loop_thread() -> Iterator[LoopThread]:
+    thread = LoopThread("test-loop")
+    yield thread
+    thread.close()
+
+
+def test_the_thread_goes_on_after_the_tasks_have_made_their_calls(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the machine is: only the limit would let the thread go on earlier."""
+    monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", 60)
+    loop = loop_thread.loop
+    done: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def call() -> None:
+        done.append("called")
+        await asyncio.sleep(60)
+
+    def begin() -> None:
+        done.append("begun")
+        tasks.extend(loop.create_task(call()) for _ in range(3))
+
+    call_and_let_run(loop, begin)
+    assert done == ["begun", "called", "called", "called"]
+
+
+def test_a_callback_that_fails_keeps_nobody_waiting(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", 60)
+    loop = loop_thread.loop
+    reported = threading.Event()
+    loop.set_exception_handler(lambda *_: reported.set())
+    call_and_let_run(loop, [].pop)
+    assert reported.wait(60)
+
+
+def test_a_busy_loop_is_not_waited_for_long(loop_thread: LoopThread) -> None:
+    loop = loop_thread.loop
+    is_free = threading.Event()
+    called = threading.Event()
+    loop.call_soon_threadsafe(is_free.wait, 60)
+    call_and_let_run(loop, called.set)
+    assert not called.is_set()
+    is_free.set()
+    assert called.wait(60)
+
+
+def test_a_loop_never_waits_neither_for_itself_nor_for_another(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", 1_000_000)
+    called: list[str] = []
+    other = LoopThread("other-loop")
+    is_free = threading.Event()
+    other.loop.call_soon_threadsafe(is_free.wait, 60)
+
+    async def wake() -> list[str]:
+        call_and_let_run(asyncio.get_running_loop(), called.append, "own")
+        call_and_let_run(other.loop, called.append, "other")
+        before = list(called)
+        await asyncio.sleep(0)
+        return before
+
+    try:
+        assert loop_thread.run(wake()) == []
+        is_free.set()
+    finally:
+        other.close()
+    assert sorted(called) == ["other", "own"]
