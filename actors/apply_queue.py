@@ -15,7 +15,8 @@ from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
 from oncelog.actors.protocol.group_table import GroupTable
 from oncelog.actors.protocol.messages import TxnMarker
-from oncelog.actors.replica import AppendOutcome, Replica
+from oncelog.actors.replica import Replica
+from oncelog.actors.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
 

@@ -56,7 +56,8 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica import AppendOutcome, Replica
+from oncelog.actors.replica import Replica
+from oncelog.actors.replica_log import AppendOutcome
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition, shard_of
 

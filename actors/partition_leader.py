@@ -31,7 +31,8 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
-from oncelog.actors.replica import AppendOutcome, Replica
+from oncelog.actors.replica import Replica
+from oncelog.actors.replica_log import AppendOutcome
 from oncelog.actors.topic_rules import check_topic_rules
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -150,7 +151,7 @@ class PartitionLeader:
             header = parse_header(batch)
         outcome = replica.write(batch, header, None)
         if stamps_time:
-            outcome = dataclasses.replace(outcome, log_append_time_ms=now_ms)
+            outcome = outcome._replace(log_append_time_ms=now_ms)
         for waiter in self._early.pop(header.producer_id, ()):
             if not waiter.done():
                 waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""The log of one partition replica: ordered segments behind one set of offsets.
+"""The log of one partition replica: ordered segments behind one set of offsets, and their writer.
 
 One owner, one event loop: no method may run at the same time as another, except
 ``SyncPoint.run``, which is made for another thread. An OSError of a write or a sync takes the log
@@ -12,7 +12,7 @@ recovery point is durable.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +29,13 @@ from oncelog.storage.log_body import LogBody
 from oncelog.storage.log_head import LogHead
 from oncelog.storage.log_loader import LoadedLog, LogLoader, TailCut
 from oncelog.storage.log_settings import LogSettings
-from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction
+from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.readable_log import ReadableLog
 from oncelog.storage.record_batch import BatchHeader, Buffer
 from oncelog.storage.segment_list import LogSlice, SegmentList
 from oncelog.storage.sync_point import SyncLedger, SyncPoint
-from oncelog.storage.timestamp_search import find_max_timestamp, find_timestamp
 from oncelog.storage.txn_index import AbortedIndexEntry
 
 __all__ = ["LogSettings", "LogSlice", "PartitionLog"]
@@ -44,7 +44,7 @@ _ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
 """Sync rounds that a power loss, but no crash of the process, may set the checkpoint back."""
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """One partition's log; make it with ``open``."""
 
     def __init__(
@@ -57,13 +57,15 @@ class PartitionLog:
         ledger: SyncLedger,
         loaded: LoadedLog,
     ) -> None:
+        super().__init__(
+            SegmentList(loaded.segments, ledger),
+            LeaderEpochFile(filesystem, directory, loaded.leader_epochs),
+            loaded,
+        )
         self._filesystem = filesystem
         self._directory = directory
         self.settings = settings
         self._ledger = ledger
-        self._segments = SegmentList(loaded.segments, ledger)
-        self._snapshots = loaded.snapshots
-        self._snapshot_limit = loaded.snapshot_limit
         self.head = LogHead(
             filesystem=filesystem,
             directory=directory,
@@ -71,16 +73,12 @@ class PartitionLog:
             snapshots=self._snapshots,
         )
         self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
-        self._epochs = LeaderEpochFile(filesystem, directory, loaded.leader_epochs)
-        self._checked_from = loaded.checked_from
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
         self._generation = 0
         self._active_since_ms = now_ms
         self.was_clean = loaded.was_clean
         self.cut: TailCut | None = loaded.cut
-        self.log_start_offset = loaded.log_start_offset
-        self.log_end_offset = loaded.segments[-1].next_offset
         self.high_watermark = loaded.high_watermark
         self.recovery_point = (
             loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
@@ -116,21 +114,6 @@ class PartitionLog:
         if loaded.is_new:
             log._write_checkpoint()
         return log
-
-    @property
-    def leader_epochs(self) -> list[tuple[int, int]]:
-        """(leader epoch, its first offset) pairs, ascending."""
-        return list(self._epochs.pairs)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all batches."""
-        return self._segments.size_bytes
-
-    @property
-    def segment_count(self) -> int:
-        """The number of segments, the active one included."""
-        return len(self._segments)
 
     @property
     def failure(self) -> OSError | None:
@@ -260,97 +243,7 @@ class PartitionLog:
             except OSError as second:
                 self._ledger.fail(second)
 
-    # Reading
-
-    def read(self, offset: int, *, max_bytes: int, upper_offset: int) -> bytes:
-        """``fetch`` without the offset after the batches."""
-        return self.fetch(offset, max_bytes=max_bytes, upper_offset=upper_offset).records
-
-    def fetch(self, offset: int, *, max_bytes: int, upper_offset: int) -> LogSlice:
-        """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
-
-        ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
-        into ``max_bytes``, but at least one if there is any; none: empty, with ``offset``. Never
-        reaches into the next segment unless this one has nothing. ValueError for an offset
-        outside [log start, log end].
-        """
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise ValueError(
-                f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
-            )
-        for segment in self._segments.opened_from(offset):
-            if segment.base_offset >= upper_offset:
-                break
-            records, next_offset = segment.read(
-                offset, max_bytes=max_bytes, upper_offset=upper_offset
-            )
-            if records:
-                return LogSlice(records=records, next_offset=next_offset)
-        return LogSlice(records=b"", next_offset=offset)
-
-    def aborted_transactions(
-        self, fetch_offset: int, upper_offset: int
-    ) -> tuple[AbortedTransaction, ...]:
-        """The aborted transactions that touch [fetch_offset, upper_offset), oldest marker first.
-
-        Source: KIP-98, "Transaction index".
-        """
-        found: list[AbortedTransaction] = []
-        for segment in self._segments.from_offset(fetch_offset):
-            if segment.txn_index.collect(fetch_offset, upper_offset, found):
-                break
-        return tuple(found)
-
-    def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record with ``timestamp_ms`` or later.
-
-        None if there is none below ``upper_offset`` (exclusive). Source: KIP-33.
-        """
-        return find_timestamp(
-            self._segments,
-            timestamp_ms,
-            lowest_offset=self.log_start_offset,
-            upper_offset=upper_offset,
-        )
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record with the largest timestamp; None without any."""
-        return find_max_timestamp(self._segments, lowest_offset=self.log_start_offset)
-
-    def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """All batches from the one that holds ``from_offset`` up to the log end, in order.
-
-        CorruptDataError names the file and position of a batch that fails its CRC.
-        """
-        for segment in self._segments.opened_from(from_offset):
-            yield from segment.replay(from_offset, self._epochs.pairs)
-
-    def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Of ``replay``, what producer state is made of, and the last batch.
-
-        What is left out may tell of leader epochs: those are in ``leader_epochs``, all of them.
-        To be used right after ``open``: what that has read and checked is not checked again.
-        """
-        pairs = self._epochs.pairs
-        for segment in self._segments.opened_from(from_offset):
-            is_checked = segment.base_offset >= self._checked_from
-            yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
-
-    def offset_before(self, offset: int, bytes_max: int) -> int:
-        """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""
-        return self._segments.offset_before(offset, bytes_max)
-
-    def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
-        """The newest readable state and its offset, from which the caller must replay.
-
-        It may lie below the log start, whose segment still has all its batches: they are replayed
-        for the producers they tell of. Without one: where the first segment begins, no entries.
-        """
-        lowest_offset = self._segments.first.base_offset
-        found = self._snapshots.newest(
-            lowest_offset=lowest_offset, highest_offset=self._snapshot_limit
-        )
-        return found if found is not None else (lowest_offset, [])
+    # Making it durable
 
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the log end offset of now; cheap.

@@ -114,7 +114,7 @@ def _unstable_reads() -> Any:
 
 
 def _no_aborted_index() -> Any:
-    return mock.patch("oncelog.actors.replica.index_if_aborted")
+    return mock.patch("oncelog.actors.replica_log.index_if_aborted")
 
 
 @contextmanager
