@@ -168,9 +168,9 @@ class LogWatch:
         before: TransactionMetadata | None,
         after: TransactionMetadata | None,
     ) -> None:
-        """A record of a transaction log, committed, was applied."""
+        """A record of a transaction log, committed, was applied; a tombstone may change nothing."""
         self.counts["transaction records"] += 1
-        if after is None:
+        if after is None or after is before:
             return
         if before is not None:
             self._check_move(before, after)

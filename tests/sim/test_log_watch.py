@@ -134,6 +134,13 @@ def test_a_move_that_is_not_in_the_table_is_found(watch):
     assert found(watch) == {"IllegalMoves"}
 
 
+def test_a_record_that_changes_nothing_is_no_move(watch):
+    """The tombstones of a run's members follow its COMPLETE."""
+    complete = metadata(S.COMPLETE_COMMIT, 5)
+    watch.logs(None, complete, complete)
+    assert watch.violations == []
+
+
 def test_a_completion_before_its_markers_is_found(watch):
     logs(watch, metadata(S.PREPARE_COMMIT, 5, A), metadata(S.COMPLETE_COMMIT, 5))
     assert found(watch) == {"EarlyCompletions"}
