@@ -196,6 +196,16 @@ def test_the_record_that_fills_a_batch_goes_the_long_way(kind: type[OpenBatches]
     assert batches.add("t", b"", None, (), None, None) is None
 
 
+def test_a_time_too_far_from_that_of_the_first_record_goes_the_long_way(
+    kind: type[OpenBatches],
+) -> None:
+    batches = new(kind)
+    batches.put(batches.topics["t"].batches[1], (None, b"v", -(2**63) + 5, ()), 22)
+    batches.put(batches.topics["t"].batches[2], (None, b"v", -(2**62), ()), 22)
+    assert batches.add("t", b"v", None, (), None, 1) is None
+    assert batches.add("t", b"v", None, (), None, 2) is not None
+
+
 def test_keys_go_where_the_partitioner_says(kind: type[OpenBatches]) -> None:
     batches = new(kind, batch_bytes=1_000_000)
     for number in range(60):
