@@ -45,10 +45,13 @@ class RecoveryCheckpoint:
 
     def to_bytes(self) -> bytes:
         """The file's bytes; every checkpoint has the same length."""
-        lines = [_VERSION]
-        lines += [f"{name} {getattr(self, name):020d}" for name in _RECOVERY_FIELDS]
-        text = "\n".join(lines) + "\n"
-        return f"{text}crc32c {crc32c(text.encode()):08x}\n".encode()
+        text = (
+            f"{_VERSION}\n"
+            f"recovery_point {self.recovery_point:020d}\n"
+            f"log_start_offset {self.log_start_offset:020d}\n"
+            f"high_watermark {self.high_watermark:020d}\n"
+        ).encode()
+        return b"%bcrc32c %08x\n" % (text, crc32c(text))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RecoveryCheckpoint:

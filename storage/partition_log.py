@@ -130,18 +130,20 @@ class PartitionLog(ReadableLog):
         By size; by age, which record timestamps tell if there are any and else the wall clock;
         by a full index; or because an offset would not fit an index entry. Source: KIP-32.
         """
-        active = self._segments.active
-        if active.size_bytes == 0:
+        active, settings = self._segments.active, self.settings
+        size_bytes = active.size_bytes
+        if size_bytes == 0:
             self._active_since_ms = now_ms
             return False
-        if active.first_timestamp_ms != NO_TIMESTAMP and max_timestamp_ms != NO_TIMESTAMP:
-            age_ms = max_timestamp_ms - active.first_timestamp_ms
+        first_timestamp_ms = active.first_timestamp_ms
+        if first_timestamp_ms != NO_TIMESTAMP and max_timestamp_ms != NO_TIMESTAMP:
+            age_ms = max_timestamp_ms - first_timestamp_ms
         else:
             age_ms = now_ms - self._active_since_ms
         relative_offset = self.log_end_offset + last_offset_delta - active.base_offset
         return (
-            active.size_bytes + batch_bytes > self.settings.segment_bytes
-            or age_ms > self.settings.segment_ms
+            size_bytes + batch_bytes > settings.segment_bytes
+            or age_ms > settings.segment_ms
             or relative_offset > RELATIVE_OFFSET_MAX
             or active.index_is_full
         )
@@ -178,9 +180,10 @@ class PartitionLog(ReadableLog):
         OSError: nothing was appended; the log is offline unless the disk was only full.
         """
         self._ledger.check()
-        last_offset, active = header.last_offset, self._segments.active
+        base_offset, active = header.base_offset, self._segments.active
+        last_offset = base_offset + header.last_offset_delta
         if (
-            header.base_offset != self.log_end_offset
+            base_offset != self.log_end_offset
             or not header.is_of(batch)
             or last_offset - active.base_offset > RELATIVE_OFFSET_MAX
         ):

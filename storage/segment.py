@@ -199,7 +199,7 @@ class Segment:
     @property
     def index_is_full(self) -> bool:
         """Whether the segment must roll because its index takes no further entry."""
-        return self.indexes[0].is_full
+        return (self._indexes.entries or self.indexes)[0].is_full
 
     def write_indexes(self) -> list[FileHandle]:
         """Write both index files and return them, to be synced and closed by the caller."""
@@ -276,12 +276,14 @@ class Segment:
         """
         if self._own_from == _NOTHING:
             self._own_from = self.size_bytes
-        position = self.log.append((header.placement(), memoryview(batch)[PLACEMENT_BYTES:]))
+        log = self._log or self.log
+        position = log.append((header.placement(), memoryview(batch)[PLACEMENT_BYTES:]))
         self.size_bytes = end = position + len(batch)
-        last_offset = header.last_offset
+        base_offset = header.base_offset
+        last_offset = base_offset + header.last_offset_delta
         self.next_offset = last_offset + 1
         self._indexes.account(
-            BatchPlace(position, end, header.base_offset, last_offset, header.max_timestamp_ms)
+            BatchPlace(position, end, base_offset, last_offset, header.max_timestamp_ms)
         )
 
     def discard_partial_append(self) -> None:

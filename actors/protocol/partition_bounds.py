@@ -174,10 +174,10 @@ class PartitionBounds:
         """
         if self._high_watermark < self._snapshot_offset:
             return self._log_start_offset
-        unstable = self.first_unstable_offset
+        unstable = self.producers.transactions.first_unstable_offset
         if unstable == NO_OFFSET:
             return self._high_watermark
-        return min(unstable, self._high_watermark)
+        return min(max(unstable, self._log_start_offset), self._high_watermark)
 
     def fetch_bound(self, isolation_level: IsolationLevel) -> int:
         """Exclusive offset up to which a reader sees records."""

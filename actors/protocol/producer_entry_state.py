@@ -92,6 +92,9 @@ class ProducerEntry:
         """The remembered batch that ``header`` repeats: same epoch, first and last sequence."""
         if header.producer_epoch != self.producer_epoch:
             return None
+        if self.batches and header.base_sequence == self.batches[-1].last_sequence + 1:
+            # It follows the newest one, as nearly all do.
+            return None
         last_sequence = header.last_sequence
         for batch in self.batches:
             if (
