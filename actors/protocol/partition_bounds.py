@@ -111,11 +111,8 @@ class PartitionBounds:
         A lower offset than before changes nothing; one past the log end is refused as our bug
         (I-04). Returns whether the high watermark moved, and so whether readers are to be woken.
         """
-        invariant(
-            offset <= self._log_end_offset,
-            "I-04",
-            f"{self}: high watermark {offset} past the log end {self._log_end_offset}",
-        )
+        if offset > self._log_end_offset:
+            invariant(False, "I-04", f"{self}: high watermark {offset} is past the log end")
         if offset <= self._high_watermark:
             return False
         self._high_watermark = offset
