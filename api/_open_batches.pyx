@@ -184,6 +184,8 @@ cdef class OpenBatch:
         cdef Py_ssize_t headers_size = PyBytes_Size(headers)
         cdef Py_ssize_t index = self._count, size
         cdef uint8_t *at
+        if self._block is None:
+            raise ValueError("the batch is closed; nothing can be added any more")
         if not self._takes_time(timestamp_ms):
             raise ValueError("timestamps are too far apart; their difference is to fit 64 bits")
         if index == 0:

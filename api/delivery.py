@@ -2,11 +2,12 @@
 
 All futures of a batch share one ``BatchDelivery``. A producer makes one future per record, and
 ``concurrent.futures.Future`` would make a lock for each; ``RecordFuture`` makes none until someone
-uses it in a way that needs one.
+uses it in a way that needs one. Those of asyncio are settled batch by batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ class BatchDelivery:
     """The outcome of one batch, set once; what its futures wait for."""
 
     __slots__ = (
+        "_awaited",
         "_base_offset",
         "_callbacks",
         "_error",
@@ -71,6 +73,7 @@ class BatchDelivery:
         self._log_append_time_ms = NO_TIMESTAMP
         self._error: OncelogError | None = None
         self._parts: tuple[BatchDelivery, ...] = ()
+        self._awaited: list[tuple[RecordFuture, asyncio.Future[RecordMetadata]]] | None = None
 
     @property
     def error(self) -> OncelogError | None:
@@ -138,6 +141,21 @@ class BatchDelivery:
         yield BatchMetadata(
             topic_partition.topic, topic_partition.partition, self._base_offset, self.record_count
         )
+
+    def await_record(
+        self, record: RecordFuture, loop: asyncio.AbstractEventLoop, *, is_failure_told: bool
+    ) -> asyncio.Future[RecordMetadata]:
+        """A future of ``loop`` for a record of the batch, whose outcome is set on ``loop`` too.
+
+        With ``is_failure_told`` asyncio does not complain if nobody looks at a failure.
+        """
+        awaitable: asyncio.Future[RecordMetadata] = loop.create_future()
+        if self._awaited is not None and not self.is_done:
+            self._awaited.append((record, awaitable))
+            return awaitable
+        awaited = self._awaited = [(record, awaitable)]
+        self.add_done_callback(lambda: _settle(awaited, is_failure_told=is_failure_told))
+        return awaitable
 
     def _part_done(self) -> None:
         if all(part.is_done for part in self._parts) and not self.is_done:
@@ -230,12 +248,36 @@ class RecordFuture(Future[RecordMetadata]):
 
         self._delivery.add_done_callback(run)
 
+    def awaitable(self, *, is_failure_told: bool) -> asyncio.Future[RecordMetadata]:
+        """The same for coroutines of the running loop, which has to be the producer's."""
+        return self._delivery.await_record(
+            self, asyncio.get_running_loop(), is_failure_told=is_failure_told
+        )
+
     def _copy_outcome(self) -> None:
         error = self.exception(0)
         if error is not None:
             self.set_exception(error)
         else:
             self.set_result(self.result(0))
+
+
+def _settle(
+    awaited: list[tuple[RecordFuture, asyncio.Future[RecordMetadata]]], *, is_failure_told: bool
+) -> None:
+    """Hand the outcome of records to those who wait for it on this loop."""
+    for record, awaitable in awaited:
+        if awaitable.done():
+            continue
+        error = record.exception(0)
+        if error is None:
+            awaitable.set_result(record.result(0))
+            continue
+        awaitable.set_exception(error)
+        if is_failure_told:
+            awaitable.exception()
+    # Its batch need not keep it any longer.
+    awaited.clear()
 
 
 class TableDelivery:

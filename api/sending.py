@@ -121,6 +121,7 @@ class AsyncSending(ProcessBound):
 
     def __init__(self, sender: RecordSender) -> None:
         self._sender = sender
+        self._add = sender.open_batches.add
 
     async def send(
         self,
@@ -134,23 +135,41 @@ class AsyncSending(ProcessBound):
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to have the record accepted, its result to have it stand."""
         chain = self._sender.interceptors
-        sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
-        with _refusals_told(chain):
-            future = await self._send(sent)
         if chain:
-            chain.watch(future)
-        return self._awaitable(future)
+            future = await self._send_intercepted(
+                _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+            )
+        else:
+            future = self._add(
+                topic, value, key, headers, timestamp_ms, partition
+            ) or await self._send(topic, value, key, headers, timestamp_ms, partition)
+        return future.awaitable(is_failure_told=self._sender.tells_failures)
 
-    async def _send(self, sent: ProducerRecord) -> RecordFuture:
-        timestamp_ms, partition = sent.timestamp_ms, sent.partition
-        value, key, headers = _checked(
-            sent.topic, sent.value, sent.key, sent.headers, timestamp_ms, partition
-        )
+    async def _send_intercepted(self, sent: ProducerRecord) -> RecordFuture:
+        chain = self._sender.interceptors
+        with _refusals_told(chain):
+            future = await self._send(
+                sent.topic, sent.value, sent.key, sent.headers, sent.timestamp_ms, sent.partition
+            )
+        chain.watch(future)
+        return future
+
+    async def _send(
+        self,
+        topic: str,
+        value: Bytes | None,
+        key: Bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> RecordFuture:
+        """The long way: checks everything, waits if it must."""
+        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
         while True:
-            future = self._sender.try_send(sent.topic, value, key, headers, timestamp_ms, partition)
+            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
             if future is not None:
                 return future
-            await self._sender.make_room(sent.topic, partition)
+            await self._sender.make_room(topic, partition)
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to where each batch stands."""

@@ -291,6 +291,15 @@ def test_a_full_block_is_filled_again_when_nobody_has_it_any_more() -> None:
     assert b"2" * 100 not in sealed
 
 
+def test_a_closed_batch_takes_no_record() -> None:
+    batches = compiled_batches()
+    batch = filled(batches, b"v" * 100)
+    rows = batch.rows()
+    with pytest.raises(ValueError, match="closed"):
+        batches.put(batch, (None, b"v", 1, ()), 22)
+    assert rows.record_count == 82
+
+
 def test_blocks_are_kept_only_as_the_buffer_has_room_and_if_they_were_filled() -> None:
     batches = compiled_batches()
     several = [filled(batches, b"v" * 100).rows() for _ in range(5)]
