@@ -1,8 +1,8 @@
 """Speed of the storage engine, each figure beside the bare system calls it is measured by.
 
-``./run bench storage [CASE...]``: append, sync, fetch, checked,
-open, length. Every comparison alternates
-between both sides and takes medians; results are appended to ``bench/results/storage.jsonl``.
+``./run bench storage [CASE...]``: append, sync, fetch, checked, open, length. Every comparison
+alternates between both sides and takes medians; results are appended to
+``bench/results/storage.jsonl``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import shutil
 import signal
 import statistics
@@ -23,20 +22,18 @@ from pathlib import Path
 from typing import Final
 
 from _measure import ROUNDS, Report, alternate, ratio, save, scratch
+from _storage_length import bench_length
 from _storage_logs import (
     GIB,
     KIB,
     LEADER_EPOCH,
     MIB,
-    RECORDS_PER_BATCH,
     TOPIC,
     TOPIC_PARTITION,
-    append_all,
     client_batches,
     drop_cache,
     fetch_offsets,
     fill_log,
-    fill_long_log,
     leading_machine,
     make_replica,
     open_log,
@@ -358,105 +355,6 @@ def bench_open(root: Path, report: Report) -> None:
             report.target(
                 f"open_clean_{name}_ms", statistics.median(clean) * 1e3, 200, at_least=False
             )
-
-
-# --- length ---------------------------------------------------------------------------------------
-
-PLACES: Final = 1_000
-APPENDS: Final = 4_000
-SHORT_BYTES: Final = 100 * 10**6
-LONG_BYTES: Final = 10 * 10**9
-REAL_BYTES: Final = 2 * 10**9
-
-
-def read_randomly(log: PartitionLog, offsets: Sequence[int]) -> float:
-    """Seconds to read one batch at each offset."""
-    upper_offset = log.log_end_offset
-    started = time.perf_counter()
-    for offset in offsets:
-        log.fetch(offset, max_bytes=1, upper_offset=upper_offset)
-    return time.perf_counter() - started
-
-
-def append_more(log: PartitionLog, batches: Sequence[bytes]) -> float:
-    """Seconds to append after what is there."""
-    started = time.perf_counter()
-    append_all(log, batches)
-    return time.perf_counter() - started
-
-
-def bench_length(root: Path, report: Report) -> None:
-    """Appends and random reads of a log of 10 GB, against one of 100 MB.
-
-    Both logs hold batches of 64 KiB. All of the short one and the last 2 GB of the long one are
-    random bytes on the disk; the first 8 GB of the long one are batches with real headers and
-    index entries whose records are holes, so that no disk of 10 GB is needed. What is asked is
-    whether finding a place, reading one batch and appending one depend on how much log there is:
-    so each side reads 1,000 different batches, spread evenly over its whole length, each once per
-    round in random order, after a round that has brought them into the page cache. The long log
-    thus touches as much data as the short one, but all of its segments and indexes. What a page
-    cache too small for 10 GB would cost is the disk's matter and is not measured.
-    Once with segments of 1 GiB (10 of them) and once of 64 MiB (150).
-    """
-    batch_bytes = 64 * KIB
-    rng = random.Random(1)
-    more = client_batches(APPENDS, 16 * KIB)
-    for name, segment_bytes in (("gib_segments", GIB), ("mib64_segments", 64 * MIB)):
-        with scratch(root) as data_dir:
-            logs, offsets = [], []
-            for label, size, real in (
-                ("short", SHORT_BYTES, SHORT_BYTES),
-                ("long", LONG_BYTES, REAL_BYTES),
-            ):
-                directory = data_dir / label
-                fill_long_log(
-                    directory,
-                    size_bytes=size,
-                    real_bytes=real,
-                    batch_bytes=batch_bytes,
-                    segment_bytes=segment_bytes,
-                )
-                started = time.perf_counter()
-                log = open_log(directory, segment_bytes=segment_bytes)
-                opened_ms = (time.perf_counter() - started) * 1e3
-                report.figure(
-                    f"open_clean_{label}_{name}_ms",
-                    opened_ms,
-                    f"{opened_ms:8.1f} ms, {log.segment_count} segments",
-                )
-                chosen = rng.sample(range(0, log.log_end_offset, RECORDS_PER_BATCH), PLACES)
-                read_randomly(log, chosen)
-                logs.append(log)
-                offsets.append(chosen)
-            compare_lengths(report, name, logs, offsets, more)
-            for log in logs:
-                log.close(None)
-
-
-def compare_lengths(
-    report: Report,
-    name: str,
-    logs: Sequence[PartitionLog],
-    offsets: Sequence[Sequence[int]],
-    more: Sequence[bytes],
-) -> None:
-    """Read and append, the short log and the long one in turn."""
-    reads = [partial(read_randomly, *pair) for pair in zip(logs, offsets, strict=True)]
-    short_read, long_read = alternate(report.rounds, *reads)
-    short_append, long_append = alternate(
-        report.rounds, *(partial(append_more, log, more) for log in logs)
-    )
-    for what, short, long, count in (
-        ("read", short_read, long_read, PLACES),
-        ("append", short_append, long_append, APPENDS),
-    ):
-        report.figure(
-            f"{what}_10gb_{name}_us",
-            statistics.median(long) / count * 1e6,
-            f"{statistics.median(long) / count * 1e6:8.1f} us, at 100 MB "
-            f"{statistics.median(short) / count * 1e6:.1f} us",
-        )
-        report.target(f"{what}_10gb_vs_100mb_{name}", ratio(long, short), 1.2, at_least=False)
 
 
 # --- the run --------------------------------------------------------------------------------------

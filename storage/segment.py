@@ -21,11 +21,7 @@ from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.leader_epoch_list import LeaderEpochPairs
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.offset_index import OffsetIndex
-from oncelog.storage.record_batch import (
-    PLACEMENT_BYTES,
-    BatchHeader,
-    Buffer,
-)
+from oncelog.storage.record_batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.recovery import TailDefect, inspect_batch
 from oncelog.storage.segment_frames import (
     PLACE_BYTES,
@@ -72,6 +68,7 @@ class Segment:
         self._filesystem = filesystem
         self._stem = directory / f"{base_offset:020d}"
         self._state_suffix = state_suffix
+        self._log_path = self.path_of(LOG_SUFFIX)
         self.index_interval_bytes = index_interval_bytes
         self.base_offset = base_offset
         self.next_offset = next_offset
@@ -314,10 +311,18 @@ class Segment:
         Only batches that end below ``upper_offset`` (exclusive); at least one if there is any,
         then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``.
         """
-        start = self._find_start(offset)
+        place = self._place_of_large(offset)
+        start = self._find_start(offset) if place is None else place.position
         if start is None:
             return b"", offset
-        end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
+        if (
+            place is not None
+            and place.end >= start + max_bytes
+            and place.last_offset < upper_offset
+        ):
+            end, next_offset = place.end, place.last_offset + 1
+        else:
+            end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
         if end == start:
             if upper_offset >= self.next_offset:
                 self._refuse(start, TailDefect.WRONG_OFFSET.value)
@@ -425,6 +430,22 @@ class Segment:
                 entry, head = find(self._rebuild_indexes()[0]), b""
         return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
 
+    def _place_of_large(self, offset: int) -> BatchPlace | None:
+        """The batch that holds ``offset`` if it is found without the header of the one before it.
+
+        None for where a read has ended, too: that needs no header at all.
+        """
+        if offset in self._known_places:
+            return None
+        entry = self.indexes[0].lookup_large(offset)
+        if entry is None:
+            return None
+        head = self.log.read(entry[1], PLACE_BYTES)
+        if begins_with_batch(head, entry[0]):
+            for place in self.walk(entry[1], head):
+                return place if place.base_offset <= offset else None
+        return None
+
     def _find_start(self, offset: int) -> int | None:
         """The position of the first batch that ends at ``offset`` or later."""
         known = self._known_places.get(offset)
@@ -472,7 +493,7 @@ class Segment:
 
     @property
     def _log_file(self) -> LogFile:
-        return LogFile(self.log, self.path_of(LOG_SUFFIX), self.base_offset, self.size_bytes)
+        return LogFile(self.log, self._log_path, self.base_offset, self.size_bytes)
 
     def _refuse(self, position: int, reason: str) -> NoReturn:
         self._log_file.refuse(position, reason)

@@ -88,10 +88,17 @@ class SegmentList:
         yield from self._segments[self._slot_of(offset) :]
 
     def opened_from(self, offset: int) -> Iterator[Segment]:
-        """The same, for reading: each is open when it is given, and kept open for a while."""
+        """The same, for reading: each is open when it is given, and kept open for a while.
+
+        Mostly the first is all that is wanted, so no other is touched before it is asked for.
+        """
+        first = self.holding(offset)
+        self._keep_open(first)
+        yield first
         for segment in self.from_offset(offset):
-            self._keep_open(segment)
-            yield segment
+            if segment.base_offset > first.base_offset:
+                self._keep_open(segment)
+                yield segment
 
     def offset_before(self, offset: int, bytes_max: int) -> int:
         """An offset whose batch begins about ``bytes_max`` before the one that holds ``offset``.

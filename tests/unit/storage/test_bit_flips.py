@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from crash_disk import CrashDisk
 
-from oncelog.storage import segment
+from oncelog.storage import offset_index, segment
 from oncelog.storage.batch_check import find_damage
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.partition_log import LogSettings, PartitionLog
@@ -159,6 +159,22 @@ def test_flip_under_an_open_log_is_found_by_the_reader(written, base_offset, rea
             read(log)
         disk.flip_bit(path, position, bit)
     read(log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base_offset", SEGMENTS)
+def test_flip_is_found_where_the_index_names_the_batch_itself(written, base_offset, monkeypatch):
+    monkeypatch.setattr(offset_index, "_LARGE_BYTES", BATCH_BYTES - 1)
+    disk = written()[0].after_kill()
+    log = open_log(disk)
+    for position, bit in bits():
+        if position % BATCH_BYTES in LEADER_EPOCH:
+            continue
+        disk.flip_bit(log_path(base_offset), position, bit)
+        with pytest.raises(CorruptDataError, match=places(base_offset, position)):
+            seek_everywhere(log)
+        disk.flip_bit(log_path(base_offset), position, bit)
+    seek_everywhere(log)
 
 
 def test_reader_is_spared_the_check_of_what_this_process_wrote(written, monkeypatch):
