@@ -4,6 +4,7 @@
     ./run sim --seed 17 --runs 1                one seed, again
     ./run sim --seed 17 --runs 1 --set kill=0 --set duration_s=5
                                                 the same with parts of its scenario changed
+    ./run sim --runs 5 --history DIR            also write what clients saw, as a campaign does
 
 Exit status 0: every run was clean and at least one of them said something.
 """
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sim_shrink import shortened
@@ -54,9 +56,10 @@ class Totals:
             self.vacuous.append(seed)
 
 
-def one_run(seed: int, changes: dict[str, Any]) -> Result:
+def one_run(seed: int, changes: dict[str, Any], directory: Path | None = None) -> Result:
     """What a worker process does."""
-    return run_scenario(drawn_scenario(seed).changed(changes))
+    path = None if directory is None else directory / f"seed-{seed}.jsonl"
+    return run_scenario(drawn_scenario(seed).changed(changes), path)
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +100,12 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], help="NAME=VALUE of a scenario")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
+    parser.add_argument("--history", type=Path, metavar="DIR", help="a directory, empty or new")
     options = parser.parse_args(arguments)
+    if options.history is not None:
+        options.history.mkdir(parents=True, exist_ok=True)
+        if any(options.history.iterdir()):
+            parser.error(f"--history {options.history}: there is something in it; name another")
     if options.seconds is None and options.runs is None:
         options.seconds = 60.0
     if not 1 <= options.jobs <= JOBS_MAX:
@@ -125,7 +133,7 @@ def _results(options: argparse.Namespace, changes: dict[str, Any]) -> Iterator[R
                     seed = next(seeds, None)
                     if seed is None:
                         break
-                    running.add(pool.submit(one_run, seed, changes))
+                    running.add(pool.submit(one_run, seed, changes, options.history))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -15,7 +15,12 @@ from unittest import mock
 
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.group_sync import GroupSync
-from oncelog.actors.protocol import partition, producer_state, transaction
+from oncelog.actors.protocol import (
+    partition,
+    producer_state,
+    transaction,
+    transaction_table,
+)
 from oncelog.actors.protocol.group import GroupMachine
 from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
 from oncelog.actors.protocol.partition_bounds import PartitionBounds
@@ -64,7 +69,7 @@ def _marker_rules(*, strict: bool, coordinator_epoch: bool) -> Iterator[None]:
 @contextmanager
 def _one_epoch_for_all() -> Iterator[None]:
     """Kafka's classic protocol: the transactions of a producer share its epoch."""
-    real_prepared, real_age = transaction.prepared, transaction.end_age
+    real_prepared, real_age = transaction_table.prepared, transaction.end_age
 
     def prepared(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
         decided = real_prepared(metadata, **fields)
@@ -76,7 +81,7 @@ def _one_epoch_for_all() -> Iterator[None]:
         return EndAge.RETRY if age is EndAge.CURRENT and has_ended else age
 
     with (
-        mock.patch.object(transaction, "prepared", prepared),
+        mock.patch.object(transaction_table, "prepared", prepared),
         mock.patch.object(transaction, "end_age", end_age),
         _marker_rules(strict=False, coordinator_epoch=True),
     ):

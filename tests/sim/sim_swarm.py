@@ -9,11 +9,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from sim_checkers import Violation
+from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
+from sim_export import judged, write_history
 from sim_history import LogEnd
 from sim_jobs import planner
 from sim_launcher import founded_disks
@@ -133,8 +135,11 @@ class Result:
         return self.violations[0].checker if self.violations else None
 
 
-def run_scenario(scenario: Scenario) -> Result:
-    """Run and check one scenario. Never raises for what it finds."""
+def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result:
+    """Run and check one scenario. Never raises for what it finds.
+
+    The history is judged once more as that of a fault campaign, and written to ``history_path``.
+    """
     result = Result(scenario)
     settings = WorldSettings(
         cluster=CLUSTER,
@@ -153,15 +158,23 @@ def run_scenario(scenario: Scenario) -> Result:
                 _play(stage, scenario.faults)
                 _read_everything(stage)
                 result.violations += check_history(stage.history)
+                result.violations += _judged_as_campaign(stage)
             except SimulationError as error:
                 cause = error.__cause__
                 if not isinstance(cause, _WatchError):
                     name = type(cause or error).__name__
                     text = str(error).partition("\n---")[0]
                     result.violations.append(Violation(f"World:{name}", text))
+            if history_path is not None:
+                write_history(stage.history, history_path)
             result.violations[:0] = watch.violations
             _measure(result, stage, watch)
     return result
+
+
+def _judged_as_campaign(stage: Stage) -> list[Violation]:
+    found = judged(stage.history).anomalies[:VIOLATIONS_MAX]
+    return [Violation(f"Campaign:{anomaly.kind}", anomaly.detail) for anomaly in found]
 
 
 class _WatchError(AssertionError):

@@ -82,11 +82,10 @@ def _lower_position(history: History) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [_drop_committed, _repeat, _swap, _show_aborted, _turn_reader_back, _lower_position],
-    ids=lambda plant: plant.__name__.strip("_"),
-)
+PLANTS = [_drop_committed, _repeat, _swap, _show_aborted, _turn_reader_back, _lower_position]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))
 def test_an_anomaly_planted_in_a_clean_history_is_found(plant: Callable[[History], str]):
     planted = 0
     for number in range(40):
