@@ -15,7 +15,7 @@ from oncelog.actors.interfaces import ResultT
 _logger = logging.getLogger(__name__)
 
 
-SHORT_WORK_S: Final = 0.001
+SHORT_WORK_S: Final = 0.0007
 """Work that takes less is short: the loop may stand still for it rather than wait for a thread."""
 
 SHORT_IN_A_ROW: Final = 4
@@ -54,9 +54,14 @@ class ThreadBackground:
         self._queue.put((loop, self._end, future, work))
         return future
 
+    @property
+    def is_brisk(self) -> bool:
+        """Whether the last pieces of work were short."""
+        return self._short_count >= SHORT_IN_A_ROW
+
     def try_now(self, work: Callable[[], None]) -> bool:
         """Run ``work`` at once if such work was short of late and the thread has none."""
-        if self._under_way or self._short_count < SHORT_IN_A_ROW:
+        if self._under_way or not self.is_brisk:
             return False
         loop = asyncio.get_running_loop()
         begun_s = loop.time()

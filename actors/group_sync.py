@@ -3,9 +3,10 @@
 The high watermark, and so every acknowledgement and every reader, covers only what is on disk; with
 ``flush="os"`` it covers what was handed to the operating system, and the sync goes on behind.
 
-A *round* takes all that is unsynced at the end of a turn, or in the middle of one once that is
-``ROUND_BYTES``: the disk then works while the loop goes on appending. Such a large round may wait
-for its turn behind another, so that the disk has work at once when that one ends.
+A *round* takes all that is unsynced at the end of a turn. While the disk is brisk one begins in the
+middle of a turn, as soon as ``ROUND_BYTES`` are unsynced: the disk then works while the loop goes
+on appending. Such a round may wait behind another, so that the disk has work at once when that one
+ends. On a slow disk two rounds cost more than one.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class GroupSync:
             self._waiters.release(self._machine.high_watermark)
         self._unbegun_bytes += size_bytes
         self._hurry = max(self._hurry, _Hurry.AWAITED if is_awaited else _Hurry.SOON)
-        if self._unbegun_bytes >= ROUND_BYTES and len(self._rounds) < ROUNDS_MAX:
+        is_large = self._unbegun_bytes >= ROUND_BYTES
+        if is_large and len(self._rounds) < ROUNDS_MAX and self._background.is_brisk:
             self._begin_round(log)
         elif not self._rounds:
             self._begin_at_end_of_turn(log)

@@ -45,6 +45,11 @@ class Background(Protocol):
         """
         ...
 
+    @property
+    def is_brisk(self) -> bool:
+        """Whether all work took so little of late that more pieces of it cost less than waiting."""
+        ...
+
     def try_now(self, work: Callable[[], None]) -> bool:
         """Run ``work`` in this very turn if that takes less time than the way to ``run`` and back.
 

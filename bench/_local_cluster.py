@@ -84,6 +84,11 @@ class TimedBackground:
         self.way.append(1e3 * (time.perf_counter() - started - spent))
         return result
 
+    @property
+    def is_brisk(self) -> bool:
+        """See ``Background.is_brisk``."""
+        return self._background.is_brisk
+
     def try_now(self, work: Callable[[], None]) -> bool:
         """See ``Background.try_now``; what is done here has no way to go."""
         started = time.perf_counter()

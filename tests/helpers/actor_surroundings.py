@@ -58,12 +58,16 @@ class InlineBackground:
         await asyncio.sleep(0)
         return work()
 
+    is_brisk = False
+
     def try_now(self, work: Callable[[], Any]) -> bool:
         return False
 
 
 class ThreadOnly(ThreadBackground):
     """Does all work on its thread, however short the disk lets it be."""
+
+    is_brisk = False
 
     def try_now(self, work: Callable[[], Any]) -> bool:
         return False

@@ -49,6 +49,8 @@ class Inline:
     async def run(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    is_brisk = False
+
     def try_now(self, work: Callable[[], Any]) -> bool:
         return False
 

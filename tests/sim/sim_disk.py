@@ -127,6 +127,8 @@ class SimBackground:
         self._begin()
         return await future
 
+    is_brisk = False
+
     def try_now(self, work: Callable[[], Any]) -> bool:
         """At once on a quick disk that has nothing else to do; see ``Background.try_now``."""
         if not self.is_quick or self.is_held or self._is_busy or self._waiting or self.slowness > 1:

@@ -52,6 +52,8 @@ class World:
     async def run(self, work: Callable[[], Any]) -> Any:
         return work()
 
+    is_brisk = False
+
     def try_now(self, work: Callable[[], Any]) -> bool:
         return False
 

@@ -19,6 +19,7 @@ class SteppedBackground:
 
     def __init__(self) -> None:
         self.is_quick = False
+        self.is_brisk = True
         self.is_broken = False
         self.done_now = 0
         self.given: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
@@ -137,6 +138,20 @@ def test_many_bytes_are_handed_over_before_the_turn_ends(harness: Any) -> None:
         await table.step()
         assert table.answered == [ErrorCode.NONE] * 7
         assert not table.background.given
+
+    play(harness, scenario)
+
+
+def test_on_a_slow_disk_a_turn_is_one_round_however_large(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        table.background.is_brisk = False
+        await table.produce(*[ROUND_BYTES] * 3)
+        await table.produce(ROUND_BYTES)
+        assert len(table.background.given) == 1
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 3 + [None]
+        await table.step()
+        assert table.answered == [ErrorCode.NONE] * 4
 
     play(harness, scenario)
 

@@ -78,6 +78,8 @@ class InlineBackground:
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         return work()
 
+    is_brisk = True
+
     def try_now(self, work: Callable[[], None]) -> bool:
         work()
         return True
