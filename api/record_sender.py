@@ -82,7 +82,7 @@ class RecordSender:
         self._is_closed = False
         self._is_forked = False
         self.lets_loop_run = False
-        """Whether threads that fill batches wait until the loop has begun to send them."""
+        """Whether a thread that fills a batch waits until the loop sends it, if none is sent."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -378,10 +378,14 @@ class RecordSender:
             self._state.check_send()
 
     def _tell(self, wake: Wake) -> None:
-        if wake is Wake.FULL and self.lets_loop_run:
+        # Leaders that have work do not need the loop at once; each time it costs a few records.
+        if wake is Wake.FULL and self.lets_loop_run and self._is_idle():
             call_and_let_run(self._loop, self._woken, wake)
         elif wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
+
+    def _is_idle(self) -> bool:
+        return not any(sender.in_flight_count for sender in tuple(self._senders.values()))
 
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:

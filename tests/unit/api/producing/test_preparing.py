@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from random import Random
 from typing import Any
+
+import pytest
 
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,
 )
+from oncelog.api import loop_wake
+from oncelog.api.config import ProducerSettings
+from oncelog.api.event_loop import LoopThread
+from oncelog.api.producer import Producer
 
 LINGER_MS = 1_000
 
@@ -93,3 +101,30 @@ def test_the_producer_id_is_there_when_the_first_batch_is_due(cluster: Any, run:
     run(story())
     assert leader.values() == [b"a"]
     assert len(cluster.requests(InitProducerIdRequest)) == 1
+
+
+def test_a_thread_that_fills_a_batch_waits_for_the_loop_only_while_nothing_is_sent(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the machine is: only the limit would let the thread go on earlier."""
+    (leader,) = cluster.create("t")
+    answers = threading.Event()
+    produce = leader.produce
+
+    async def hold(request: ProduceRequest) -> Any:
+        await asyncio.to_thread(answers.wait, 60)
+        return await produce(request)
+
+    monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", 60)
+    loop_thread = LoopThread()
+    settings = ProducerSettings(batch_size=100, linger_ms=0)
+    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
+        producer.send("t", b"first").result(60)
+        leader.produce = hold
+        producer.send("t", b"." * 100)
+        assert len(cluster.requests(ProduceRequest)) == 2
+        monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", -1e9)
+        producer.send("t", b"." * 100)
+        answers.set()
+    loop_thread.close()
+    assert len(leader.values()) == 3
