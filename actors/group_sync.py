@@ -73,6 +73,7 @@ class GroupSync:
         self._rounds: set[asyncio.Future[None]] = set()
         self._next: asyncio.Handle | None = None
         """The end of this turn or, if nobody waits, a timer: the next round begins then."""
+        self._is_next_later = False
 
     def begin(self) -> None:
         """Take all that is in the machine for durable: its log was synced when it was opened."""
@@ -113,7 +114,7 @@ class GroupSync:
 
     def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
         """Begin the next round when all callers that are ready now have made their appends."""
-        if isinstance(self._next, asyncio.TimerHandle):
+        if self._is_next_later:
             self._forget_next()
         if self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
@@ -123,14 +124,17 @@ class GroupSync:
         if self._next is None:
             loop = asyncio.get_running_loop()
             self._next = loop.call_later(UNAWAITED_SYNC_MS / 1000, self._end_turn, log)
+            self._is_next_later = True
 
     def _forget_next(self) -> None:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+            self._is_next_later = False
 
     def _end_turn(self, log: PartitionLog) -> None:
         self._next = None
+        self._is_next_later = False
         if not self._rounds and not self._is_offline() and self._is_unbegun:
             self._begin_round(log)
 
