@@ -95,7 +95,7 @@ class LostRecords(Checker):
         for write in facts.history.writes:
             for record in write.records:
                 topic_partition = record.topic_partition
-                if not facts.was_drained(topic_partition):
+                if not facts.was_drained(topic_partition) or facts.may_be_gone(record):
                     continue
                 about = (write.transactional_id, topic_partition)
                 if write.outcome is Outcome.OK and facts.final_offset(record) is None:
@@ -113,7 +113,12 @@ class TornWrites(Checker):
 
     def check(self, facts: Facts) -> Iterator[Violation]:
         for write in facts.history.writes:
-            drained = [r for r in write.records if facts.was_drained(r.topic_partition)]
+            drained = [
+                r
+                for r in write.records
+                if facts.was_drained(r.topic_partition)
+                and (facts.final_offset(r) is not None or not facts.may_be_gone(r))
+            ]
             seen = [r for r in drained if facts.final_offset(r) is not None]
             if seen and len(seen) < len(drained):
                 missing = next(r for r in drained if facts.final_offset(r) is None)
@@ -209,7 +214,9 @@ class VanishedRecords(Checker):
             if placed is None:
                 continue
             record = facts.senders.get((read.topic_partition, read.value))
-            if record is not None and facts.final_offset(record, read.isolation) is None:
+            if record is None or facts.may_be_gone(record, read.offset):
+                continue
+            if facts.final_offset(record, read.isolation) is None:
                 yield self.found(
                     f"{read} is not there at the end, of {record.write}",
                     record.write.transactional_id,

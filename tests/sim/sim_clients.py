@@ -174,12 +174,13 @@ def reader(isolation: IsolationLevel) -> Life:
         while player.is_on:
             consumer = player.client.consumer(
                 isolation_level=isolation,
+                auto_offset_reset="earliest",
                 fetch_max_wait_ms=player.random.choice((50, 500)),
                 max_partition_fetch_bytes=player.random.choice((300, 2_000, 1_048_576)),
                 request_timeout_ms=player.stage.plan.request_timeout_ms + 500,
                 retry_backoff_ms=20,
             )
-            await consumer.assign(player.stage.plan.partitions)
+            await consumer.assign(player.stage.partitions)
             if player.random.random() < 0.4:
                 await consumer.seek_to_end()
             else:
@@ -204,7 +205,7 @@ async def _read_on(player: Player, noted: NotedReader, isolation: IsolationLevel
         await noted.consumer.seek_to_beginning()
         noted.next_session()
     if player.random.random() < 0.05:
-        await player.ask_end(player.random.choice(player.stage.plan.partitions), isolation)
+        await player.ask_end(player.random.choice(player.stage.partitions), isolation)
     await player.pause()
 
 
@@ -322,8 +323,8 @@ async def _ask_position(
 
 
 def _sources(player: Player) -> list[TopicPartition]:
-    return [tp for tp in player.stage.plan.partitions if tp.topic == COPY_SOURCE]
+    return [tp for tp in player.stage.partitions if tp.topic == COPY_SOURCE]
 
 
 def _targets(player: Player) -> list[TopicPartition]:
-    return [tp for tp in player.stage.plan.partitions if tp.topic == COPY_TARGET]
+    return [tp for tp in player.stage.partitions if tp.topic == COPY_TARGET]

@@ -8,6 +8,8 @@ A poll is told to have begun when the one before it ended, which claims no more 
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import heapq
 import json
 from collections import defaultdict
@@ -37,6 +39,7 @@ _OUTCOMES: Final = {Outcome.OK: "ok", Outcome.FAIL: "fail", Outcome.UNKNOWN: "in
 def exported(history: History) -> list[Json]:
     """The lines, those of each process in order."""
     facts = Facts(history)
+    history = _without_removals(facts)
     told = _values(facts)
     lines = [META]
     for claim in history.claims:
@@ -64,6 +67,24 @@ def exported(history: History) -> list[Json]:
         )
     lines += _last_reader(history)
     return lines
+
+
+def _without_removals(facts: Facts) -> History:
+    """The history but for partitions that records were removed from: the form has no such thing."""
+    kept = copy.copy(facts.history)
+
+    def is_kept(item: SentRecord | ReadRecord) -> bool:
+        return not facts.is_removed_from(item.topic_partition)
+
+    kept.writes = [
+        dataclasses.replace(write, records=list(filter(is_kept, write.records)))
+        for write in kept.writes
+    ]
+    kept.reads = list(filter(is_kept, kept.reads))
+    kept.final = {
+        place: placed for place, placed in kept.final.items() if not facts.is_removed_from(place[0])
+    }
+    return kept
 
 
 def judged(history: History) -> Verdict:

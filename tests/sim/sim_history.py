@@ -8,6 +8,7 @@ written once, so a value names its writer.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,8 +18,24 @@ from oncelog.storage.model import IsolationLevel, TopicPartition
 FOREVER = 1 << 62
 """Later than every event of a history."""
 
+COMPACTED_PREFIX = "compact-"
+"""How the names of topics begin whose records have keys, and of each key the newest is kept."""
+
+KEY_COUNT = 4
+"""How many keys a partition of such a topic has."""
+
 Position = tuple[str, TopicPartition]
 """A consumer group and one of the partitions that it reads."""
+
+
+def is_compacted(topic_partition: TopicPartition) -> bool:
+    """Whether superseded records may be gone from the partition."""
+    return topic_partition.topic.startswith(COMPACTED_PREFIX)
+
+
+def key_of(topic_partition: TopicPartition, value: str) -> str | None:
+    """The key that a value is sent with; few, so that records supersede each other."""
+    return f"k{zlib.crc32(value.encode()) % KEY_COUNT}" if is_compacted(topic_partition) else None
 
 
 class Outcome(enum.Enum):
@@ -144,6 +161,7 @@ class LogEnd:
     last_stable_offset: int
     high_watermark: int
     log_end_offset: int
+    log_start_offset: int = 0
 
 
 Placed = list[tuple[int, str]]
@@ -280,6 +298,12 @@ class Facts:
         for (topic_partition, isolation), placed in history.final.items():
             for offset, value in placed:
                 self._final[isolation].setdefault((topic_partition, value), offset)
+        self._newest_of_keys = {
+            (topic_partition, key_of(topic_partition, value)): offset
+            for (topic_partition, isolation), placed in history.final.items()
+            if isolation is IsolationLevel.READ_COMMITTED
+            for offset, value in placed
+        }
         self.sessions: dict[tuple[str, int, TopicPartition], list[ReadRecord]] = defaultdict(list)
         for read in history.reads:
             self.sessions[read.reader, read.session, read.topic_partition].append(read)
@@ -296,6 +320,30 @@ class Facts:
         """Where a record stands at the end, ``None`` if it is not to be seen."""
         return self._final[isolation].get((record.topic_partition, record.value))
 
+    def may_be_gone(self, record: SentRecord, offset: int | None = None) -> bool:
+        """Whether retention, ``delete_records`` or compaction may have removed a record.
+
+        ``offset`` is where it was read, else it is where its producer was told. Of each key the
+        newest committed record stays, so one that is gone has a newer one there in its stead.
+        """
+        topic_partition = record.topic_partition
+        place = record.offset if offset is None else offset
+        end = self.history.log_ends.get(topic_partition)
+        start = 0 if end is None else end.log_start_offset
+        if start > (0 if place is None else place):
+            return True
+        if not is_compacted(topic_partition):
+            return False
+        if record.write.outcome is not Outcome.OK:
+            return True
+        newest = self._newest_of_keys.get((topic_partition, key_of(topic_partition, record.value)))
+        return newest is not None and (place is None or newest > place)
+
+    def is_removed_from(self, topic_partition: TopicPartition) -> bool:
+        """Whether any record of the partition may be gone."""
+        end = self.history.log_ends.get(topic_partition)
+        return is_compacted(topic_partition) or (end is not None and end.log_start_offset > 0)
+
     def is_committed(self, write: Write) -> bool | None:
         """Whether a write took effect; ``None`` if neither its client nor the log tells."""
         if write.outcome is not Outcome.UNKNOWN:
@@ -303,7 +351,8 @@ class Facts:
         drained = [record for record in write.records if self.was_drained(record.topic_partition)]
         if any(self.final_offset(record) is not None for record in drained):
             return True
-        return False if drained else None
+        is_told = any(not self.is_removed_from(record.topic_partition) for record in drained)
+        return False if is_told else None
 
     def reads_and_finals(self, isolation: IsolationLevel) -> Iterator[ReadRecord]:
         """Every read at ``isolation``, those after the quiet last."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim_checkers import Violation
+from sim_history import is_compacted
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
@@ -28,7 +29,7 @@ from oncelog.actors.protocol.transaction_state import (
 )
 from oncelog.actors.protocol.transaction_table import TransactionTable
 from oncelog.storage.control_record import ControlRecord
-from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition
+from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.record_batch import BatchHeader
 
 COMPLETED = {
@@ -96,12 +97,13 @@ class LogWatch:
             self._check_marker(view, header, control, is_committed=control.committed)
 
     def _check_bytes(self, topic_partition: TopicPartition, header: BatchHeader) -> None:
-        """A batch that readers may have seen is the same for ever."""
+        """A batch that readers may have seen stays the same, unless compaction rewrites it."""
         place = (topic_partition, header.base_offset)
         promise = self._promises.get(topic_partition)
         known = self._crcs.get(place, header.crc)
         shown_to = 0 if promise is None else promise.high_watermark
-        if known != header.crc and header.base_offset < shown_to:
+        is_rewritten = is_compacted(topic_partition) or topic_partition.topic in INTERNAL_TOPICS
+        if known != header.crc and header.base_offset < shown_to and not is_rewritten:
             self._found(
                 "ChangedBatches",
                 f"{topic_partition}@{header.base_offset} holds another batch than before",

@@ -42,7 +42,7 @@ def _open_transactions(player: Player) -> list[tuple[str, TransactionDescription
 
 
 async def _forge(player: Player, coordinator: str, found: TransactionDescription) -> None:
-    targets = player.stage.plan.partitions
+    targets = player.stage.partitions
     others = [tp for tp in targets if tp not in found.partitions]
     if not others:
         return
@@ -69,7 +69,7 @@ async def _forge(player: Player, coordinator: str, found: TransactionDescription
 
 async def _ticket(player: Player, coordinator: str, found: TransactionDescription) -> bytes | None:
     """Nothing, noise, or what the coordinator gives for a partition that is enrolled already."""
-    enrolled = [tp for tp in found.partitions if tp in player.stage.plan.partitions]
+    enrolled = [tp for tp in found.partitions if tp in player.stage.partitions]
     kind = player.random.choice(("none", "noise", "another's"))
     if kind == "none":
         return None

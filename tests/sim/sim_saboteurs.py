@@ -28,8 +28,12 @@ from oncelog.actors.protocol.producer_state import ProducerStates
 from oncelog.actors.protocol.tickets import TicketVerdict
 from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.storage import cleaner_round
+from oncelog.storage.cleaner_keys import KeyOffsets
+from oncelog.storage.cleaner_transactions import CleanedTransactions
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC
+from oncelog.storage.record_batch import BatchHeader
 
 Sabotage = Callable[[], Any]
 
@@ -162,11 +166,30 @@ def _positions_of_any_generation() -> Iterator[None]:
         yield
 
 
+def _no_newest_of_a_key() -> Any:
+    """Compaction drops the newest record of a key like those before it."""
+    return mock.patch.object(KeyOffsets, "is_latest", return_value=False)
+
+
+def _aborted_records_supersede() -> Any:
+    """Compaction drops a committed record for a newer one that was aborted."""
+
+    class Trusting(CleanedTransactions):
+        def meet_data(self, header: BatchHeader) -> bool:
+            super().meet_data(header)
+            return False
+
+    return mock.patch.object(cleaner_round, "CleanedTransactions", Trusting)
+
+
 ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0}
 """Nobody but writers and readers: shorter runs."""
 
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
 """Calls that arrive again, and long after their time."""
+
+KEYED = ALONE | {"operators": 1, "writers": 3, "pause_ms": 10.0, "duration_s": 20.0}
+"""Records with keys, in a topic that is compacted during the run."""
 
 SABOTEURS = (
     Saboteur(name="epoch rise at each end", sabotage=_one_epoch_for_all, changes=LATE),
@@ -210,6 +233,12 @@ SABOTEURS = (
         | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
         | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
         | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
+    ),
+    Saboteur(name="newest of a key", sabotage=_no_newest_of_a_key, changes=KEYED),
+    Saboteur(
+        name="keys of committed records only",
+        sabotage=_aborted_records_supersede,
+        changes=KEYED | {"abort_ratio": 0.5},
     ),
     Saboteur(name="fence of a claim", sabotage=_claims_without_fence, changes={"hijackers": 2}),
 )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write
+from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write, key_of
 from sim_process import Client
 from sim_world import World
 
@@ -43,6 +43,7 @@ class WorkloadPlan:
     rogues: int = 0
     plain_writers: int = 0
     jobs: int = 0
+    operators: int = 0
     copiers: int = 0
     readers: int = 1
     uncommitted_readers: int = 0
@@ -51,15 +52,6 @@ class WorkloadPlan:
     request_timeout_ms: int = 1_000
     pause_ms: float = 50.0
 
-    @property
-    def partitions(self) -> list[TopicPartition]:
-        """Every partition that is written to or read."""
-        return [
-            TopicPartition(topic, number)
-            for topic, count in sorted(self.topics.items())
-            for number in range(count)
-        ]
-
 
 @dataclass(slots=True)
 class Stage:
@@ -67,13 +59,27 @@ class Stage:
 
     world: World
     plan: WorkloadPlan
+    topics: dict[str, int] = field(default_factory=dict)
+    """Partitions by topic, as far as clients know: those of the plan, and what operators made."""
     history: History = field(default_factory=History)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
 
+    def __post_init__(self) -> None:
+        self.topics = {**self.plan.topics, **self.topics}
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """Every partition that is written to or read by now."""
+        return [
+            TopicPartition(topic, number)
+            for topic, count in sorted(self.topics.items())
+            for number in range(count)
+        ]
+
     def targets(self) -> list[TopicPartition]:
         """Where writers write: everything but what copies go to."""
-        return [tp for tp in self.plan.partitions if tp.topic != COPY_TARGET]
+        return [tp for tp in self.partitions if tp.topic != COPY_TARGET]
 
 
 Life = Callable[["Player"], Awaitable[None]]
@@ -128,8 +134,10 @@ class Player:
     ) -> asyncio.Future[RecordMetadata]:
         """Send a record that is noted already, and note what the log answers."""
         topic_partition = record.topic_partition
+        key = key_of(topic_partition, record.value)
         future = await sending.send(
             topic_partition.topic,
+            key=None if key is None else key.encode(),
             value=record.value.encode(),
             partition=topic_partition.partition,
         )

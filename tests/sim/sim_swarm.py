@@ -21,13 +21,15 @@ from sim_jobs import planner
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
+from sim_operators import operator
 from sim_process import Client, Process
 from sim_rogue import rogue
 from sim_stage import COPY_GROUP, COPY_SOURCE, COPY_TARGET, Cast, Stage, WorkloadPlan
 from sim_txn_checkers import check_history
-from sim_world import SimulationError, World, WorldSettings
+from sim_world import BROKER_ID, SimulationError, World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.interfaces import actor_of
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
@@ -40,8 +42,8 @@ CLUSTER = ClusterConfig(
     group_min_session_timeout_ms=500,
     internal_call_timeout_ms=1_000,
     log_checkpoint_interval_ms=5_000,
-    log_retention_check_interval_ms=10_000,
-    log_cleaner_backoff_ms=5_000,
+    log_retention_check_interval_ms=2_000,
+    log_cleaner_backoff_ms=2_000,
 )
 
 
@@ -92,6 +94,7 @@ def drawn_scenario(seed: int) -> Scenario:
             hijackers=random.choice((0, 0, 1)),
             # Of its own, so that the seeds kept for regressions draw the rest as they did.
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
+            operators=Random(f"operators {seed}").choice((0, 1)),
             plain_writers=random.choice((0, 1)),
             jobs=random.choice((0, 0, 1, 2)),
             copiers=copiers,
@@ -223,6 +226,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"reader-{number}", reader(IsolationLevel.READ_COMMITTED))
     for number in range(plan.uncommitted_readers):
         cast.add(f"peeper-{number}", reader(IsolationLevel.READ_UNCOMMITTED))
+    for number in range(plan.operators):
+        cast.add(f"operator-{number}", operator)
     for number in range(plan.rogues):
         cast.add(f"rogue-{number}", rogue)
 
@@ -236,22 +241,35 @@ def _read_everything(stage: Stage) -> None:
     client = world.client("last-reader")
     world.run(client.spawn(_drain(stage, client)), limit_s=QUIET_LIMIT_S)
     for replica in world.replicas().values():
-        if replica.topic_partition in stage.plan.partitions:
+        if replica.topic_partition in stage.partitions:
             machine = replica.machine
             stage.history.log_ends[replica.topic_partition] = LogEnd(
-                machine.last_stable_offset, machine.high_watermark, machine.log_end_offset
+                machine.last_stable_offset,
+                machine.high_watermark,
+                machine.log_end_offset,
+                machine.log_start_offset,
             )
+    _count_removals(stage)
+
+
+def _count_removals(stage: Stage) -> None:
+    """How many partitions have lost records, so that a run tells what it tried."""
+    for topic_partition, end in stage.history.log_ends.items():
+        stage.counts["partitions cut"] += end.log_start_offset > 0
+        disk = stage.world.disks[actor_of(topic_partition, BROKER_ID)]
+        has_compacted = any(path.name == "cleaner-offset-checkpoint" for path in disk.files())
+        stage.counts["partitions compacted"] += has_compacted
 
 
 async def _drain(stage: Stage, client: Client) -> None:
     for isolation in IsolationLevel:
-        for topic_partition in stage.plan.partitions:
+        for topic_partition in stage.partitions:
             stage.history.final[topic_partition, isolation] = await _read_to_end(
                 client, topic_partition, isolation
             )
     if stage.plan.copiers:
         consumer = client.consumer(group_id=COPY_GROUP)
-        for topic_partition in stage.plan.partitions:
+        for topic_partition in stage.partitions:
             if topic_partition.topic == COPY_SOURCE:
                 position = await consumer.committed(topic_partition)
                 stage.history.final_positions[COPY_GROUP, topic_partition] = position
@@ -261,7 +279,7 @@ async def _drain(stage: Stage, client: Client) -> None:
 async def _read_to_end(
     client: Client, topic_partition: TopicPartition, isolation: IsolationLevel
 ) -> list[tuple[int, str]]:
-    consumer = client.consumer(isolation_level=isolation)
+    consumer = client.consumer(isolation_level=isolation, auto_offset_reset="earliest")
     await consumer.assign(topic_partition)
     await consumer.seek_to_beginning()
     found: list[tuple[int, str]] = []

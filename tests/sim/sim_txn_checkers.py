@@ -121,6 +121,9 @@ class UnreadableCommits(Checker):
             holder = holders.get((end.topic_partition, end.offset))
             if holder is not None and _may_be_open(holder, end.started_at):
                 continue
+            if holder is None and facts.is_removed_from(end.topic_partition):
+                # Who held readers back there may be gone.
+                continue
             for ended_at, offset, write in commits[end.topic_partition]:
                 if ended_at < end.started_at and offset >= end.offset:
                     yield self.found(

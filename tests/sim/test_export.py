@@ -11,7 +11,7 @@ from faults.checker import check
 from faults.history import read_history
 from sample_histories import clean_history
 from sim_export import exported, judged, write_history
-from sim_history import History, Outcome
+from sim_history import History, LogEnd, Outcome
 from sim_swarm import drawn_scenario, run_scenario
 from test_planted_anomalies import PLANTS
 
@@ -67,6 +67,20 @@ def test_members_of_a_run_have_an_order_each_and_none_among_them():
     assert judged(run_of({"two/0": 0, "one/0": 1, "one/1": 2})).anomalies == []
     broken = judged(run_of({"one/1": 0, "one/0": 1, "two/0": 2})).anomalies
     assert [anomaly.kind for anomaly in broken] == ["int-nonmonotonic-send"]
+
+
+def test_a_partition_that_lost_records_is_left_out():
+    history = History()
+    write = history.begin("p", "loader")
+    history.acknowledge(history.send(write, A, "old"), 0)
+    history.acknowledge(history.send(write, TopicPartition("b", 0), "new"), 0)
+    history.start_commit(write)
+    history.end(write, Outcome.OK)
+    history.log_ends[A] = LogEnd(1, 1, 1, log_start_offset=1)
+    for topic_partition, placed in ((A, []), (TopicPartition("b", 0), [(0, "new")])):
+        history.final[topic_partition, IsolationLevel.READ_COMMITTED] = placed
+    assert "a-0" not in json.dumps(exported(history))
+    assert judged(history).name == "valid"
 
 
 def test_a_transaction_that_was_never_asked_to_commit_has_no_mark():
