@@ -262,6 +262,7 @@ cdef Py_ssize_t bytes_of(PyObject *source, list held, const uint8_t **start) exc
     """The bytes of a key or value and their length; -1 if it is None."""
     cdef char *at
     cdef Py_ssize_t length
+    start[0] = NULL
     if source == Py_None:
         return -1
     if PyBytes_AsStringAndSize(source, &at, &length) < 0:
@@ -427,7 +428,7 @@ def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
         for index in range(count):
             row = rows + index
             if index + COPIES_AHEAD < count:
-                BRING_NEAR(row[COPIES_AHEAD].value + 64)
+                BRING_NEAR(<const void *>(<size_t>row[COPIES_AHEAD].value + 64))
             fits = write_record(
                 &writer, row.time - base, index, row.key, row.key_length, row.value,
                 row.value_length, row.headers_length,

@@ -298,6 +298,13 @@ def check_scan(kernel: Any, chance: random.Random) -> bool:
     return damage == 0
 
 
+def check_crcs(kernel: Any, chance: random.Random) -> None:
+    """Every way to a CRC, over bytes that end and begin with their allocation."""
+    data = exact(chance.randbytes(chance.choice([chance.randrange(1, 700), 6_200, 20_000])))
+    for method in kernel.CRC_METHODS:
+        assert kernel.crc32c_by(method, data) == crc32c.crc32c(data), (method, len(data))
+
+
 def limit_memory(more_mib: int) -> None:
     """Allow this process so much more than it has now."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -317,6 +324,7 @@ def main(backend: str, seed: int, rounds: int, memory_mib: int = 0) -> None:
         kernel = record_codec.record_kernel._kernel
         for _ in range(rounds):
             check_columns(kernel, chance)
+            check_crcs(kernel, chance)
         whole = sum(check_scan(kernel, chance) for _ in range(rounds))
         assert rounds < 200 or rounds // 20 < whole < rounds * 19 // 20, whole
     # A fuzzer that only ever makes garbage, or never any, tests little.
