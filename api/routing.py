@@ -23,6 +23,7 @@ from oncelog.actors.interfaces import (
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,
     MetadataRequest,
+    PartitionMetadata,
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages import ReplyT, Request
@@ -156,25 +157,24 @@ class Router:
 
         Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` while nobody leads.
         """
-        found = await self.metadata((topic_partition.topic,))
-        topic = found.get(topic_partition.topic)
+        name, number = topic_partition.topic, topic_partition.partition
+        topic = self._fresh(name) or (await self.metadata((name,))).get(name)
         if topic is None:
-            raise _unknown_topic(topic_partition.topic)
-        for partition in topic.partitions:
-            if partition.partition == topic_partition.partition:
-                if partition.leader < 0:
-                    self.invalidate(topic_partition)
-                    raise exception_for(
-                        ErrorCode.BROKER_NOT_AVAILABLE,
-                        f"partition {topic_partition} has no live leader now; retry",
-                    )
-                return actor_of(topic_partition, partition.leader), partition.leader_epoch
-        self.invalidate(topic_partition)
-        raise exception_for(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"topic {topic_partition.topic!r} has partitions 0 to {len(topic.partitions) - 1}, "
-            f"not {topic_partition.partition}",
-        )
+            raise _unknown_topic(name)
+        partition = _partition_of(topic, number)
+        if partition is None:
+            self.invalidate(topic_partition)
+            raise exception_for(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}",
+            )
+        if partition.leader < 0:
+            self.invalidate(topic_partition)
+            raise exception_for(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"partition {topic_partition} has no live leader now; retry",
+            )
+        return actor_of(topic_partition, partition.leader), partition.leader_epoch
 
     def transaction_coordinator(self, transactional_id: str) -> str:
         """The actor that coordinates ``transactional_id``.
@@ -233,6 +233,14 @@ class Router:
 
     # --- internals ----------------------------------------------------------------------------
 
+    def _fresh(self, topic: str) -> TopicMetadata | None:
+        """What is known of ``topic`` if ``metadata`` would not ask for it again."""
+        known, told_s = self.known_topics.get(topic), self._told_s.get(topic)
+        if known is None or told_s is None or topic in self._stale:
+            return None
+        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
+        return known if told_s >= due_s else None
+
     async def _call_coordinator(
         self, key: str, request: Request[ReplyT], *, timeout_ms: int, is_group: bool
     ) -> ReplyT:
@@ -287,12 +295,19 @@ class Router:
 
     def _shard_broker(self, topic: str, shard: int) -> int:
         metadata = self.known_topics.get(topic)
-        if metadata is not None:
-            for partition in metadata.partitions:
-                if partition.partition == shard and partition.leader >= 0:
-                    return partition.leader
+        partition = None if metadata is None else _partition_of(metadata, shard)
+        if partition is not None and partition.leader >= 0:
+            return partition.leader
         self._stale.add(topic)
         raise CoordinatorNotAvailableError(f"shard {shard} of {topic} has no leader now; retry")
+
+
+def _partition_of(topic: TopicMetadata, number: int) -> PartitionMetadata | None:
+    """One partition; they stand in order, so that a call does not cost what a topic has of them."""
+    partitions = topic.partitions
+    if 0 <= number < len(partitions) and partitions[number].partition == number:
+        return partitions[number]
+    return next((partition for partition in partitions if partition.partition == number), None)
 
 
 def _unknown_topic(topic: str) -> OncelogError:
