@@ -144,7 +144,7 @@ def decode_tuples(
         return decode_rows(bytes(block), header)
     from oncelog.storage import record_scan
 
-    return record_scan.decode_many_rows(bytes(block), header)
+    return record_scan.decode_many_rows(block, header)
 
 
 def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:

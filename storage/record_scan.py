@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_batch import BatchHeader, Buffer
 from oncelog.storage.record_rows import RecordHeaders, RecordTuple, read_headers
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -126,9 +126,9 @@ def timestamps_of(headers: Sequence[BatchHeader], counts: Int64s, fields: Record
     return times
 
 
-def decode_many_rows(block: bytes, header: BatchHeader) -> list[RecordTuple]:
+def decode_many_rows(block: Buffer, header: BatchHeader) -> list[RecordTuple]:
     """What ``decode_rows`` makes of ``block``, several times faster if its records are many."""
-    data = block + PADDING
+    data = b"".join((block, PADDING))
     headers = [header]
     counts = np.array([header.record_count], dtype=np.int64)
     fields = scan(data, np.array([len(block)], dtype=np.int64), counts)
@@ -136,8 +136,8 @@ def decode_many_rows(block: bytes, header: BatchHeader) -> list[RecordTuple]:
         zip(
             offsets_of(headers, counts, fields).tolist(),
             timestamps_of(headers, counts, fields).tolist(),
-            _slices(block, fields.key_starts, fields.key_lengths),
-            _slices(block, fields.value_starts, fields.value_lengths),
+            _slices(data, fields.key_starts, fields.key_lengths),
+            _slices(data, fields.value_starts, fields.value_lengths),
             repeat((), header.record_count),
             strict=True,
         )
@@ -147,12 +147,11 @@ def decode_many_rows(block: bytes, header: BatchHeader) -> list[RecordTuple]:
     return records
 
 
-def _slices(block: bytes, starts: Int64s, lengths: Int64s) -> list[bytes | None]:
-    ends = starts + lengths
-    return [
-        None if end < start else block[start:end]
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-    ]
+def _slices(data: bytes, starts: Int64s, lengths: Int64s) -> Sequence[bytes | None]:
+    places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    if (lengths < 0).any():
+        return [None if end < start else data[start:end] for start, end in places]
+    return [data[start:end] for start, end in places]
 
 
 def headers_of(data: bytes, fields: RecordFields) -> Iterator[tuple[int, RecordHeaders]]:
