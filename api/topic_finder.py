@@ -41,8 +41,8 @@ class TopicFinder:
         await self._find_topic(topic)
         if partition is None or self.known(topic, partition) is not None:
             return
-        found = await self._router.metadata((topic,), refresh=True)
-        count = len(found[topic].partitions) if topic in found else 0
+        await self._router.metadata((topic,), refresh=True)
+        count = await self._router.partition_count(topic)
         if partition >= count:
             raise UnknownTopicOrPartitionError(
                 f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"

@@ -61,3 +61,16 @@ def test_a_partition_that_is_not_there_is_asked_for_once_and_refused(
 
     run(story())
     assert asked_about(cluster, "t") == 3
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_named(cluster: Any, run: Any) -> None:
+    cluster.create("t", 2)
+
+    async def story() -> None:
+        async with cluster.producer() as producer:
+            await (await producer.send("t", b"v", partition=1))
+            del cluster.counts["t"]
+            with pytest.raises(UnknownTopicOrPartitionError, match="there is no topic 't'"):
+                await producer.send("t", b"v", partition=2)
+
+    run(story())
