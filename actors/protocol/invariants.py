@@ -29,7 +29,7 @@ INVARIANTS: Final = MappingProxyType(
         "I-12": "a transactional id moves only along the table of legal states",
         "I-13": "one (producer_id, producer_epoch) is given to one producer for one transaction",
         "I-14": "a reply is sent only after what it claims is durable",
-        "I-15": "COMPLETE is logged only when every enrolled partition has its marker",
+        "I-15": "COMPLETE is logged only when each enrolled partition has its marker or is past it",
         "I-16": "a message of transaction N changes state only while N is the current one",
         "I-17": "no producer id is handed out twice",
         "I-18": "a key has one transition in flight, applied under the epoch that decided it",
