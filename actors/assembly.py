@@ -94,6 +94,7 @@ class ReplicaServer:
             epoch_source=self.ask_for_epoch,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
+        self.replica.on_bug = surroundings.die
         self._key_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,

@@ -49,7 +49,8 @@ class _Hurry(enum.IntEnum):
 class GroupSync:
     """Syncs one replica's log and moves its high watermark.
 
-    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is.
+    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` is
+    given what else a round ends with: no caller could be told of it.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class GroupSync:
         background: Background,
         waiters: ReplicaWaiters,
         on_failure: Callable[[OSError], None],
+        on_bug: Callable[[BaseException], None],
         is_offline: Callable[[], bool],
     ) -> None:
         self._machine = machine
         self._background = background
         self._waiters = waiters
         self._on_failure = on_failure
+        self._on_bug = on_bug
         self._is_offline = is_offline
         self._begun_offset = 0
         """Everything below is durable, or in a round that has begun."""
@@ -181,5 +184,8 @@ class GroupSync:
     def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
         """The point is durable: so everybody may see and believe what it covers."""
         log.mark_synced(point)
-        self._machine.advance_high_watermark(point.log_end_offset)
-        self._waiters.release(self._machine.high_watermark)
+        try:
+            self._machine.advance_high_watermark(point.log_end_offset)
+            self._waiters.release(self._machine.high_watermark)
+        except Exception as bug:
+            self._on_bug(bug)

@@ -53,8 +53,8 @@ class AppendOutcome(NamedTuple):
 class ReplicaLog:
     """The log of one partition and everything that is known about it.
 
-    ``failure`` says why it is offline. Whoever opens the log sets ``_log``, ``_is_leading`` and
-    ``leadership``.
+    ``failure`` says why it is offline. ``on_bug`` ends the process. Whoever opens the log sets
+    ``_log``, ``_is_leading`` and ``leadership``.
     """
 
     def __init__(self, *, config: ReplicaConfig, clock: Clock, background: Background) -> None:
@@ -65,6 +65,7 @@ class ReplicaLog:
         self.leadership = BecomeLeaderReply()
         self.failure: str | None = None
         self.on_newer_keys: Callable[[], None] = lambda: None
+        self.on_bug: Callable[[BaseException], None] = _raise
         self._clock = clock
         self._background = background
         self._log: PartitionLog | None = None
@@ -75,6 +76,7 @@ class ReplicaLog:
             background=background,
             waiters=self._waiters,
             on_failure=self._note_failed_sync,
+            on_bug=lambda bug: self.on_bug(bug),
             is_offline=lambda: self.failure is not None,
         )
 
@@ -297,3 +299,7 @@ class ReplicaLog:
     def replay(self) -> Iterator[ReplayedBatch]:
         """Read the whole log back, decoded, in offset order: how a coordinator loads."""
         return read_back(self.log)
+
+
+def _raise(bug: BaseException) -> None:
+    raise bug

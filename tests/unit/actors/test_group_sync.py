@@ -13,7 +13,8 @@ from actor_surroundings import until_idle
 
 from oncelog.actors.group_sync import ROUND_BYTES
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.storage.errors import ErrorCode
+from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.storage.errors import ErrorCode, InvariantViolation
 
 
 class SteppedBackground:
@@ -247,5 +248,27 @@ def test_a_round_behind_one_that_failed_changes_nothing(harness: Any) -> None:
         assert table.answered == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
         assert table.replica.machine.high_watermark == 0
         assert table.replica.failure == reason
+
+    play(harness, scenario)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_broken_rule_met_after_a_sync_is_told_to_the_process(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, is_quick: bool
+) -> None:
+    def broken(_machine: Any, _offset: int) -> bool:
+        raise InvariantViolation("I-04: too far")
+
+    async def scenario(table: Table) -> None:
+        bugs: list[BaseException] = []
+        table.replica.on_bug = bugs.append
+        table.background.is_quick = is_quick
+        monkeypatch.setattr(PartitionMachine, "advance_high_watermark", broken)
+        await table.produce(100)
+        if not is_quick:
+            await table.step()
+        assert [type(bug) for bug in bugs] == [InvariantViolation]
+        assert table.answered == [None]
+        monkeypatch.undo()
 
     play(harness, scenario)
