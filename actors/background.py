@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
+from oncelog.actors.clock import monotonic_s
 from oncelog.actors.interfaces import ResultT
 
 _logger = logging.getLogger(__name__)
@@ -33,12 +34,13 @@ class ThreadBackground:
     on the thread its work is timed too, and so it is seen to be quick again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
+        self._now_s = now_s
         self._under_way = 0
         self._short_count = 0
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
         self._thread = threading.Thread(
-            target=_work_off, args=(self._queue,), name="oncelog-disk", daemon=True
+            target=_work_off, args=(self._queue, now_s), name="oncelog-disk", daemon=True
         )
         self._is_started = False
         weakref.finalize(self, self._queue.put, None)
@@ -63,12 +65,11 @@ class ThreadBackground:
         """Run ``work`` at once if such work was short of late and the thread has none."""
         if self._under_way or not self.is_brisk:
             return False
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
+        begun_s = self._now_s()
         try:
             work()
         finally:
-            self._note(loop.time() - begun_s)
+            self._note(self._now_s() - begun_s)
         return True
 
     def _end(
@@ -88,17 +89,17 @@ _Piece: TypeAlias = tuple[
 ]
 
 
-def _work_off(queue: SimpleQueue[_Piece | None]) -> None:
+def _work_off(queue: SimpleQueue[_Piece | None], now_s: Callable[[], float]) -> None:
     while (piece := queue.get()) is not None:
         loop, ended, future, work = piece
         result, error = None, None
-        begun_s = loop.time()
+        begun_s = now_s()
         try:
             result = work()
         except BaseException as raised:
             error = raised
         try:
-            loop.call_soon_threadsafe(ended, future, result, error, loop.time() - begun_s)
+            loop.call_soon_threadsafe(ended, future, result, error, now_s() - begun_s)
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
         del piece, loop, ended, future, work, result, error

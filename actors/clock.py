@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 
 
+def monotonic_s() -> float:
+    """Seconds since some moment, in any thread; an event loop's own time may be in milliseconds."""
+    return time.perf_counter()
+
+
 class SystemClock:
     """``Clock`` of the machine."""
 

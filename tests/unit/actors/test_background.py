@@ -69,12 +69,11 @@ def test_thread_ends_with_its_owner():
 
 
 class TimedWork:
-    """Work that takes as long as the test says, on a loop whose time stands still otherwise."""
+    """Work that takes as long as the test says, by a clock that stands still otherwise."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
         self.threads: list[threading.Thread] = []
-        loop.time = lambda: self.now_s  # type: ignore[method-assign]
 
     def __call__(self, took_s: float):
         def work():
@@ -84,10 +83,10 @@ class TimedWork:
         return work
 
 
-def on_a_timed_loop(scenario):
+def on_a_timed_thread(scenario):
     async def body():
-        background, timed = ThreadBackground(), TimedWork(asyncio.get_running_loop())
-        await scenario(background, timed)
+        timed = TimedWork()
+        await scenario(ThreadBackground(lambda: timed.now_s), timed)
 
     asyncio.run(body())
 
@@ -107,7 +106,7 @@ def test_work_is_done_at_once_when_such_work_was_short_several_times():
         assert background.try_now(timed(SHORT_WORK_S / 2))
         assert timed.threads == [threading.current_thread()] * 2
 
-    on_a_timed_loop(scenario)
+    on_a_timed_thread(scenario)
 
 
 def test_one_long_piece_of_work_sends_the_next_ones_to_the_thread():
@@ -122,7 +121,7 @@ def test_one_long_piece_of_work_sends_the_next_ones_to_the_thread():
         await learn(background, timed, SHORT_WORK_S, times=1)
         assert not background.try_now(timed(0))
 
-    on_a_timed_loop(scenario)
+    on_a_timed_thread(scenario)
 
 
 def test_nothing_overtakes_the_work_of_the_thread():
@@ -135,7 +134,7 @@ def test_nothing_overtakes_the_work_of_the_thread():
         await holding
         assert background.try_now(timed(0))
 
-    on_a_timed_loop(scenario)
+    on_a_timed_thread(scenario)
 
 
 def test_a_failure_at_once_is_raised_and_counts_by_its_time():
@@ -150,4 +149,4 @@ def test_a_failure_at_once_is_raised_and_counts_by_its_time():
             background.try_now(work)
         assert not background.try_now(timed(0))
 
-    on_a_timed_loop(scenario)
+    on_a_timed_thread(scenario)
