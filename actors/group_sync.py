@@ -159,13 +159,14 @@ class GroupSync:
         except OSError as error:
             self._on_failure(error)
             return
-        round_ = asyncio.ensure_future(self._background.run(point.run))
+        round_ = asyncio.ensure_future(self._background.run(point.sync))
         self._rounds.add(round_)
         round_.add_done_callback(functools.partial(self._end_round, log, point))
 
     def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[Any]) -> None:
         """A round has run beside the loop; appends made meanwhile share the next one."""
         self._rounds.discard(round_)
+        point.discard()
         if round_.cancelled() or self._is_offline():
             return
         try:

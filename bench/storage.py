@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import uvloop
 from _measure import ROUNDS, Report, alternate, ratio, save, scratch
 from _storage_length import bench_length
 from _storage_logs import (
@@ -158,13 +159,16 @@ async def sync_ours(directory: Path, batches: Sequence[Sequence[bytes]]) -> floa
 
 
 def bench_sync(root: Path, report: Report) -> None:
-    """16 appenders of 16 KiB sharing syncs, against one ``fdatasync`` per 16 bare writes."""
+    """16 appenders of 16 KiB sharing syncs, against one ``fdatasync`` per 16 bare writes.
+
+    On the event loop that the actors run on.
+    """
     size = 16 * KIB
     batches = [client_batches(APPENDS_EACH, size, producer_id=n) for n in range(APPENDERS)]
 
     def ours() -> float:
         with scratch(root) as directory:
-            return asyncio.run(sync_ours(directory, batches))
+            return uvloop.run(sync_ours(directory, batches))
 
     def theirs() -> float:
         with scratch(root) as directory:

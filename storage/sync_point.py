@@ -17,7 +17,7 @@ from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
 class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
-    Run it at most once; a point that is never run must be given to ``discard``.
+    Run it at most once; without ``run`` its files must be given back with ``discard``.
     """
 
     __slots__ = (
@@ -50,7 +50,18 @@ class SyncPoint:
         self._ledger = ledger
 
     def run(self) -> None:
-        """Sync, in any thread. After an OSError nobody knows what is durable: the log is off."""
+        """Sync, in any thread, and give the files back. Raises as ``sync``."""
+        try:
+            self.sync()
+        finally:
+            self.discard()
+
+    def sync(self) -> None:
+        """Sync, in any thread. After an OSError nobody knows what is durable: the log is off.
+
+        The files are not given back: on a thread of its own that would mean to wait for the
+        interpreter's lock once more, while the next point waits for the disk.
+        """
         try:
             for file in self._files:
                 file.datasync()
@@ -59,8 +70,6 @@ class SyncPoint:
         except OSError as error:
             self._ledger.fail(error)
             raise
-        finally:
-            self.discard()
 
     def discard(self) -> None:
         """Give the files back without syncing them. A second call does nothing."""

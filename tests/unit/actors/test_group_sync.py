@@ -15,6 +15,7 @@ from oncelog.actors.group_sync import ROUND_BYTES
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.fs import RealFileHandle
 
 
 class SteppedBackground:
@@ -270,5 +271,32 @@ def test_a_broken_rule_met_after_a_sync_is_told_to_the_process(
         assert [type(bug) for bug in bugs] == [InvariantViolation]
         assert table.answered == [None]
         monkeypatch.undo()
+
+    play(harness, scenario)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_no_round_keeps_a_file_open(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, is_broken: bool
+) -> None:
+    duplicates: list[RealFileHandle] = []
+    duplicate = RealFileHandle.duplicate
+
+    def noted(handle: RealFileHandle) -> RealFileHandle:
+        duplicates.append(duplicate(handle))
+        return duplicates[-1]
+
+    async def scenario(table: Table) -> None:
+        monkeypatch.setattr(RealFileHandle, "duplicate", noted)
+        await table.produce(ROUND_BYTES, ROUND_BYTES)
+        table.background.is_broken = is_broken
+        await table.step()
+        await table.step()
+        table.background.is_quick = True
+        await table.produce(100)
+        assert len(duplicates) == (2 if is_broken else 3)
+        for handle in duplicates:
+            with pytest.raises(OSError, match="closed"):
+                handle.datasync()
 
     play(harness, scenario)

@@ -93,3 +93,15 @@ def test_discarded_point_gives_its_files_back_unsynced(ledger, file, filesystem)
     point.discard()
     assert filesystem.synced == []
     assert ledger.holds(file)
+
+
+def test_synced_point_keeps_its_files_until_they_are_given_back(ledger, file, filesystem):
+    ledger.note(file)
+    point = ledger.capture(5, 0)
+    point.sync()
+    assert filesystem.synced == ["file"]
+    (duplicate,) = point._files
+    duplicate.append((b"open",))
+    point.discard()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        duplicate.append((b"x",))
