@@ -16,11 +16,16 @@ from oncelog.actors.interfaces import ResultT
 _logger = logging.getLogger(__name__)
 
 
-SHORT_WORK_S: Final = 0.0007
+SHORT_WORK_S: Final = 0.001
 """Work that takes less is short: the loop may stand still for it rather than wait for a thread."""
 
-SHORT_IN_A_ROW: Final = 4
-"""So many pieces of work have to be short before the next is done on the loop's own thread."""
+STALL_S: Final = 0.01
+"""Work that takes longer shows at once that the disk is not brisk any more."""
+
+BRISK_POINTS: Final = 4
+"""A short piece of work is worth one point, one that is not costs two: from here on it is brisk."""
+
+_POINTS_MAX: Final = 8
 
 
 class ThreadBackground:
@@ -30,14 +35,15 @@ class ThreadBackground:
     given is run even if nobody waits for it any more.
 
     Two switches between threads take longer than a short sync, so ``try_now`` does such work at
-    once for as long as the last ones were short. A disk that becomes slow holds up the loop once;
-    on the thread its work is timed too, and so it is seen to be quick again.
+    once for as long as most of it was short of late. A disk that becomes slow holds up the loop
+    once, or a few times if not much; on the thread its work is timed too, and so it is seen to be
+    quick again.
     """
 
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._under_way = 0
-        self._short_count = 0
+        self._points = 0
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=_work_off, args=(self._queue, now_s), name="oncelog-disk", daemon=True
@@ -58,8 +64,8 @@ class ThreadBackground:
 
     @property
     def is_brisk(self) -> bool:
-        """Whether the last pieces of work were short."""
-        return self._short_count >= SHORT_IN_A_ROW
+        """Whether most pieces of work were short of late."""
+        return self._points >= BRISK_POINTS
 
     def try_now(self, work: Callable[[], None]) -> bool:
         """Run ``work`` at once if such work was short of late and the thread has none."""
@@ -80,7 +86,10 @@ class ThreadBackground:
         settle(future, result, error)
 
     def _note(self, took_s: float) -> None:
-        self._short_count = self._short_count + 1 if took_s < SHORT_WORK_S else 0
+        if took_s < SHORT_WORK_S:
+            self._points = min(self._points + 1, _POINTS_MAX)
+        else:
+            self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
 
 
 _Ended: TypeAlias = Callable[["asyncio.Future[Any]", Any, BaseException | None, float], None]

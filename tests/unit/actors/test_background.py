@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from oncelog.actors.background import SHORT_IN_A_ROW, SHORT_WORK_S, ThreadBackground
+from oncelog.actors.background import BRISK_POINTS, SHORT_WORK_S, STALL_S, ThreadBackground
 
 
 def test_work_runs_in_order_on_another_thread():
@@ -91,14 +91,14 @@ def on_a_timed_thread(scenario):
     asyncio.run(body())
 
 
-async def learn(background, timed, took_s, times=SHORT_IN_A_ROW):
+async def learn(background, timed, took_s, times=BRISK_POINTS):
     for _ in range(times):
         await background.run(timed(took_s))
 
 
 def test_work_is_done_at_once_when_such_work_was_short_several_times():
     async def scenario(background, timed):
-        await learn(background, timed, SHORT_WORK_S / 2, times=SHORT_IN_A_ROW - 1)
+        await learn(background, timed, SHORT_WORK_S / 2, times=BRISK_POINTS - 1)
         assert not background.try_now(timed(0))
         await learn(background, timed, SHORT_WORK_S / 2, times=1)
         timed.threads.clear()
@@ -109,17 +109,31 @@ def test_work_is_done_at_once_when_such_work_was_short_several_times():
     on_a_timed_thread(scenario)
 
 
-def test_one_long_piece_of_work_sends_the_next_ones_to_the_thread():
+def test_work_that_is_long_several_times_goes_to_the_thread_until_it_is_short_again():
     async def scenario(background, timed):
-        await learn(background, timed, 0)
-        assert background.try_now(timed(SHORT_WORK_S))
+        await learn(background, timed, 0, times=100)
+        for _ in range(3):
+            assert background.try_now(timed(SHORT_WORK_S))
         assert not background.try_now(timed(0))
-        await learn(background, timed, 0, times=SHORT_IN_A_ROW - 1)
+        await learn(background, timed, 0, times=1)
         assert not background.try_now(timed(0))
         await learn(background, timed, 0, times=1)
         assert background.try_now(timed(0))
         await learn(background, timed, SHORT_WORK_S, times=1)
         assert not background.try_now(timed(0))
+
+    on_a_timed_thread(scenario)
+
+
+def test_one_stall_sends_the_next_work_to_the_thread():
+    async def scenario(background, timed):
+        await learn(background, timed, 0, times=100)
+        assert background.try_now(timed(STALL_S))
+        assert not background.try_now(timed(0))
+        await learn(background, timed, 0, times=BRISK_POINTS - 1)
+        assert not background.try_now(timed(0))
+        await learn(background, timed, 0, times=1)
+        assert background.try_now(timed(0))
 
     on_a_timed_thread(scenario)
 
@@ -142,7 +156,7 @@ def test_a_failure_at_once_is_raised_and_counts_by_its_time():
         await learn(background, timed, 0)
 
         def work():
-            timed.now_s += SHORT_WORK_S
+            timed.now_s += STALL_S
             raise OSError(5, "the disk")
 
         with pytest.raises(OSError, match="the disk"):
