@@ -20,6 +20,7 @@ from _storage_logs import (
     RECORDS_PER_BATCH,
     append_all,
     client_batches,
+    drop_cache,
     fill_long_log,
     open_log,
 )
@@ -50,6 +51,8 @@ class BareReads:
         bases = sorted(paths)
         self._batch_bytes = batch_bytes
         self._descriptors = {base: os.open(paths[base], os.O_RDONLY) for base in bases}
+        for descriptor in self._descriptors.values():
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._places: list[tuple[int, int]] = []
         for offset in offsets:
             base = bases[bisect_right(bases, offset) - 1]
@@ -85,7 +88,9 @@ def bench_length(root: Path, report: Report) -> None:
     index entries whose records are holes, so that no disk of 10 GB is needed. What is asked is
     whether finding a place, reading one batch and appending one depend on how much log there is:
     so each side reads 1,000 different batches, spread evenly over its whole length, each once per
-    round in random order, after a round that has brought them into the page cache. The long log
+    round in random order. Before that, all pages are dropped and these batches are read without
+    read-ahead, so that the page cache holds them alike on both sides, and not in large pieces
+    where a file has just been written. The long log
     thus touches as much data as the short one, but all of its segments and indexes. What a page
     cache too small for 10 GB would cost is the disk's matter and is not measured. What a cached
     page costs depends on where in memory it is and on the size of its folio, too: bare reads of
@@ -118,11 +123,13 @@ def bench_length(root: Path, report: Report) -> None:
                     opened_ms,
                     f"{opened_ms:8.1f} ms, {log.segment_count} segments",
                 )
+                drop_cache(directory)
                 chosen = rng.sample(range(0, log.log_end_offset, RECORDS_PER_BATCH), PLACES)
+                bare.append(BareReads(directory, chosen, batch_bytes))
+                bare[-1].run()
                 read_randomly(log, chosen)
                 logs.append(log)
                 offsets.append(chosen)
-                bare.append(BareReads(directory, chosen, batch_bytes))
             compare_reads(report, name, logs, offsets, bare)
             compare_appends(report, name, logs, more)
             for reader in bare:
