@@ -175,7 +175,6 @@ class History:
 SEGMENT_BYTES = st.sampled_from([200, 500, 1_500])
 
 
-@settings(max_examples=60)
 @given(steps=STEPS, segment_bytes=SEGMENT_BYTES)
 def test_readers_and_producers_see_the_same_log_after_each_pass(steps, segment_bytes):
     check_history(steps, segment_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.storage.compression import Codec
@@ -123,7 +123,6 @@ class Model:
                 assert part.next_offset == (got[-1][1].next_offset if got else offset)
 
 
-@settings(max_examples=60, deadline=None)
 @given(steps=STEPS, log_settings=SETTINGS, max_bytes=st.integers(1, 1_500))
 def test_any_history_leaves_the_log_that_a_list_would_be(
     steps: list[tuple[object, ...]], log_settings: LogSettings, max_bytes: int
@@ -137,7 +136,6 @@ def test_any_history_leaves_the_log_that_a_list_would_be(
         model.log.close(None)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12),
     synced=st.integers(0, 12),

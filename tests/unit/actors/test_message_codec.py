@@ -38,7 +38,7 @@ st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 
 
 @pytest.mark.parametrize("method", sorted(REQUESTS))
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_request_and_reply_comes_back_equal(method, data):
     request = data.draw(st.from_type(REQUESTS[method]))

@@ -98,7 +98,7 @@ def test_power_loss_of_every_kind_after_any_operation(expected, loss):
             check_recovered(disk.after_power_loss(*loss, Random(f"{number} {seed}")), *expected)
 
 
-@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
 def test_crash_while_a_replacement_is_being_finished_is_finished_by_the_next_open(expected, every):
     for number, disk in crashes():
         if number % every:

@@ -137,7 +137,10 @@ def check_recovery(disk: CrashDisk, history: History) -> CrashDisk:
     return disk
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [appends_and_rolls, clean_stops, truncations, pytest.param(deletions, marks=pytest.mark.slow)],
+)
 def test_kill_after_any_operation_loses_no_batch_that_was_written(script):
     for _, disk, history in lives(script):
         history.safe = history.written

@@ -186,8 +186,15 @@ def appends(life: Life) -> None:
     life.sync()
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-@pytest.mark.parametrize("written", [0.0, 0.6])
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        pytest.param(errno.EIO, 0.0, id="EIO before"),
+        pytest.param(errno.ENOSPC, 0.6, id="ENOSPC within"),
+        pytest.param(errno.EIO, 0.6, id="EIO within", marks=pytest.mark.slow),
+        pytest.param(errno.ENOSPC, 0.0, id="ENOSPC before", marks=pytest.mark.slow),
+    ],
+)
 def test_error_at_any_operation_loses_nothing_that_was_promised(number, written):
     for operation in itertools.count(1):
         disk, history = CrashDisk(page_bytes=512), History()
