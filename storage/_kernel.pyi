@@ -87,9 +87,6 @@ def crc32c(data: Buffer) -> int:
 def crc32c_by(method: str, data: Buffer) -> int:
     """The same by one of them. Raises ``ValueError`` if the processor cannot."""
 
-def crc32c_of_both(first_crc: int, second_crc: int, second_size: int) -> int:
-    """The CRC-32C of bytes and, after them, ``second_size`` others, from the CRCs of each."""
-
 def find_damage(
     data: Buffer, checksum: Callable[[Any], int], lowest_offset: int
 ) -> tuple[int, int, int]:

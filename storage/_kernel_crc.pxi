@@ -254,41 +254,6 @@ cdef inline uint32_t crc32c_of(const uint8_t *data, Py_ssize_t size) noexcept no
     return ~crc_on(UINT32_MAX, data, size)
 
 
-cdef uint32_t POWERS[32]
-"""x^(8 * 2^number): what a CRC is multiplied by if so many bytes follow."""
-
-
-cdef uint32_t product(uint32_t first, uint32_t second) noexcept nogil:
-    """Of two remainders; the highest bit is x^0."""
-    cdef uint32_t found = 0
-    for _ in range(32):
-        if first >> 31:
-            found ^= second
-        first <<= 1
-        second = (second >> 1) ^ (POLYNOMIAL if second & 1 else 0)
-    return found
-
-
-cdef void fill_powers() noexcept:
-    cdef int number
-    POWERS[0] = <uint32_t>1 << 23
-    for number in range(1, 32):
-        POWERS[number] = product(POWERS[number - 1], POWERS[number - 1])
-
-
-fill_powers()
-
-
-def crc32c_of_both(uint32_t first_crc, uint32_t second_crc, uint32_t second_size):
-    cdef int number = 0
-    while second_size:
-        if second_size & 1:
-            first_crc = product(first_crc, POWERS[number])
-        second_size >>= 1
-        number += 1
-    return first_crc ^ second_crc
-
-
 CRC_METHODS = ("tables",) + ("instruction",) * HAS_CRC_INSTRUCTION + ("folding",) * CAN_FOLD
 """How this processor can compute a CRC, the fastest last."""
 

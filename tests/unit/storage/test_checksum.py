@@ -40,14 +40,3 @@ def test_the_fastest_method_is_in_use_if_it_is_faster_than_the_library() -> None
 def test_a_method_that_the_processor_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no CRC by 'guessing' here, but by .*tables"):
         scan_kernel.kernel.crc32c_by("guessing", b"")
-
-
-@needs_kernel
-@pytest.mark.parametrize("first_length", [0, 1, 40, 777])
-@pytest.mark.parametrize("second_length", [0, 1, 2, 255, 256, 4_099, 39_000])
-def test_two_crcs_make_that_of_both(first_length: int, second_length: int) -> None:
-    first, second = BYTES[:first_length], BYTES[-second_length:] if second_length else b""
-    both = scan_kernel.kernel.crc32c_of_both(
-        crc32c.crc32c(first), crc32c.crc32c(second), second_length
-    )
-    assert both == crc32c.crc32c(first + second)
