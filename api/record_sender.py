@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from oncelog.actors.clock import SystemClock
+from oncelog.actors.freed_memory import keep_freed_memory
 from oncelog.actors.protocol.messages import Reply
 from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, Accumulator, Headers, Wake
 from oncelog.api.arrow_rows import ColumnBatch
@@ -69,6 +70,7 @@ class RecordSender:
         requests: TransactionRequests,
         state: TransactionState | None,
     ) -> None:
+        keep_freed_memory()
         self.router = router
         self.settings = settings
         self._random = random
