@@ -14,6 +14,7 @@ The first frame of a connection is the caller's token, as the message of method 
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import enum
 import struct
@@ -44,7 +45,7 @@ class Outcome(enum.IntEnum):
     """UTF-8 text: there is no such method, or the request is not one."""
 
 
-class FramedProtocol(asyncio.BufferedProtocol):
+class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     """Cuts what comes in into frames and gathers what goes out; ``received`` is the subclass's.
 
     Small frames that are sent in one turn of the loop leave in one write. A frame is handed to
@@ -62,9 +63,9 @@ class FramedProtocol(asyncio.BufferedProtocol):
         self._large_filled = 0
         self._outgoing: list[bytes] = []
 
+    @abc.abstractmethod
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
         """Take one frame: its correlation id, byte 12, and what follows."""
-        raise NotImplementedError
 
     # --- what goes out --------------------------------------------------------------------
 
