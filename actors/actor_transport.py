@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Final, Protocol
 
@@ -49,10 +50,7 @@ class ActorTransport:
         if not answers_on_connections(request):
             return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
         loop = asyncio.get_running_loop()
-        connections = self._of_loop.get(loop)
-        if connections is None:
-            connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
-            connections.keeper = loop.create_task(self._close_at_end(loop, connections))
+        connections = self._of_loop.get(loop) or self._begin(loop)
         connection = connections.usable(actor)
         if connection is None:
             deadline = loop.time() + timeout_ms / 1000
@@ -65,6 +63,20 @@ class ActorTransport:
             connection = made
         return await connection.call(request, timeout_ms=timeout_ms)
 
+    def close(self) -> None:
+        """Close every connection, on whatever loop. Later calls would open new ones."""
+        for loop, connections in list(self._of_loop.items()):
+            if connections.keeper is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(connections.keeper.cancel)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> _LoopConnections:
+        """The first call on ``loop``; what loops left that were closed without their tasks goes."""
+        for known in [known for known in self._of_loop if known.is_closed()]:
+            del self._of_loop[known]
+        connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
+        connections.keeper = loop.create_task(self._close_at_end(loop, connections))
+        return connections
+
     async def _close_at_end(
         self, loop: asyncio.AbstractEventLoop, connections: _LoopConnections
     ) -> None:
@@ -72,8 +84,11 @@ class ActorTransport:
         try:
             await loop.create_future()
         finally:
-            del self._of_loop[loop]
-            connections.close()
+            # The collector may end this too, in any thread, or in the child of a fork: the
+            # connections are those of the loop that runs, or not ours to touch.
+            if asyncio._get_running_loop() is loop:
+                self._of_loop.pop(loop, None)
+                connections.close()
 
 
 class _LoopConnections:
@@ -105,18 +120,21 @@ class _LoopConnections:
 
     def close(self) -> None:
         """Close every connection."""
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             connection.close()
 
     async def _make(self, actor: str) -> Connection | ErrorCode | None:
         try:
             address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
+            if address is None:
+                self._without_until[actor] = _soon()
             if not isinstance(address, ListenerAddress):
                 return address
             connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
             if connection is None:
                 return self._failed(actor, address)
             self._connections[actor] = connection
+            connection.on_lost = functools.partial(self._forget, actor, connection)
             self._failures.pop(actor, None)
             return connection
         finally:
@@ -133,5 +151,14 @@ class _LoopConnections:
             address.host,
             address.port,
         )
-        self._without_until[actor] = asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S
+        self._without_until[actor] = _soon()
         return None
+
+    def _forget(self, actor: str, connection: Connection) -> None:
+        if self._connections.get(actor) is connection:
+            del self._connections[actor]
+
+
+def _soon() -> float:
+    """When an actor that is called through Ray is tried again, on the loop's clock."""
+    return asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S

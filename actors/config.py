@@ -18,6 +18,7 @@ from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     INDEX_INTERVAL_BYTES,
+    MESSAGE_LIMIT_BYTES,
     MESSAGE_MAX_BYTES,
     SEGMENT_BYTES,
     TRANSACTION_STATE_TOPIC,
@@ -121,7 +122,7 @@ class TopicConfig:
     delete_retention_ms: int = 86_400_000
 
     def __post_init__(self) -> None:
-        check_range("max_message_bytes", self.max_message_bytes, 62, 2**30)
+        check_range("max_message_bytes", self.max_message_bytes, 62, MESSAGE_LIMIT_BYTES)
         check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
         check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
         check_range("index_interval_bytes", self.index_interval_bytes, 0, 2**31 - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.actors import message_codec
@@ -10,6 +11,9 @@ from oncelog.actors.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.listener import ListenerAddress
 from oncelog.actors.protocol.messages import Reply, ReplyT, Request
 from oncelog.storage.errors import ErrorCode
+
+SILENCE_MS: Final = 1_000
+"""A connection that is silent for less may just be that of a slow call."""
 
 _HELLO_ID: Final = 0
 
@@ -25,6 +29,7 @@ class Connection(FramedProtocol):
     def __init__(self) -> None:
         super().__init__()
         self.is_usable = False
+        self.on_lost: Callable[[], None] | None = None
         self._next_id = _HELLO_ID + 1
         self._last_received = 0.0
         self._pending: dict[int, tuple[Request[Any], asyncio.Future[Reply | None]]] = {}
@@ -32,15 +37,17 @@ class Connection(FramedProtocol):
 
     async def call(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
-        try:
-            message = message_codec.encode(request)
-        except ValueError as error:
-            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
+        if self.is_closing:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[Any] = self.loop.create_future()
-        self._pending[correlation_id] = (request, answer)
         method = request.method.encode("ascii")
-        self.send(correlation_id, len(method), method, message)
+        try:
+            message = message_codec.encode(request)
+            self.send(correlation_id, len(method), method, message)
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
+        self._pending[correlation_id] = (request, answer)
         began = self.loop.time()
         timer = self.loop.call_later(timeout_ms / 1000, _settle, answer, None)
         try:
@@ -52,7 +59,7 @@ class Connection(FramedProtocol):
                 self._close_when_idle()
         if reply is not None:
             return reply
-        if self._last_received < began:
+        if self._last_received < began and timeout_ms >= SILENCE_MS:
             self.retire()
         return request.failed(ErrorCode.REQUEST_TIMED_OUT)
 
@@ -75,8 +82,8 @@ class Connection(FramedProtocol):
         """A reply. One that nobody waits for any more is dropped."""
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
-            self.is_usable = True
-            _settle(self._accepted, True)
+            self.is_usable = kind == Outcome.REPLY
+            _settle(self._accepted, self.is_usable)
             return
         request, answer = self._pending.get(correlation_id, (None, None))
         if request is not None and answer is not None:
@@ -85,6 +92,8 @@ class Connection(FramedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Every open call may have run or not: its caller decides what that means."""
         self.is_usable = False
+        if self.on_lost is not None:
+            self.on_lost()
         _settle(self._accepted, False)
         for request, answer in self._pending.values():
             _settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
@@ -107,7 +116,9 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
         raise
     finally:
         timer.cancel()
-    return connection if is_accepted else None
+    if not is_accepted:
+        connection.close()
+    return connection if connection.is_usable else None
 
 
 def _reply(request: Request[Any], kind: int, body: memoryview) -> Reply:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import enum
+import socket
 import struct
 from typing import Final, cast
 
@@ -27,6 +28,18 @@ HELLO: Final = "hello"
 
 _READ_BYTES: Final = 65_536
 _JOIN_MAX_BYTES: Final = 16_384
+_KEEPALIVE: Final = {
+    "TCP_KEEPIDLE": 2,
+    "TCP_KEEPINTVL": 1,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 8_000,
+}
+"""In seconds, the last in milliseconds: how soon a machine that vanished without a word is gone.
+
+The last also counts against a process that is stopped and whose buffers are full: its connections
+end, and its callers come back when it goes on.
+"""
+
 _LENGTH = struct.Struct(">I")
 _HEAD = struct.Struct(">IQB")
 _BODY_HEAD = struct.Struct(">QB")
@@ -70,8 +83,13 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     # --- what goes out --------------------------------------------------------------------
 
     def send(self, correlation_id: int, kind: int, *parts: bytes) -> None:
-        """Send one frame soon. Lost, like the connection, if that is closing."""
+        """Send one frame soon. Lost, like the connection, if that is closing.
+
+        ``ValueError`` if it is longer than ``FRAME_MAX_BYTES``.
+        """
         length = _BODY_HEAD.size + sum(map(len, parts))
+        if length > FRAME_MAX_BYTES:
+            raise ValueError(f"a message of {length} bytes: at most {FRAME_MAX_BYTES} can be sent")
         head = _HEAD.pack(length, correlation_id, kind)
         if not self._outgoing:
             self.loop.call_soon(self._flush)
@@ -81,7 +99,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
         transport = self.transport
-        if transport is None or transport.is_closing():
+        if transport is None or self.is_closing:
             return
         small: list[bytes] = []
         for part in outgoing:
@@ -98,8 +116,18 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     # --- what comes in --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember what to write to."""
+        """Remember what to write to; have the system notice a machine that is gone."""
         self.transport = cast("asyncio.Transport", transport)
+        opened = transport.get_extra_info("socket")
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection is lost or about to be: nothing passes any more."""
+        return self.transport is None or self.transport.is_closing()
 
     def close(self) -> None:
         """Close the connection at once; what was not sent yet is lost."""
@@ -138,6 +166,8 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
                 break
             self._start = begin + length
             self._hand_over(view[begin : begin + length])
+            if self.is_closing:
+                return
         rest = self._end - self._start
         if rest and self._start:
             view[:rest] = bytes(view[self._start : self._end])

@@ -89,12 +89,10 @@ class Listener:
     ) -> None:
         self.answered_calls += 1
         try:
-            reply = message_codec.encode(await method(request))
+            caller.send(correlation_id, Outcome.REPLY, message_codec.encode(await method(request)))
         except Exception as error:
             _logger.exception("%r.%s raised", self.server, method.__name__)
             caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
-            return
-        caller.send(correlation_id, Outcome.REPLY, reply)
 
     def _refuse(self, caller: _Caller, correlation_id: int, reason: str) -> None:
         _logger.warning("%r refused a call: %s", self.server, reason)

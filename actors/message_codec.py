@@ -50,14 +50,21 @@ def encode(message: Request[Any] | Reply) -> bytes:
 
 def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:
     """The request to ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none."""
-    request: Request[Any] = _decoder(REQUESTS[method]).decode(data)
+    request: Request[Any] = _decode(REQUESTS[method], data)
     return request
 
 
 def decode_reply(method: str, data: bytes | memoryview) -> Reply:
     """The reply of ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none."""
-    reply: Reply = _decoder(REQUESTS[method].reply_type).decode(data)
+    reply: Reply = _decode(REQUESTS[method].reply_type, data)
     return reply
+
+
+def _decode(kind: type[Any], data: bytes | memoryview) -> Any:
+    try:
+        return _decoder(kind).decode(data)
+    except RecursionError as error:
+        raise ValueError(f"{kind.__name__} nested too deep") from error
 
 
 def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:

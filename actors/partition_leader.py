@@ -42,6 +42,7 @@ from oncelog.storage.model import (
     INTERNAL_TOPICS,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
+    MESSAGE_LIMIT_BYTES,
     NO_TIMESTAMP,
     AbortedTransaction,
     AppendOrigin,
@@ -203,7 +204,9 @@ class PartitionLeader:
         if request.fetch_offset >= bound:
             return LogSlice(records=b"", next_offset=request.fetch_offset)
         return self.replica.log.fetch(
-            request.fetch_offset, max_bytes=request.max_bytes, upper_offset=bound
+            request.fetch_offset,
+            max_bytes=min(request.max_bytes, MESSAGE_LIMIT_BYTES),
+            upper_offset=bound,
         )
 
     def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:

@@ -58,8 +58,13 @@ class RayTransport:
         answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
         if isinstance(answer, RayFailure):
             return request.failed(answer.error, answer.detail)
-        reply: Any = decode_reply(request.method, answer) if is_encoded else answer
-        return cast("ReplyT", reply)
+        if not is_encoded:
+            return cast("ReplyT", answer)
+        try:
+            return cast("ReplyT", decode_reply(request.method, answer))
+        except (TypeError, ValueError) as error:
+            text = f"unreadable reply: {error}"
+            return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
     async def listener_of(
         self, actor: str, *, timeout_ms: int
@@ -84,15 +89,16 @@ class RayTransport:
                 # Another program's actor has the name.
                 return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
             answer = await _within(timeout_ms, remote.remote(*arguments).future())
+        except RayTaskError as error:
+            # First: one of a ValueError is a ValueError as well.
+            _logger.exception("%s.%s raised", actor, method)
+            return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except ActorUnavailableError:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except (ActorDiedError, RayActorError, ValueError):
             # The name is free, or belongs to a new actor: look it up again next time.
             self._handles.pop(actor, None)
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
-        except RayTaskError as error:
-            _logger.exception("%s.%s raised", actor, method)
-            return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except RayError as error:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION, str(error))
         return RayFailure(ErrorCode.REQUEST_TIMED_OUT) if answer is None else answer

@@ -312,6 +312,8 @@ class Cluster(ProcessBound):
 
     def close(self) -> None:
         """Detach this program. The cluster goes on; producers and consumers of it do not."""
+        if not self._loop_thread.is_forbidden:
+            self._transport.close()
         self._loop_thread.close()
 
     def shutdown(self) -> None:

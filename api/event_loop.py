@@ -25,7 +25,7 @@ class LoopThread:
 
     def __init__(self, name: str = "oncelog-client") -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -46,6 +46,11 @@ class LoopThread:
         """Call the method ``callback``, if its object still lives, when use is forbidden."""
         self._on_forbid = [known for known in self._on_forbid if known() is not None]
         self._on_forbid.append(weakref.WeakMethod(callback))
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether ``forbid`` was called: nothing of the loop may be touched."""
+        return bool(self._forbidden)
 
     def check(self) -> None:
         """Raise ``IllegalStateError`` if this process may not use the loop."""
@@ -73,7 +78,9 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> concurrent.futures.Future[ResultT]:
         """Start ``coroutine`` on the loop and return its future at once."""
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            # Under the lock: what comes before ``close`` is on the loop before that is stopped.
+            with self._lock:
+                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except BaseException:
             coroutine.close()
             raise
@@ -120,9 +127,10 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        # Again and again: a task that ends may begin another.
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

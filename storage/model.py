@@ -38,6 +38,9 @@ MAX_TIMESTAMP: Final = -3
 """Arguments of ``list_offsets`` that ask for a position and not for a time."""
 
 MESSAGE_MAX_BYTES: Final = 1_048_588
+MESSAGE_LIMIT_BYTES: Final = 134_217_728
+"""No topic allows larger batches, and no fetch returns more: what a call can carry, by far."""
+
 FETCH_MAX_BYTES: Final = 52_428_800
 SEGMENT_BYTES: Final = 268_435_456
 INDEX_INTERVAL_BYTES: Final = 4_096

@@ -47,7 +47,7 @@ DOORS = {
     "the operating system": (
         r"(os|shutil|tempfile|subprocess|socket|signal|fcntl|mmap|glob|multiprocessing)\.\w+"
         r"|builtins\.open|io\.open",
-        ("storage/fs.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
+        ("storage/fs.py", "actors/frames.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
     ),
     "Ray": (
         r"ray(\.\w+)*",

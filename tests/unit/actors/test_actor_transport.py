@@ -84,6 +84,7 @@ def test_after_a_restart_ray_is_asked_again():
         assert connection is not None
         connection.close()
         await asyncio.sleep(0)
+        assert not connections._connections, "what is lost is not kept"
         ray.known = ErrorCode.NETWORK_EXCEPTION
         assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
         ray.known = await second.address()
@@ -95,7 +96,11 @@ def test_after_a_restart_ray_is_asked_again():
 
 def test_an_actor_that_does_not_listen_is_called_through_ray():
     async def body() -> None:
-        assert await describe(ActorTransport(FakeRay())) == BY_RAY
+        ray = FakeRay()
+        transport = ActorTransport(ray)
+        for _ in range(3):
+            assert await describe(transport) == BY_RAY
+        assert ray.asked == 1, "it is left alone for a while"
 
     asyncio.run(body())
 
@@ -154,3 +159,44 @@ def test_each_event_loop_has_its_own_connections_and_leaves_none_open():
     assert transport is not None
     assert not transport._of_loop
     assert all(opened.is_closing() for opened in transports)
+
+
+def test_closing_closes_the_connections_of_every_loop_and_the_loop_goes_on():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        assert (await describe(transport)).process_id == 1
+        (connections,) = transport._of_loop.values()
+        connection = connections.usable("partition:flights-0@0")
+        assert connection is not None
+        transport.close()
+        keeper = connections.keeper
+        assert keeper is not None
+        await asyncio.wait([keeper])
+        assert connection.is_closing
+        assert not transport._of_loop
+        assert (await describe(transport)).process_id == 1
+
+    asyncio.run(body())
+
+
+def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next():
+    ray = asyncio.run(_fake_ray())
+    transport = ActorTransport(ray)
+    abandoned = asyncio.new_event_loop()
+    assert abandoned.run_until_complete(describe(transport)) == BY_RAY
+    pending = asyncio.all_tasks(abandoned)
+    abandoned.close()
+    assert len(transport._of_loop) == 1
+    asyncio.run(_describe_once(transport))
+    assert not transport._of_loop
+    assert len(pending) == 1
+
+
+async def _fake_ray() -> FakeRay:
+    return FakeRay()
+
+
+async def _describe_once(transport: ActorTransport) -> None:
+    assert await describe(transport) == BY_RAY

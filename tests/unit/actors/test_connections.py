@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncelog.actors import connection as connection_module
+from oncelog.actors import frames
 from oncelog.actors.connection import Connection, connect
 from oncelog.actors.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.listener import Listener, ListenerAddress
@@ -123,7 +126,9 @@ def test_an_answer_that_is_late_is_dropped_and_the_next_call_gets_its_own():
     on_connection(body)
 
 
-def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_end():
+def test_a_connection_on_which_nothing_comes_in_is_retired_and_open_calls_still_end(monkeypatch):
+    monkeypatch.setattr(connection_module, "SILENCE_MS", SOON_MS)
+
     async def body(server: Server, connection: Connection) -> None:
         server.gate.clear()
         patient = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
@@ -254,6 +259,78 @@ def test_a_connection_that_begins_with_anything_but_the_token_is_closed(first):
     asyncio.run(run())
 
 
+def test_a_call_on_a_connection_that_is_lost_is_answered_at_once():
+    async def body(server: Server, connection: Connection) -> None:
+        connection.close()
+        reply = await connection.call(produce(1), timeout_ms=TIMEOUT_MS)
+        assert reply.error is ErrorCode.NETWORK_EXCEPTION
+        assert not server.begun
+
+    on_connection(body)
+
+
+def test_a_short_silence_does_not_retire_a_connection():
+    async def body(server: Server, connection: Connection) -> None:
+        server.gate.clear()
+        reply = await connection.call(produce(1), timeout_ms=SOON_MS)
+        assert reply.error is ErrorCode.REQUEST_TIMED_OUT
+        assert connection.is_usable
+
+    on_connection(body)
+
+
+def test_both_ends_notice_a_machine_that_vanishes():
+    """A process that dies says so; of a machine only the silence tells."""
+
+    async def body(_: Server, connection: Connection) -> None:
+        assert connection.transport is not None
+        opened = connection.transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000
+        silence_s = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+        silence_s += opened.getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_KEEPINTVL
+        ) * opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+        assert silence_s <= 10
+
+    on_connection(body)
+
+
+def test_a_message_that_is_too_long_for_a_frame_harms_no_other(monkeypatch):
+    monkeypatch.setattr(frames, "FRAME_MAX_BYTES", 10_000)
+
+    async def body(server: Server, connection: Connection) -> None:
+        server.gate.clear()
+        other = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
+        await server.entered.get()
+        sent = await connection.call(produce(2, b"b" * 20_000), timeout_ms=TIMEOUT_MS)
+        assert sent.error is ErrorCode.INVALID_REQUEST
+        assert "at most 10000" in sent.detail
+        read = await connection.call(fetch(20_000), timeout_ms=TIMEOUT_MS)
+        assert read.error is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert "at most 10000" in read.detail
+        server.gate.set()
+        assert await other == ProduceReply(base_offset=1)
+
+    on_connection(body)
+
+
+def test_somebody_who_only_echoes_is_not_taken_for_an_actor():
+    async def run() -> None:
+        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(1_000):
+                writer.write(data)
+            writer.close()
+
+        mirror = await asyncio.start_server(echo, "127.0.0.1", 0)
+        port = mirror.sockets[0].getsockname()[1]
+        address = ListenerAddress(host="127.0.0.1", port=port, token=TOKEN)
+        assert await connect(address, timeout_ms=TIMEOUT_MS) is None
+        mirror.close()
+
+    asyncio.run(run())
+
+
 def test_connecting_to_nobody_is_none():
     async def run() -> None:
         listener = Listener(Server(), host="127.0.0.1", token=TOKEN)
@@ -333,6 +410,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies, sizes):
     async def run() -> None:
         sink, writer, reader = Sink(), Collector(), Collector()
         writer.transport = sink  # type: ignore[assignment]
+        reader.transport = Sink()  # type: ignore[assignment]
         for number, body in enumerate(bodies):
             writer.send(number, number % 200, body)
         await asyncio.sleep(0)
