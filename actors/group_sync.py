@@ -159,6 +159,9 @@ class GroupSync:
         except OSError as error:
             self._on_failure(error)
             return
+        except Exception as bug:
+            self._on_bug(bug)
+            return
         round_ = asyncio.ensure_future(self._background.run(point.sync))
         self._rounds.add(round_)
         round_.add_done_callback(functools.partial(self._end_round, log, point))
@@ -174,6 +177,9 @@ class GroupSync:
             self._finish(log, point)
         except OSError as error:
             self._on_failure(error)
+            return
+        except Exception as bug:
+            self._on_bug(bug)
             return
         if self._rounds or not self._is_unbegun:
             return

@@ -414,6 +414,9 @@ cdef class OpenBatches:
         return self._spares.pop() if self._spares else None
 
     cdef int _keep_spare(self, object block) except -1:
+        # The collector may have taken the list away already. Small blocks are never asked for again.
+        if self._spares is None or self._block_bytes < 2 * FIRST_CAPACITY_BYTES:
+            return 0
         cdef Py_ssize_t size = PyByteArray_Size(block)
         # One that is less than half full was cut when its batch was closed.
         if (

@@ -260,6 +260,8 @@ class RecordSender:
         state.enrolled(
             {enrolment.topic_partition: enrolment.ticket for enrolment in reply.enrolments}
         )
+        # Whoever asked: records may have waited for it, and nobody else may know.
+        self._send_due()
 
     async def deliver_all(self) -> None:
         """Send everything, and wait until the outcome of each record sent so far is known."""

@@ -124,6 +124,12 @@ class Router:
                 self._told_s |= dict.fromkeys(missing & self._told_s.keys(), now_s)
         return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
 
+    async def ask_for(self, topic: str) -> None:
+        """Ask the controller for ``topic``, known or not; raises why it does not answer."""
+        reply = await self._ask(frozenset((topic,)))
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail or "the controller does not answer")
+
     async def all_topics(self) -> Mapping[str, TopicMetadata]:
         """Metadata of every topic, internal ones included, fresh from the controller."""
         reply = await self.transport.call(

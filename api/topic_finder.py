@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 
 from oncelog.actors.protocol.cluster_messages import TopicMetadata
@@ -35,20 +36,21 @@ class TopicFinder:
         """Wait until ``topic`` is known, up to ``max_block_ms``.
 
         One that the controller does not know is reported after a few seconds. A ``partition``
-        beyond the known ones may have been added by another program: the controller is asked
-        once. Raises ``UnknownTopicOrPartitionError``, or why the controller does not answer.
+        beyond the known ones may have been added by another program: the controller is asked,
+        until it has answered once. Raises ``UnknownTopicOrPartitionError``, or why the controller
+        does not answer.
         """
-        await self._find_topic(topic)
+        await self._until_answered(lambda: self._router.partition_count(topic))
         if partition is None or self.known(topic, partition) is not None:
             return
-        await self._router.metadata((topic,), refresh=True)
+        await self._until_answered(lambda: self._router.ask_for(topic))
         count = await self._router.partition_count(topic)
         if partition >= count:
             raise UnknownTopicOrPartitionError(
                 f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
             )
 
-    async def _find_topic(self, topic: str) -> None:
+    async def _until_answered(self, ask: Callable[[], Awaitable[object]]) -> None:
         backoff = Backoff(
             BackoffPolicy(
                 initial_ms=self._settings.retry_backoff_ms,
@@ -60,7 +62,7 @@ class TopicFinder:
         started_s = loop.time()
         while True:
             try:
-                await self._router.partition_count(topic)
+                await ask()
                 return
             except OncelogError as error:
                 is_missing = isinstance(error, UnknownTopicOrPartitionError)

@@ -127,7 +127,10 @@ class SimBackground:
         self._begin()
         return await future
 
-    is_brisk = False
+    @property
+    def is_brisk(self) -> bool:
+        """See ``Background.is_brisk``."""
+        return self.is_quick and self.slowness <= 1
 
     def try_now(self, work: Callable[[], Any]) -> bool:
         """At once on a quick disk that has nothing else to do; see ``Background.try_now``."""

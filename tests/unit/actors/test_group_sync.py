@@ -16,6 +16,7 @@ from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import RealFileHandle
+from oncelog.storage.partition_log import PartitionLog
 
 
 class SteppedBackground:
@@ -269,6 +270,28 @@ def test_a_broken_rule_met_after_a_sync_is_told_to_the_process(
         if not is_quick:
             await table.step()
         assert [type(bug) for bug in bugs] == [InvariantViolation]
+        assert table.answered == [None]
+        monkeypatch.undo()
+
+    play(harness, scenario)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_sync_that_ends_in_anything_but_a_fault_of_the_disk_is_told_to_the_process(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, is_quick: bool
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise MemoryError
+
+    async def scenario(table: Table) -> None:
+        bugs: list[BaseException] = []
+        table.replica.on_bug = bugs.append
+        table.background.is_quick = is_quick
+        monkeypatch.setattr(PartitionLog, "mark_synced", exhausted)
+        await table.produce(100)
+        if not is_quick:
+            await table.step()
+        assert [type(bug) for bug in bugs] == [MemoryError]
         assert table.answered == [None]
         monkeypatch.undo()
 

@@ -291,6 +291,16 @@ def test_a_full_block_is_filled_again_when_nobody_has_it_any_more() -> None:
     assert b"2" * 100 not in sealed
 
 
+def test_blocks_that_no_batch_asks_for_are_not_kept() -> None:
+    batches = compiled_batches(batch_bytes=4_096)
+    batch = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
+    for _ in range(30):
+        batches.put(batch, (None, b"v" * 100, 1, ()), 121)
+    batch.rows()
+    del batch
+    assert batches.spare_blocks == 0
+
+
 def test_a_closed_batch_takes_no_record() -> None:
     batches = compiled_batches()
     batch = filled(batches, b"v" * 100)

@@ -14,10 +14,12 @@ from oncelog.actors.protocol.messages import (
     InitProducerIdRequest,
     ProduceRequest,
 )
-from oncelog.api import loop_wake
+from oncelog.api import loop_wake, record_sender
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.producer import Producer
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.storage.model import TopicPartition
 
 LINGER_MS = 1_000
 
@@ -101,6 +103,51 @@ def test_the_producer_id_is_there_when_the_first_batch_is_due(cluster: Any, run:
     run(story())
     assert leader.values() == [b"a"]
     assert len(cluster.requests(InitProducerIdRequest)) == 1
+
+
+def test_a_record_that_was_enrolled_with_the_offsets_is_sent(
+    cluster: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever enrols lets the records go.
+
+    1. A record waits; its partition is enrolled together with that of the group's offsets.
+    2. In the turn of the answer somebody flushes, so a second enrolment is about to begin.
+    3. That one finds nothing left to enrol. The record is sent all the same.
+    """
+    (leader,) = cluster.create("t")
+    monkeypatch.setattr(record_sender, "ENROL_AFTER_S", 10)
+
+    async def story() -> None:
+        answered = asyncio.get_running_loop().create_future()
+        asked = asyncio.Event()
+        call = cluster.call
+
+        async def held(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            reply = await call(actor, request, timeout_ms=timeout_ms)
+            if isinstance(request, AddPartitionsToTxnRequest):
+                asked.set()
+                await answered
+            return reply
+
+        monkeypatch.setattr(cluster, "call", held)
+        async with cluster.producer("loader", linger_ms=60_000) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"v")
+            offsets = {TopicPartition("t", 0): 1}
+            sending = asyncio.create_task(
+                producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group_id="g"))
+            )
+            await asked.wait()
+            flushing = asyncio.create_task(producer.flush())
+            answered.set_result(None)
+            done, _ = await asyncio.wait({flushing}, timeout=5)
+            assert done, "flush() waits for a record that nobody sends"
+            await sending
+            await producer.commit_transaction()
+
+    run(story())
+    assert leader.committed_values() == [b"v"]
 
 
 def test_a_thread_that_fills_a_batch_waits_for_the_loop_only_while_nothing_is_sent(

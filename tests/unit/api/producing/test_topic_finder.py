@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from oncelog.actors.protocol.cluster_messages import MetadataRequest
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 
 
@@ -41,6 +42,21 @@ def test_a_table_may_name_a_partition_that_was_just_added(cluster: Any, run: Any
             return await (await producer.send_arrow("t", table))
 
     assert {batch.partition for batch in run(story())} == {0, 2}
+
+
+def test_a_partition_is_not_denied_before_the_controller_has_answered(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t", 1)
+
+    async def story() -> Any:
+        async with cluster.producer() as producer:
+            await producer.send("t", b"before")
+            cluster.create("t", 2)
+            cluster.fault(MetadataRequest, ErrorCode.NETWORK_EXCEPTION)
+            return await (await producer.send("t", b"after", partition=1))
+
+    assert run(story()).partition == 1
 
 
 def test_a_partition_that_is_not_there_is_asked_for_once_and_refused(
