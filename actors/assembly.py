@@ -46,6 +46,7 @@ from oncelog.actors.protocol.cluster_messages import (
     MetadataRequest,
     ShutdownReply,
     ShutdownRequest,
+    TopicMetadata,
 )
 from oncelog.actors.protocol.messages import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.replica import Replica
@@ -61,8 +62,9 @@ _logger = logging.getLogger(__name__)
 class Surroundings:
     """What a process finds where it runs.
 
-    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant or
-    another bug of ours, and ends the process at once: it does not return.
+    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
+    another bug of ours or a ``LeadershipLostError``, and ends the process at once: it does not
+    return.
     """
 
     filesystem: FileSystem
@@ -74,6 +76,10 @@ class Surroundings:
     process_id: int
     metrics: MetricSink = NO_METRICS
     die: Callable[[BaseException], None]
+
+
+class LeadershipLostError(Exception):
+    """No bug: the controller has given a newer epoch, so this process has to begin again."""
 
 
 class ReplicaServer:
@@ -139,8 +145,23 @@ class ReplicaServer:
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 self.replica.configure(topic.settings, topic.settings_version)
+                self._check_given_epoch(topic)
         if reply.cluster_key_version > self.replica.keys.version:
             await self._refresh_keys()
+
+    def _check_given_epoch(self, topic: TopicMetadata) -> None:
+        """End the process if the controller has given its leadership on: a new start asks anew.
+
+        To a later start, beside which this one must not go on; or in answer to a late copy of what
+        an earlier start asked, and then nobody would lead: clients ask for the newest epoch.
+        """
+        epoch = self.replica.leader_epoch
+        for known in topic.partitions:
+            is_ours = known.partition == self.config.partition
+            is_serving = self.replica.availability() is ErrorCode.NONE
+            if is_ours and is_serving and known.leader_epoch > epoch:
+                lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
+                self.surroundings.die(LeadershipLostError(lost))
 
     def refresh_keys_soon(self) -> None:
         """Ask the controller for the keys of tickets, once however often this is called."""

@@ -15,7 +15,7 @@ from sim_disk import SimBackground, SimDisk
 from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
 
-from oncelog.actors.assembly import Surroundings
+from oncelog.actors.assembly import LeadershipLostError, Surroundings
 from oncelog.api.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import AsyncConsumer
@@ -79,10 +79,11 @@ class Process:
         self.world.loop.call_soon(callback, *args, context=self.context)
 
     def die_of_bug(self, error: BaseException) -> NoReturn:
-        """A broken invariant: the process is gone, and the simulation has failed."""
-        self.world.fail(error, f"{self.name} ends")
-        self.world.end_process(self, "died of a bug")
-        raise Crash(f"{self.name} died of a bug")
+        """The process is gone; after a broken invariant the simulation has failed as well."""
+        if not isinstance(error, LeadershipLostError):
+            self.world.fail(error, f"{self.name} ends")
+        self.world.end_process(self, f"ends: {error!r}")
+        raise Crash(f"{self.name} ended itself")
 
 
 class ActorProcess(Process):

@@ -1,0 +1,94 @@
+"""One server without Ray: its clock, its controller and the sink of its figures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from oncelog.actors.assembly import Surroundings
+from oncelog.actors.background import ThreadBackground
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.metrics import METRICS, TAGS
+from oncelog.actors.protocol.cluster_messages import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.model import TopicPartition
+
+FLIGHTS = TopicPartition("flights", 0)
+KEY = b"k" * 32
+NOW_MS = 1_700_000_000_000
+
+
+class World:
+    """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells."""
+
+    def __init__(self) -> None:
+        self.time_ms = NOW_MS
+        self.figures: dict[str, float] = {}
+        self.leader_epoch = 1
+        self.deaths: list[BaseException] = []
+        self.tags: set[tuple[tuple[str, str], ...]] = set()
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+    def set(self, metric: Any, value: float, tags: Any) -> None:
+        assert metric in METRICS
+        assert tuple(tags) == TAGS
+        self.figures[metric.name] = value
+        self.tags.add(tuple(tags.items()))
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert actor == "controller"
+        if isinstance(request, BecomeLeaderRequest):
+            return BecomeLeaderReply(
+                leader_epoch=1,
+                topic_id="a" * 32,
+                keys=ClusterKeys(current=KEY),
+                transaction_state_partitions=1,
+                offsets_partitions=1,
+            )
+        if isinstance(request, AllocateProducerIdsRequest):
+            return AllocateProducerIdsReply(first_producer_id=1_000, count=1_000)
+        assert isinstance(request, MetadataRequest)
+        partition = PartitionMetadata(
+            partition=0, leader=1, leader_epoch=self.leader_epoch, replicas=(), isr=()
+        )
+        topic = TopicMetadata(name="flights", topic_id="a" * 32, partitions=(partition,))
+        return MetadataReply(topics=(topic,))
+
+    def server(self, kind: Any, tp: TopicPartition, directory: Path, **settings: int) -> Any:
+        config = ReplicaConfig(
+            topic=tp.topic,
+            partition=tp.partition,
+            broker_id=1,
+            data_dir=str(directory),
+            cluster=ClusterConfig(**settings),
+        )
+        surroundings = Surroundings(
+            filesystem=RealFileSystem(),
+            clock=self,
+            background=ThreadBackground(),
+            transport=self,
+            random=random.Random(1),
+            incarnation="i",
+            process_id=1,
+            metrics=self,
+            die=self.deaths.append,
+        )
+        return kind(config, surroundings)
+
+
+async def stop(server: Any) -> None:
+    await server.maintenance.stop()
+    await server.stop_serving(remove_data=False)
