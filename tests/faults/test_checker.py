@@ -303,6 +303,14 @@ def test_a_commit_after_the_id_was_taken_over(script, outcome, kinds):
     assert script.kinds() == kinds
 
 
+def test_a_commit_of_nothing_after_the_id_was_taken_over_is_no_commit_of_a_zombie(script):
+    """Such a transaction was never begun at the coordinator: its owner has not noticed yet."""
+    script.init("v", "id", [1, 0])
+    script.init("w", "id", [1, 1])
+    script.txn("v", txn_id="id")
+    assert script.kinds() == set()
+
+
 def test_a_commit_asked_for_before_the_id_was_taken_over_may_win(script):
     script.init("v", "id", [1, 0])
     script.invoke("v", "txn", [send("k-0", "a")], txn_id="id")

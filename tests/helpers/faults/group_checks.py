@@ -137,7 +137,8 @@ def _check_fetches(
 def check_fencing(facts: Facts) -> Iterator[Anomaly]:
     """After an id was taken over nobody else commits with it; no two inits get the same epoch.
 
-    Only readers of committed data tell which transactions committed.
+    Only readers of committed data tell which transactions committed. The commit of a transaction
+    that wrote nothing changes nothing and asks nobody, so it may succeed after any takeover.
     """
     if not facts.is_committed_only:
         return
@@ -153,7 +154,8 @@ def check_fencing(facts: Facts) -> Iterator[Anomaly]:
             if other is not operation:
                 yield Anomaly("token-reuse", f"{token} was given to {other} and to {operation}")
     for operation in facts.history.operations:
-        if operation.is_transaction and operation.commit_start is not None:
+        has_written = bool(operation.sends or operation.offsets)
+        if has_written and operation.is_transaction and operation.commit_start is not None:
             own = inits.get(operation.transactional_id or "", [])
             yield from _check_zombie(facts, operation, own)
 
