@@ -191,8 +191,5 @@ class GroupSync:
     def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
         """The point is durable: so everybody may see and believe what it covers."""
         log.mark_synced(point)
-        try:
-            self._machine.advance_high_watermark(point.log_end_offset)
-            self._waiters.release(self._machine.high_watermark)
-        except Exception as bug:
-            self._on_bug(bug)
+        self._machine.advance_high_watermark(point.log_end_offset)
+        self._waiters.release(self._machine.high_watermark)
