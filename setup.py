@@ -1,7 +1,8 @@
-"""Builds the optional record codec and send path in C; the rest stands in ``pyproject.toml``.
+"""Builds the optional record codec, send path and disk thread in C.
 
-Without Cython or a C compiler the project installs all the same and does both in Python. From
-Python 3.11 on one build serves all later versions (the stable ABI); 3.10 needs one of its own.
+The rest stands in ``pyproject.toml``. Without Cython or a C compiler the project installs all the
+same and does it all in Python. From Python 3.11 on one build serves all later versions (the stable
+ABI); 3.10 needs one of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ EXTENSIONS = [
         "storage/_kernel.pyx",
         *(f"storage/_kernel_{part}.pxi" for part in ("bytes", "crc", "encode", "decode", "scan")),
     ),
+    extension("oncelog.storage._disk_thread", "storage/_disk_thread.pyx"),
     extension("oncelog.api._open_batches", "api/_open_batches.pyx"),
 ]
 

@@ -11,7 +11,9 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.clock import monotonic_s
+from oncelog.actors.direct_syncs import DirectSyncs, Ended
 from oncelog.actors.interfaces import ResultT
+from oncelog.storage.sync_point import SyncPoint
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +36,9 @@ class ThreadBackground:
     Every sync passes here, so it is a bare queue: half the delay of an executor. Work that was
     given is run even if nobody waits for it any more.
 
+    A sync of one plain file goes to a thread that needs no interpreter, if there is one and the
+    other has nothing to do; work for the other waits there until such syncs have ended.
+
     Two switches between threads take longer than a short sync, so ``try_now`` does such work at
     once for as long as most of it was short of late. A disk that becomes slow holds up the loop
     once, or a few times if not much; on the thread its work is timed too, and so it is seen to be
@@ -43,7 +48,9 @@ class ThreadBackground:
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._under_way = 0
+        self._on_thread = 0
         self._points = 0
+        self._syncs: DirectSyncs | None = None
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=_work_off, args=(self._queue, now_s), name="oncelog-disk", daemon=True
@@ -52,14 +59,21 @@ class ThreadBackground:
         weakref.finalize(self, self._queue.put, None)
 
     def run(self, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
-        """Run ``work`` on the thread, which has it in its queue when this returns."""
+        """Run ``work`` on a thread, which has it in its queue when this returns."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._under_way += 1
+        if isinstance(work, SyncPoint) and not self._on_thread:
+            if self._syncs is None:
+                self._syncs = DirectSyncs(self._end)
+            if self._syncs.give(loop, work, future):
+                return future
         if not self._is_started:
             self._is_started = True
             self._thread.start()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ResultT] = loop.create_future()
-        self._under_way += 1
-        self._queue.put((loop, self._end, future, work))
+        self._on_thread += 1
+        before = None if self._syncs is None else self._syncs.last_given
+        self._queue.put((loop, self._end_on_thread, future, work, before))
         return future
 
     @property
@@ -78,6 +92,12 @@ class ThreadBackground:
             self._note(self._now_s() - begun_s)
         return True
 
+    def _end_on_thread(
+        self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
+    ) -> None:
+        self._on_thread -= 1
+        self._end(future, result, error, took_s)
+
     def _end(
         self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
     ) -> None:
@@ -92,16 +112,21 @@ class ThreadBackground:
             self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
 
 
-_Ended: TypeAlias = Callable[["asyncio.Future[Any]", Any, BaseException | None, float], None]
 _Piece: TypeAlias = tuple[
-    asyncio.AbstractEventLoop, _Ended, "asyncio.Future[Any]", Callable[[], Any]
+    asyncio.AbstractEventLoop,
+    Ended,
+    "asyncio.Future[Any]",
+    Callable[[], Any],
+    Callable[[], None] | None,
 ]
 
 
 def _work_off(queue: SimpleQueue[_Piece | None], now_s: Callable[[], float]) -> None:
     while (piece := queue.get()) is not None:
-        loop, ended, future, work = piece
+        loop, ended, future, work, wait_for_those_before = piece
         result, error = None, None
+        if wait_for_those_before is not None:
+            wait_for_those_before()
         begun_s = now_s()
         try:
             result = work()
@@ -111,7 +136,7 @@ def _work_off(queue: SimpleQueue[_Piece | None], now_s: Callable[[], float]) -> 
             loop.call_soon_threadsafe(ended, future, result, error, now_s() - begun_s)
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
-        del piece, loop, ended, future, work, result, error
+        del piece, loop, ended, future, work, wait_for_those_before, result, error
 
 
 def settle(future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None) -> None:

@@ -162,7 +162,7 @@ class GroupSync:
         except Exception as bug:
             self._on_bug(bug)
             return
-        round_ = asyncio.ensure_future(self._background.run(point.sync))
+        round_ = asyncio.ensure_future(self._background.run(point))
         self._rounds.add(round_)
         round_.add_done_callback(functools.partial(self._end_round, log, point))
 
