@@ -36,7 +36,10 @@ EXTENSIONS = [
     extension(
         "oncelog.storage._kernel",
         "storage/_kernel.pyx",
-        *(f"storage/_kernel_{part}.pxi" for part in ("bytes", "crc", "encode", "decode", "scan")),
+        *(
+            f"storage/_kernel_{part}.pxi"
+            for part in ("bytes", "crc", "encode", "decode", "scan", "client")
+        ),
     ),
     extension("oncelog.storage._disk_thread", "storage/_disk_thread.pyx"),
     extension("oncelog.api._open_batches", "api/_open_batches.pyx"),

@@ -8,6 +8,8 @@ reached the disk. How a replica comes to lead, and how it stops, is in ``replica
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import TxnMarker
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.replica_opening import ReplayedBatch, index_if_aborted, read_back
-from oncelog.actors.replica_waiters import ReplicaWaiters
+from oncelog.actors.replica_waiters import ReplicaWaiters, answer
 from oncelog.storage.control_record import ControlRecord, encode_marker
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -210,23 +212,18 @@ class ReplicaLog:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self._request_sync(len(batch), is_awaited=is_awaited)
-        return AppendOutcome(
-            error=ErrorCode.NONE, base_offset=base_offset, next_offset=header.next_offset
-        )
+        return AppendOutcome(ErrorCode.NONE, base_offset, header.next_offset)
 
     # --- group sync -----------------------------------------------------------------------
 
-    async def committed(self, next_offset: int) -> ErrorCode:
+    def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
         """Wait until everything below ``next_offset`` is durable on every in-sync replica.
 
         Anything but ``NONE`` means that the outcome is unknown to this replica.
         """
-        if self.machine.high_watermark >= next_offset:
-            return ErrorCode.NONE
-        error = self.availability()
-        if error is not ErrorCode.NONE:
-            return error
-        return await self._waiters.committed(next_offset)
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        self.when_committed(next_offset, functools.partial(answer, waiter))
+        return waiter
 
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
         """As ``committed``, but call ``done``, in the very turn in which the answer is known."""

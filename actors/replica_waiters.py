@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import heapq
 import itertools
 from collections.abc import Callable
@@ -20,14 +19,8 @@ class ReplicaWaiters:
         self._readers: dict[asyncio.Future[None], None] = {}
         """A dict, so that they are woken in the order they came."""
 
-    def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
-        """Wait until ``release`` reaches ``next_offset``, or until all are sent away."""
-        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self.when_committed(next_offset, functools.partial(_answer, waiter))
-        return waiter
-
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
-        """As ``committed``, but call ``done``, in the very turn in which the answer is known."""
+        """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away."""
         heapq.heappush(self._commits, (next_offset, next(self._numbers), done))
 
     async def progress(self, timeout_ms: int) -> None:
@@ -60,6 +53,7 @@ class ReplicaWaiters:
                 waiter.set_result(None)
 
 
-def _answer(waiter: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
+def answer(waiter: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
+    """Give a future its answer, unless whoever waited for it has gone."""
     if not waiter.done():
         waiter.set_result(error)

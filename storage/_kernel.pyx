@@ -40,7 +40,7 @@ cdef extern from "Python.h":
 INTERFACE = 1
 """Changes with the functions below, so that a module built from older source is not used."""
 
-SCAN_INTERFACE = 1
+SCAN_INTERFACE = 2
 """The same of the functions that go over whole batches."""
 
 # Read here because this half of the storage layer does not know the operating system.
@@ -64,3 +64,4 @@ include "_kernel_crc.pxi"
 include "_kernel_encode.pxi"
 include "_kernel_decode.pxi"
 include "_kernel_scan.pxi"
+include "_kernel_client.pxi"

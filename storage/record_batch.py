@@ -30,7 +30,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from oncelog.storage import checksum
+from oncelog.storage import checksum, scan_kernel
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -77,6 +77,15 @@ _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _DELETE_HORIZON: Final = 0x40
 _CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
+_CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
+    code: code
+    for code in (
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_RECORD,
+    )
+}
 
 
 class BatchHeader(NamedTuple):
@@ -207,6 +216,16 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
     ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
     header and the CRC (role, sequences, tickets) is checked elsewhere.
     """
+    kernel = scan_kernel.kernel
+    if kernel is None or len(kernel.CRC_METHODS) == 1:
+        return _check_in_python(buffer, message_max_bytes)
+    fault = kernel.client_fault(buffer, message_max_bytes)
+    if fault:
+        return _CLIENT_FAULTS[fault]
+    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))
+
+
+def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:
     if not buffer:
         return ErrorCode.INVALID_RECORD
     try:

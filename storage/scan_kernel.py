@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_INTERFACE: Final = 1
+_INTERFACE: Final = 2
 
 __all__ = ["kernel"]
 

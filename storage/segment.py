@@ -279,9 +279,7 @@ class Segment:
         base_offset = header.base_offset
         last_offset = base_offset + header.last_offset_delta
         self.next_offset = last_offset + 1
-        self._indexes.account(
-            BatchPlace(position, end, base_offset, last_offset, header.max_timestamp_ms)
-        )
+        self._indexes.account((position, end, base_offset, last_offset, header.max_timestamp_ms))
 
     def discard_partial_append(self) -> None:
         """Cut what a failed append may have left beyond the last whole batch."""

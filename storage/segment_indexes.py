@@ -12,7 +12,6 @@ from typing import NamedTuple
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from oncelog.storage.offset_index import OffsetIndex
-from oncelog.storage.segment_frames import BatchPlace
 from oncelog.storage.time_index import ENTRY_BYTES as TIME_ENTRY_BYTES
 from oncelog.storage.time_index import TimeIndex
 
@@ -92,13 +91,18 @@ class SegmentIndexes:
             self.max_timestamp_ms = max_timestamp_ms
             self._max_timestamp_offset = last_offset
 
-    def account(self, place: BatchPlace) -> None:
-        """Count a batch into times and entries: the same for an append and for a rebuild."""
+    def account(self, place: tuple[int, int, int, int, int]) -> None:
+        """Count a batch into times and entries: the same for an append and for a rebuild.
+
+        ``place`` has the fields of a ``BatchPlace``.
+        """
         assert self.entries is not None
         position, end, _, last_offset, max_timestamp_ms = place
         if position == 0:
             self.first_timestamp_ms = max_timestamp_ms
-        self.note_time(max_timestamp_ms, last_offset)
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self._max_timestamp_offset = last_offset
         if self._bytes_since_entry > self._interval_bytes:
             offsets, times = self.entries
             offsets.append(last_offset, position)

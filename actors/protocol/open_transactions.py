@@ -78,6 +78,8 @@ class OpenTransactions:
     @property
     def first_unstable_offset(self) -> int:
         """Inclusive first offset of the oldest ongoing or unreplicated transaction, else -1."""
+        if not self._ongoing and not self._unreplicated:
+            return NO_OFFSET
         first_ongoing = self.first_ongoing_offset
         if not self._unreplicated:
             return first_ongoing

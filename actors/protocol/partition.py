@@ -161,7 +161,7 @@ class PartitionMachine(PartitionBounds):
             error = self._check_client(header, transactional_id)
             if error is not ErrorCode.NONE:
                 return AppendVerdict(error=error)
-        if header.producer_id < 0:
+        if header.producer_id < 0 or self.producers.is_continued_by(header):
             return ACCEPTED
         if origin is AppendOrigin.CLIENT or header.base_sequence != NO_SEQUENCE:
             duplicate = self.producers.find_duplicate(header)
@@ -304,11 +304,9 @@ class PartitionMachine(PartitionBounds):
 
     def _check_place(self, header: BatchHeader) -> None:
         """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps."""
+        base_offset, log_end_offset = header.base_offset, self._log_end_offset
         is_leader = self.role is Role.LEADER
-        is_in_place = header.base_offset >= self._log_end_offset and not (
-            is_leader and header.base_offset != self._log_end_offset
-        )
-        if not is_in_place:
-            invariant(False, "I-02", f"{self}: batch at {header.base_offset}")
+        if base_offset != log_end_offset and (is_leader or base_offset < log_end_offset):
+            invariant(False, "I-02", f"{self}: batch at {base_offset}")
         if is_leader and header.leader_epoch != self.leader_epoch:
             invariant(False, "I-08", f"{self}: batch of leader epoch {header.leader_epoch}")

@@ -88,12 +88,22 @@ class ProducerEntry:
         """The newest sequence of this epoch, -1 if there is none."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
+    def is_continued_by(self, header: BatchHeader) -> bool:
+        """Whether the batch follows the newest one in its epoch and transaction, or outside one.
+
+        Nearly all do. A first one, and one after the wrap of sequences, is for the long way.
+        """
+        batches = self.batches
+        return (
+            len(batches) > 0
+            and header.base_sequence == batches[-1].last_sequence + 1
+            and header.producer_epoch == self.producer_epoch
+            and header.is_transactional is (self.current_txn_first_offset != NO_OFFSET)
+        )
+
     def duplicate_of(self, header: BatchHeader) -> AppendedBatch | None:
         """The remembered batch that ``header`` repeats: same epoch, first and last sequence."""
         if header.producer_epoch != self.producer_epoch:
-            return None
-        if self.batches and header.base_sequence == self.batches[-1].last_sequence + 1:
-            # It follows the newest one, as nearly all do.
             return None
         last_sequence = header.last_sequence
         for batch in self.batches:
@@ -112,7 +122,8 @@ class ProducerEntry:
 
     def add_batch(self, header: BatchHeader) -> None:
         """Follow a data batch: its epoch, and its place if it has a sequence to be repeated by."""
-        self.take_epoch(header.producer_epoch)
+        if header.producer_epoch != self.producer_epoch:
+            self.take_epoch(header.producer_epoch)
         if header.base_sequence != NO_SEQUENCE:
             self.batches.append(_appended(header))
         self.last_timestamp_ms = header.max_timestamp_ms
@@ -186,6 +197,9 @@ class ProducerEntry:
 
 
 def _appended(header: BatchHeader) -> AppendedBatch:
-    return AppendedBatch(
-        header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp_ms
+    # Made for every batch, so without the call of a function that ``AppendedBatch()`` is.
+    delta = header.last_offset_delta
+    return tuple.__new__(
+        AppendedBatch,
+        (header.last_sequence, header.base_offset + delta, delta, header.max_timestamp_ms),
     )

@@ -106,6 +106,14 @@ class ProducerStates:
 
     # --- decide ------------------------------------------------------------------------------
 
+    def is_continued_by(self, header: BatchHeader) -> bool:
+        """Whether the batch simply follows its producer's newest one: the table accepts it.
+
+        No duplicate, no ticket needed, nothing out of order; a shorter way to say so.
+        """
+        entry = self._entries.get(header.producer_id)
+        return entry is not None and entry.is_continued_by(header)
+
     def find_duplicate(self, header: BatchHeader) -> AppendedBatch | None:
         """The appended batch that a client's ``header`` repeats, if it is still remembered."""
         entry = self._entries.get(header.producer_id)

@@ -12,8 +12,11 @@ from crash_disk import CrashDisk
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncelog.storage import scan_kernel
+from oncelog.storage import checksum, scan_kernel
 from oncelog.storage.batch_check import find_damage
+from oncelog.storage.compression import Codec
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.record_batch import BatchHeader, check_client_batch, seal
 from oncelog.storage.segment import Segment
 from oncelog.storage.segment_scan import SegmentScan
 
@@ -74,3 +77,72 @@ def test_both_scans_leave_the_same_indexes(seed, base_offset, gaps_end, known_ep
     found = scanned(data, base_offset, gaps_end, known_epochs, interval)
     with mock.patch.object(scan_kernel, "kernel", None):
         assert scanned(data, base_offset, gaps_end, known_epochs, interval) == found
+
+
+EDGES = {
+    8: [2**31 - 1, 2**31 - 2, -(2**31), -1, 0, 1, 10, 48, 49, 50],
+    16: [-1, 0, 1, 2, 3, 130],
+    21: [-(2**15), -1, 0, 1, 4, 5, 7, 8, 16, 17, 20, 32, 64, 128, 2**15 - 1],
+    23: [-(2**31), -1, 0, 1, 2, 2**31 - 1],
+    43: [-(2**63), -2, -1, 0, 2**63 - 1],
+    51: [-(2**15), -1, 0, 2**15 - 1],
+    53: [-(2**31), -1, 0, 2**31 - 1],
+    57: [-(2**31), -1, 0, 1, 2, 3, 2**31 - 1],
+    0: [-1, 1, 2**32],
+}
+"""By the place of a field what it may hold: what tells one answer from another."""
+
+WIDTHS = {0: 8, 8: 4, 16: 1, 21: 2, 23: 4, 43: 8, 51: 2, 53: 4, 57: 4}
+
+
+def checked(data, limit):
+    return check_client_batch(data, message_max_bytes=limit)
+
+
+@pytest.mark.skipif(
+    scan_kernel.kernel is not None and len(scan_kernel.kernel.CRC_METHODS) == 1,
+    reason="this processor computes a CRC by tables only, which the library does faster",
+)
+@given(
+    st.dictionaries(st.sampled_from(sorted(EDGES)), st.integers(0, 20), max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(-70, 3),
+    st.sampled_from([0, 74, 75, 76, 2**40]),
+    st.one_of(st.none(), st.tuples(st.integers(0, 74), st.integers(1, 255))),
+)
+@example({}, False, True, 0, 75, None)
+@example({}, True, True, 0, 75, None)
+@example({}, True, True, -75, 75, None)
+def test_both_say_the_same_of_what_a_client_sends(
+    fields, is_transactional, has_crc, tail, limit, damage
+):
+    batch = seal(
+        b"x" * 14,
+        codec=Codec.NONE,
+        record_count=2,
+        base_timestamp_ms=5,
+        max_timestamp_ms=6,
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=3,
+        is_transactional=is_transactional,
+    )
+    for place, choice in fields.items():
+        value = EDGES[place][choice % len(EDGES[place])]
+        width = WIDTHS[place]
+        batch[place : place + width] = (value % 2 ** (8 * width)).to_bytes(width, "big")
+    if has_crc:
+        batch[17:21] = checksum.crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    if damage is not None:
+        batch[damage[0]] ^= damage[1]
+    data = bytes(batch[:tail] if tail < 0 else batch + bytes(tail))
+    found = checked(data, limit)
+    with mock.patch.object(scan_kernel, "kernel", None):
+        assert checked(data, limit) == found
+    assert isinstance(found, (BatchHeader, ErrorCode))
+
+
+def test_the_kernel_is_asked_about_what_a_client_sends():
+    with mock.patch.object(scan_kernel.kernel, "client_fault", return_value=87):
+        assert check_client_batch(bytes(75), message_max_bytes=75) is ErrorCode.INVALID_RECORD

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from oncelog.actors.protocol.partition import ACCEPTED
-from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS
+from oncelog.actors.protocol.producer_state import (
+    PRODUCER_ID_EXPIRATION_MS,
+    Enrolment,
+    ProducerStates,
+)
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import SEQUENCE_MAX, AppendOrigin
@@ -272,3 +277,32 @@ def test_describe_leaves_out_producers_it_does_not_know(leader: Any) -> None:
     leader.send(0, producer_id=8)
     assert [one.producer_id for one in leader.machine.describe_producers([8, 9])] == [8]
     assert [one.producer_id for one in leader.machine.describe_producers(None)] == [7, 8]
+
+
+# --- the short way ----------------------------------------------------------------------------
+
+
+def test_batch_that_takes_the_short_way_is_one_that_the_table_accepts(
+    header_of: Callable[..., BatchHeader],
+) -> None:
+    """Whatever is remembered, whatever comes: no duplicate, no gap, no ticket needed."""
+    taken = 0
+    for last, has_open, epoch, first, is_transactional in itertools.product(
+        (None, 0, 4, SEQUENCE_MAX), (False, True), (0, 1, 2), (0, 1, 4, 5, 6), (False, True)
+    ):
+        producers = ProducerStates()
+        if last is not None:
+            stored = header_of(base_sequence=last, producer_epoch=1, is_transactional=has_open)
+            producers.apply_data(stored)
+        header = header_of(
+            base_sequence=first, producer_epoch=epoch, is_transactional=is_transactional
+        )
+        if not producers.is_continued_by(header):
+            continue
+        taken += 1
+        assert producers.find_duplicate(header) is None
+        for origin in AppendOrigin:
+            assert producers.check_data(header, origin) == (ErrorCode.NONE, False)
+        if is_transactional:
+            assert producers.check_enrolment(header) is Enrolment.OPEN
+    assert taken == 4
