@@ -88,12 +88,14 @@ class GroupSync:
 
         Unless ``is_awaited``, readers need not wait.
         """
-        if not is_awaited:
+        if is_awaited:
+            self._hurry = _Hurry.AWAITED
+        else:
             # The sync goes on behind, so that a restart has little to scan.
             self._machine.advance_high_watermark(self._machine.log_end_offset)
             self._waiters.release(self._machine.high_watermark)
+            self._hurry = max(self._hurry, _Hurry.SOON)
         self._unbegun_bytes += size_bytes
-        self._hurry = max(self._hurry, _Hurry.AWAITED if is_awaited else _Hurry.SOON)
         is_large = self._unbegun_bytes >= ROUND_BYTES
         if is_large and len(self._rounds) < ROUNDS_MAX and self._background.is_brisk:
             self._begin_round(log)

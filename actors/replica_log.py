@@ -206,13 +206,15 @@ class ReplicaLog:
             ):
                 log.roll(machine.snapshot())
             log.append(batch, header)
-            index_if_aborted(log, machine.apply(header, control))
+            completed = machine.apply(header, control)
+            if completed is not None:
+                index_if_aborted(log, completed)
         except OSError as error:
             if log.failure is not None:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
-        self._request_sync(len(batch), is_awaited=is_awaited)
-        return AppendOutcome(ErrorCode.NONE, base_offset, header.next_offset)
+        self._request_sync(log, len(batch), is_awaited=is_awaited)
+        return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)
 
     # --- group sync -----------------------------------------------------------------------
 
@@ -222,7 +224,11 @@ class ReplicaLog:
         Anything but ``NONE`` means that the outcome is unknown to this replica.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        self.when_committed(next_offset, functools.partial(answer, waiter))
+        done = functools.partial(answer, waiter)
+        if self._is_leading and self.machine.high_watermark < next_offset:
+            self._waiters.when_committed(next_offset, done)
+        else:
+            self.when_committed(next_offset, done)
         return waiter
 
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
@@ -240,11 +246,11 @@ class ReplicaLog:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)
 
-    def _request_sync(self, size_bytes: int, *, is_awaited: bool) -> None:
+    def _request_sync(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
         if is_awaited:
-            self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
+            self._sync.request(log, size_bytes, is_awaited=self.topic.flush != "os")
         else:
-            self._sync.request_later(self.log, size_bytes)
+            self._sync.request_later(log, size_bytes)
 
     def _note_failed_sync(self, error: OSError) -> None:
         self._go_offline(f"cannot sync {self.config.directory}: {error}")

@@ -158,14 +158,13 @@ class RealFileHandle:
     def append(self, buffers: Sequence[Buffer]) -> int:
         """Write all buffers after the last byte and return where they begin."""
         position = self._size
-        total = sum(map(len, buffers))
         if len(buffers) == 1:
             written = os.pwrite(self._descriptor, buffers[0], position)
         else:
             written = os.pwritev(self._descriptor, buffers, position)
-        if written != total:
-            self._write_rest(b"".join(buffers), written, position)
-        self._size = position + total
+        if written != sum(map(len, buffers)):
+            written = self._write_rest(b"".join(buffers), written, position)
+        self._size = position + written
         return position
 
     def read(self, position: int, size: int) -> bytes:
@@ -180,16 +179,20 @@ class RealFileHandle:
 
     def write_at(self, position: int, data: Buffer) -> None:
         """Overwrite in place."""
-        self._write_rest(data, 0, position)
-        self._size = max(self._size, position + len(data))
+        written = os.pwrite(self._descriptor, data, position)
+        if written != len(data):
+            written = self._write_rest(data, written, position)
+        self._size = max(self._size, position + written)
 
-    def _write_rest(self, data: Buffer, written: int, position: int) -> None:
+    def _write_rest(self, data: Buffer, written: int, position: int) -> int:
+        """Write what is left of ``data`` at ``position``; returns its size in bytes."""
         view = memoryview(data)
         while written < len(view):
             count = os.pwrite(self._descriptor, view[written:], position + written)
             if count == 0:
                 raise OSError(errno.EIO, "the disk took no bytes")
             written += count
+        return written
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""

@@ -75,6 +75,7 @@ _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
+_TRANSACTIONAL_OR_CONTROL: Final = _TRANSACTIONAL | _CONTROL
 _DELETE_HORIZON: Final = 0x40
 _CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
 _CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
@@ -156,6 +157,11 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """Whether the batch holds a control record, which no user ever sees."""
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the batch holds data outside any transaction: it is neither of the two above."""
+        return not self.attributes & _TRANSACTIONAL_OR_CONTROL
 
     @property
     def has_delete_horizon(self) -> bool:

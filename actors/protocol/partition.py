@@ -194,13 +194,14 @@ class PartitionMachine(PartitionBounds):
         """What only a coordinator may write, and what a transaction must name."""
         if self.topic_partition.topic in INTERNAL_TOPICS:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
+        if header.is_plain:
+            return ErrorCode.NONE
         if header.is_control:
             return ErrorCode.INVALID_RECORD
-        if header.is_transactional:
-            if header.producer_id < 0:
-                return ErrorCode.INVALID_RECORD
-            if not transactional_id:
-                return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        if header.producer_id < 0:
+            return ErrorCode.INVALID_RECORD
+        if not transactional_id:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return ErrorCode.NONE
 
     def _check_enrolment(
@@ -257,7 +258,9 @@ class PartitionMachine(PartitionBounds):
         self._log_end_offset = header.next_offset
         completed = None
         if header.producer_id >= 0:
-            if not header.is_control:
+            if header.is_plain:
+                self.producers.apply_plain_data(header)
+            elif not header.is_control:
                 self.producers.apply_data(header)
             elif control is not None and control.committed is not None:
                 completed = self.producers.apply_marker(header, control)

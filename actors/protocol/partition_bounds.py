@@ -209,6 +209,6 @@ class PartitionBounds:
         stable = self.last_stable_offset
         if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
             invariant(False, "I-01", str(self))
-        if self.role is Role.LEADER and stable < self._stable_seen:
+        if stable < self._stable_seen and self.role is Role.LEADER:
             invariant(False, "I-03", f"{self}: was stable to {self._stable_seen}")
         self._stable_seen = stable

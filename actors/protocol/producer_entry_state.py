@@ -198,8 +198,8 @@ class ProducerEntry:
 
 def _appended(header: BatchHeader) -> AppendedBatch:
     # Made for every batch, so without the call of a function that ``AppendedBatch()`` is.
-    delta = header.last_offset_delta
+    delta, sequence = header.last_offset_delta, header.base_sequence
+    last_sequence = NO_SEQUENCE if sequence == NO_SEQUENCE else sequence_after(sequence, delta)
     return tuple.__new__(
-        AppendedBatch,
-        (header.last_sequence, header.base_offset + delta, delta, header.max_timestamp_ms),
+        AppendedBatch, (last_sequence, header.base_offset + delta, delta, header.max_timestamp_ms)
     )

@@ -184,6 +184,10 @@ class ProducerStates:
 
     # --- apply -------------------------------------------------------------------------------
 
+    def apply_plain_data(self, header: BatchHeader) -> None:
+        """A data batch of a producer stands in the log, outside any transaction."""
+        self._entry_of(header.producer_id).add_batch(header)
+
     def apply_data(self, header: BatchHeader) -> None:
         """A data batch of a producer stands in the log."""
         entry = self._entry_of(header.producer_id)

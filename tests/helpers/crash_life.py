@@ -119,7 +119,7 @@ class SteppedReplica(Replica):
         self.history.written = len(self.history.batches)
         return outcome
 
-    def _request_sync(self, size_bytes: int, *, is_awaited: bool) -> None:
+    def _request_sync(self, log: Any, size_bytes: int, *, is_awaited: bool) -> None:
         return
 
 
