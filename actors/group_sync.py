@@ -46,6 +46,9 @@ class _Hurry(enum.IntEnum):
     """A caller, who is answered after the sync."""
 
 
+_AWAITED: Final = _Hurry.AWAITED
+
+
 class GroupSync:
     """Syncs one replica's log and moves its high watermark.
 
@@ -89,17 +92,17 @@ class GroupSync:
         Unless ``is_awaited``, readers need not wait.
         """
         if is_awaited:
-            self._hurry = _Hurry.AWAITED
+            self._hurry = _AWAITED
         else:
             # The sync goes on behind, so that a restart has little to scan.
             self._machine.advance_high_watermark(self._machine.log_end_offset)
             self._waiters.release(self._machine.high_watermark)
             self._hurry = max(self._hurry, _Hurry.SOON)
-        self._unbegun_bytes += size_bytes
-        is_large = self._unbegun_bytes >= ROUND_BYTES
+        self._unbegun_bytes = unbegun_bytes = self._unbegun_bytes + size_bytes
+        is_large = unbegun_bytes >= ROUND_BYTES
         if is_large and len(self._rounds) < ROUNDS_MAX and self._background.is_brisk:
             self._begin_round(log)
-        elif not self._rounds:
+        elif not self._rounds and (self._next is None or self._is_next_later):
             self._begin_at_end_of_turn(log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:

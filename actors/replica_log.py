@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.group_sync import GroupSync
@@ -39,6 +39,9 @@ from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.record_codec import encode_records
 
 _logger = logging.getLogger(__name__)
+
+
+_NONE: Final = ErrorCode.NONE
 
 
 class AppendOutcome(NamedTuple):
@@ -214,7 +217,7 @@ class ReplicaLog:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self._request_sync(log, len(batch), is_awaited=is_awaited)
-        return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)
+        return AppendOutcome(_NONE, base_offset, log.log_end_offset)
 
     # --- group sync -----------------------------------------------------------------------
 

@@ -34,9 +34,11 @@ class ReplicaWaiters:
 
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
-        while self._commits and self._commits[0][0] <= high_watermark:
-            heapq.heappop(self._commits)[2](ErrorCode.NONE)
-        self.wake_readers()
+        commits, none = self._commits, ErrorCode.NONE
+        while commits and commits[0][0] <= high_watermark:
+            heapq.heappop(commits)[2](none)
+        if self._readers:
+            self.wake_readers()
 
     def send_away(self, error: ErrorCode) -> None:
         """Answer every append with ``error``, and wake all readers."""

@@ -27,7 +27,7 @@ it need not read the records again. Source: KIP-98 with the layout that Kafka 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from oncelog.storage import checksum, scan_kernel
@@ -222,13 +222,21 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
     ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
     header and the CRC (role, sequences, tickets) is checked elsewhere.
     """
-    kernel = scan_kernel.kernel
-    if kernel is None or len(kernel.CRC_METHODS) == 1:
+    if _client_fault is None:
         return _check_in_python(buffer, message_max_bytes)
-    fault = kernel.client_fault(buffer, message_max_bytes)
+    fault = _client_fault(buffer, message_max_bytes)
     if fault:
         return _CLIENT_FAULTS[fault]
     return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))
+
+
+def _find_client_fault() -> Callable[[Buffer, int], int] | None:
+    """The kernel's check; None if it was not built, or by tables alone would be the slower one."""
+    kernel = scan_kernel.kernel
+    return None if kernel is None or len(kernel.CRC_METHODS) == 1 else kernel.client_fault
+
+
+_client_fault: Final = _find_client_fault()
 
 
 def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:

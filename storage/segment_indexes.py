@@ -103,12 +103,13 @@ class SegmentIndexes:
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
             self._max_timestamp_offset = last_offset
-        if self._bytes_since_entry > self._interval_bytes:
-            offsets, times = self.entries
-            offsets.append(last_offset, position)
-            times.maybe_append(self.max_timestamp_ms, self._max_timestamp_offset)
-            self._bytes_since_entry = 0
-        self._bytes_since_entry += end - position
+        if self._bytes_since_entry <= self._interval_bytes:
+            self._bytes_since_entry += end - position
+            return
+        offsets, times = self.entries
+        offsets.append(last_offset, position)
+        times.maybe_append(self.max_timestamp_ms, self._max_timestamp_offset)
+        self._bytes_since_entry = end - position
 
     # Counting many batches at once
 

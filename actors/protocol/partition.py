@@ -41,7 +41,7 @@ from typing import Final
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction
-from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
+from oncelog.actors.protocol.partition_bounds import LEADER, LOADING, PartitionBounds, Role
 from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS, Enrolment
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys, TicketVerdict, check_ticket
 from oncelog.storage.control_record import ControlRecord
@@ -83,6 +83,9 @@ class AppendVerdict:
 
 ACCEPTED: Final = AppendVerdict()
 """Append it now."""
+
+_NONE: Final = ErrorCode.NONE
+_CLIENT: Final = AppendOrigin.CLIENT
 
 
 class PartitionMachine(PartitionBounds):
@@ -155,11 +158,11 @@ class PartitionMachine(PartitionBounds):
 
         ``follows_unacknowledged``: see ``ProduceRequest``.
         """
-        if self.role is not Role.LEADER:
+        if self.role is not LEADER:
             return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if origin is AppendOrigin.CLIENT:
+        if origin is _CLIENT:
             error = self._check_client(header, transactional_id)
-            if error is not ErrorCode.NONE:
+            if error is not _NONE:
                 return AppendVerdict(error=error)
         if header.producer_id < 0 or self.producers.is_continued_by(header):
             return ACCEPTED
@@ -195,7 +198,7 @@ class PartitionMachine(PartitionBounds):
         if self.topic_partition.topic in INTERNAL_TOPICS:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         if header.is_plain:
-            return ErrorCode.NONE
+            return _NONE
         if header.is_control:
             return ErrorCode.INVALID_RECORD
         if header.producer_id < 0:
@@ -249,7 +252,7 @@ class PartitionMachine(PartitionBounds):
         before the high watermark may pass the marker. ``control`` ``None`` with a control batch
         is one that compaction emptied: it moves the log end and nothing else.
         """
-        if self.role is Role.LOADING and header.base_offset < self._snapshot_offset:
+        if self.role is LOADING and header.base_offset < self._snapshot_offset:
             self.producers.apply_history(header)
             return None
         self._check_place(header)
@@ -308,7 +311,7 @@ class PartitionMachine(PartitionBounds):
     def _check_place(self, header: BatchHeader) -> None:
         """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps."""
         base_offset, log_end_offset = header.base_offset, self._log_end_offset
-        is_leader = self.role is Role.LEADER
+        is_leader = self.role is LEADER
         if base_offset != log_end_offset and (is_leader or base_offset < log_end_offset):
             invariant(False, "I-02", f"{self}: batch at {base_offset}")
         if is_leader and header.leader_epoch != self.leader_epoch:

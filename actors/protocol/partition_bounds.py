@@ -42,6 +42,11 @@ LEGAL_ROLES: Final = MappingProxyType(
 """Role → roles it may take; ``load`` leads back to LOADING from each."""
 
 
+LOADING: Final = Role.LOADING
+LEADER: Final = Role.LEADER
+"""For what is asked of every batch: a member is searched for in its class each time."""
+
+
 class PartitionBounds:
     """The offsets of one replica. As their names say: starts inclusive, ends exclusive.
 
@@ -209,6 +214,6 @@ class PartitionBounds:
         stable = self.last_stable_offset
         if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
             invariant(False, "I-01", str(self))
-        if stable < self._stable_seen and self.role is Role.LEADER:
+        if stable < self._stable_seen and self.role is LEADER:
             invariant(False, "I-03", f"{self}: was stable to {self._stable_seen}")
         self._stable_seen = stable
