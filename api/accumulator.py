@@ -17,7 +17,12 @@ from typing import Final
 from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.api.batch_rows import Rows
 from oncelog.api.delivery import BatchDelivery, RecordFuture
-from oncelog.api.open_batches import OpenBatch, OpenBatches, TopicBatches
+from oncelog.api.open_batches import (
+    RECORD_OVERHEAD_BYTES,
+    OpenBatch,
+    OpenBatches,
+    TopicBatches,
+)
 from oncelog.api.partitioner import StickyPartitions, partition_for_key
 from oncelog.storage.exceptions import OncelogError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
@@ -27,6 +32,14 @@ HEADER_OVERHEAD_BYTES: Final = 10
 """The most that the two lengths of one header take."""
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+
+def record_size_bytes(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+    """The most that a record takes in a batch."""
+    size_bytes = RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+    for name, content in headers:
+        size_bytes += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(content or b"")
+    return size_bytes
 
 
 class Wake(enum.Enum):
@@ -74,8 +87,9 @@ class _Queue:
 class Accumulator:
     """Batches per partition. ``gate`` raises when no record may be accepted now.
 
-    ``on_done`` is called, on the event loop, when the outcome of any batch is known. ``now`` gives
-    the seconds since some point in time, from any thread.
+    ``on_done`` is called, on the event loop, when the outcome of any batch is known, ``on_taken``
+    when a batch was taken to be sent. ``now`` gives the seconds since some point in time, from any
+    thread.
     """
 
     def __init__(
@@ -86,6 +100,7 @@ class Accumulator:
         random: Random,
         gate: Callable[[], None],
         on_done: Callable[[], None],
+        on_taken: Callable[[], None] = lambda: None,
         now: Callable[[], float],
     ) -> None:
         self._open = open_batches
@@ -93,12 +108,15 @@ class Accumulator:
         self._batch_bytes = batch_bytes
         self._gate = gate
         self._on_done = on_done
+        self._on_taken = on_taken
         self._now = now
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
         self._undelivered: set[BatchDelivery] = set()
         self._is_linger_told = False
         self._is_full_told = False
+        self.closed_count = 0
+        """Batches that are full, or closed for another reason, and were not taken yet."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -166,7 +184,7 @@ class Accumulator:
             self._close(topic, partition)
             delivery = BatchDelivery(topic_partition, rows.record_count)
             self._track(delivery)
-            queue.closed.append(PendingBatch(rows, delivery, self._now()))
+            self._enqueue(queue, PendingBatch(rows, delivery, self._now()))
             self._open.hold(size_bytes)
             self._release_later(delivery, size_bytes)
             return delivery, self._wake(True)
@@ -233,7 +251,12 @@ class Accumulator:
             queue = queues[topic_partition.partition]
             if not queue.closed and queue.is_due:
                 self._close(topic_partition.topic, topic_partition.partition)
-            return queue.closed.popleft() if queue.closed else None
+            if not queue.closed:
+                return None
+            batch = queue.closed.popleft()
+            self.closed_count -= 1
+        self._on_taken()
+        return batch
 
     def drop(self, error: OncelogError) -> None:
         """Fail every batch that was not taken yet."""
@@ -243,6 +266,7 @@ class Accumulator:
             for queue in self._all_queues():
                 dropped.extend(queue.closed)
                 queue.closed.clear()
+            self.closed_count = 0
         for batch in dropped:
             batch.delivery.fail(error)
 
@@ -318,8 +342,12 @@ class Accumulator:
             batches.sticky = None
         rows = batch.rows()
         batch.delivery.record_count = rows.record_count
-        queue.closed.append(PendingBatch(rows, batch.delivery, batch.created_s))
+        self._enqueue(queue, PendingBatch(rows, batch.delivery, batch.created_s))
         self._release_later(batch.delivery, batch.size_bytes)
+
+    def _enqueue(self, queue: _Queue, batch: PendingBatch) -> None:
+        queue.closed.append(batch)
+        self.closed_count += 1
 
     def _track(self, delivery: BatchDelivery) -> None:
         self._undelivered.add(delivery)

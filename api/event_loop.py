@@ -31,6 +31,7 @@ class LoopThread:
         self._is_closed = False
         self._forbidden = ""
         self._on_forbid: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._on_close: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def forbid(self, reason: str) -> None:
         """From now on every use raises ``IllegalStateError`` with ``reason``: its thread is gone.
@@ -44,8 +45,11 @@ class LoopThread:
 
     def call_when_forbidden(self, callback: Callable[[], None]) -> None:
         """Call the method ``callback``, if its object still lives, when use is forbidden."""
-        self._on_forbid = [known for known in self._on_forbid if known() is not None]
-        self._on_forbid.append(weakref.WeakMethod(callback))
+        self._on_forbid = _with_live(self._on_forbid, callback)
+
+    def call_when_closed(self, callback: Callable[[], None]) -> None:
+        """Call the method ``callback`` on the loop, if its object still lives, before it ends."""
+        self._on_close = _with_live(self._on_close, callback)
 
     @property
     def is_forbidden(self) -> bool:
@@ -116,9 +120,19 @@ class LoopThread:
             loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return
+        for reference in self._on_close:
+            if (callback := reference()) is not None:
+                loop.call_soon_threadsafe(callback)
         loop.call_soon_threadsafe(loop.stop)
         if threading.current_thread() is not thread:
             thread.join()
+
+
+def _with_live(
+    known: list[weakref.WeakMethod[Callable[[], None]]], callback: Callable[[], None]
+) -> list[weakref.WeakMethod[Callable[[], None]]]:
+    """``callback`` after those of ``known`` whose objects still live."""
+    return [*(one for one in known if one() is not None), weakref.WeakMethod(callback)]
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

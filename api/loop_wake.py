@@ -1,14 +1,58 @@
-"""Waking an event loop from a thread that keeps the interpreter busy."""
+"""How a thread that keeps the interpreter busy, and the event loop it works for, share it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 LET_RUN_MAX_S: Final = 0.005
 """How long a thread waits for the loop: what the interpreter would make it wait at the most."""
+
+
+PACE_BYTES: Final = 8 * 1_048_576
+"""So much may wait to be sent before the thread that fills batches is held back."""
+
+PACE_MAX_S: Final = 0.02
+"""How long it is held back at the most: a loop that sends nothing for so long is not behind."""
+
+
+class Pace:
+    """Holds a thread that fills batches back while the loop that sends them is behind.
+
+    Without it the thread runs ahead until ``buffer_memory`` is used up, and from then on stops
+    and goes on with every single batch. ``waiting_count`` says how many full batches wait to be
+    sent: beyond ``high`` the thread waits until half of them are gone. If that takes too long,
+    it is not the loop that holds things up: the thread may then fill the buffer, and is held back
+    again once the loop has caught up.
+    """
+
+    def __init__(self, waiting_count: Callable[[], int], *, batch_bytes: int) -> None:
+        self.high: Final = max(PACE_BYTES // batch_bytes, 2)
+        self._low: Final = self.high // 2
+        self._waiting_count = waiting_count
+        self._gates: deque[threading.Lock] = deque()
+        self._is_stalled = False
+
+    def keep(self) -> None:
+        """Wait if the loop is behind, but never on a loop. For the thread that fills batches."""
+        if self._is_stalled or self._waiting_count() <= self.high or _is_on_a_loop():
+            return
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        # The loop may have caught up before it could see the gate.
+        if self._waiting_count() > self._low and not gate.acquire(timeout=PACE_MAX_S):
+            self._is_stalled = True
+
+    def taken(self) -> None:
+        """A batch has been taken to be sent. For the loop."""
+        if (self._gates or self._is_stalled) and self._waiting_count() <= self._low:
+            self._is_stalled = False
+            while self._gates:
+                self._gates.popleft().release()
 
 
 def call_and_let_run(

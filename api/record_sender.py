@@ -14,13 +14,13 @@ from typing import Any, Final
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.freed_memory import keep_freed_memory
 from oncelog.actors.protocol.messages import Reply
-from oncelog.api.accumulator import HEADER_OVERHEAD_BYTES, Accumulator, Headers, Wake
+from oncelog.api.accumulator import Accumulator, Headers, Wake, record_size_bytes
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
 from oncelog.api.interceptors import InterceptorChain
-from oncelog.api.loop_wake import call_and_let_run
-from oncelog.api.open_batches import RECORD_OVERHEAD_BYTES, fastest
+from oncelog.api.loop_wake import Pace, call_and_let_run
+from oncelog.api.open_batches import fastest
 from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
 from oncelog.api.routing import Router
 from oncelog.api.topic_finder import TopicFinder
@@ -84,7 +84,7 @@ class RecordSender:
         self._is_closed = False
         self._is_forked = False
         self.lets_loop_run = False
-        """Whether a thread that fills a batch waits until the loop sends it, if none is sent."""
+        """Whether a thread that fills batches waits for the loop that sends them to keep up."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -98,12 +98,14 @@ class RecordSender:
             record_bytes_max=settings.max_request_size,
             buffer_bytes_max=settings.buffer_memory,
         )
+        self._pace = Pace(lambda: self._accumulator.closed_count, batch_bytes=settings.batch_size)
         self._accumulator = Accumulator(
             open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
             random=random,
             gate=self._check_send,
             on_done=self._progress.set,
+            on_taken=self._pace.taken,
             now=loop.time,
         )
         if state is None:
@@ -164,13 +166,7 @@ class RecordSender:
         metadata = self._topics.known(topic, partition)
         if metadata is None or self._accumulator.buffered_bytes >= self.settings.buffer_memory:
             return None
-        size = RECORD_OVERHEAD_BYTES
-        if value is not None:
-            size += len(value)
-        if key is not None:
-            size += len(key)
-        for name, content in headers:
-            size += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(content or b"")
+        size = record_size_bytes(value, key, headers)
         if size > self.settings.max_request_size:
             raise MessageTooLargeError(
                 f"the record takes {size} bytes, more than "
@@ -387,6 +383,8 @@ class RecordSender:
             call_and_let_run(self._loop, self._woken, wake)
         elif wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
+        if self.lets_loop_run:
+            self._pace.keep()
 
     def _is_idle(self) -> bool:
         return not any(sender.in_flight_count for sender in tuple(self._senders.values()))

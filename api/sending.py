@@ -36,6 +36,7 @@ class SyncSending(ProcessBound):
         self._sender = sender
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(sender.forbid)
+        loop_thread.call_when_closed(sender.close)
         sender.lets_loop_run = True
         if not sender.interceptors:
             # The short way, one call from the caller into a batch with room.

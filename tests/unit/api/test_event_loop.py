@@ -75,3 +75,22 @@ def test_close_cancels_what_runs_and_refuses_more() -> None:
 def test_a_loop_that_was_never_used_closes_without_starting_its_thread() -> None:
     LoopThread("never-started").close()
     assert "never-started" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_asked_for_it_is_called_on_the_loop_before_it_ends() -> None:
+    called: list[str] = []
+
+    class Living:
+        def closed(self) -> None:
+            called.append(threading.current_thread().name)
+
+        def fails(self) -> None:
+            raise KeyError("inside")
+
+    thread, living, dead = LoopThread("ends"), Living(), Living()
+    thread.loop.set_exception_handler(lambda *_: called.append("reported"))
+    for callback in (dead.closed, living.fails, living.closed):
+        thread.call_when_closed(callback)
+    del dead, callback
+    thread.close()
+    assert called == ["reported", "ends"]

@@ -10,7 +10,7 @@ import pytest
 
 from oncelog.api import loop_wake
 from oncelog.api.event_loop import LoopThread
-from oncelog.api.loop_wake import call_and_let_run
+from oncelog.api.loop_wake import Pace, call_and_let_run
 
 
 @pytest.fixture
@@ -85,3 +85,77 @@ def test_a_loop_never_waits_neither_for_itself_nor_for_another(
     finally:
         other.close()
     assert sorted(called) == ["other", "own"]
+
+
+class Waiting:
+    """Batches that wait to be sent, and the thread that makes more of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_looked_at = threading.Event()
+        self.pace = Pace(self.look, batch_bytes=1_048_576)
+
+    def look(self) -> int:
+        self.is_looked_at.set()
+        return self.count
+
+    def take_until(self, count: int) -> None:
+        while self.count > count:
+            self.count -= 1
+            self.pace.taken()
+
+
+def test_a_thread_that_is_ahead_waits_until_the_loop_has_sent_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
+    waiting = Waiting()
+    waiting.count = waiting.pace.high + 1
+    thread = threading.Thread(target=waiting.pace.keep)
+    thread.start()
+    assert waiting.is_looked_at.wait(60)
+    waiting.take_until(waiting.pace.high // 2 + 1)
+    assert thread.is_alive()
+    waiting.take_until(waiting.pace.high // 2)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_thread_that_is_not_ahead_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 1_000_000)
+    waiting = Waiting()
+    waiting.count = waiting.pace.high
+    waiting.pace.keep()
+
+
+def test_a_loop_that_sends_nothing_is_waited_for_once_until_it_has_caught_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
+    waiting = Waiting()
+    waiting.count = waiting.pace.high + 1
+    waiting.pace.keep()
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 1_000_000)
+    waiting.count += 10
+    waiting.pace.keep()
+    waiting.take_until(0)
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
+    waiting.count = waiting.pace.high + 1
+    waiting.is_looked_at.clear()
+    waiting.pace.keep()
+    assert waiting.is_looked_at.is_set()
+
+
+def test_a_loop_is_never_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 1_000_000)
+    waiting = Waiting()
+    waiting.count = waiting.pace.high + 1
+
+    async def fill() -> None:
+        waiting.pace.keep()
+
+    asyncio.run(fill())
+
+
+def test_two_large_batches_may_always_wait() -> None:
+    assert Pace(lambda: 0, batch_bytes=2**30).high == 2

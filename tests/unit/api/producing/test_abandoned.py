@@ -7,15 +7,20 @@ import gc
 import logging
 import os
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata, TxnOffsetCommitRequest
 from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.api.config import ProducerSettings
+from oncelog.api.event_loop import LoopThread
 from oncelog.api.interceptors import ProducerInterceptor
+from oncelog.api.producer import Producer
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    ClientClosedError,
     IllegalStateError,
     InvalidTimestampError,
     MessageTooLargeError,
@@ -217,3 +222,21 @@ def test_an_async_producer_refuses_every_call_in_a_forked_child(cluster: Any, ru
         return count == len(calls)
 
     assert in_child(refused)
+
+
+def test_with_its_loop_a_producer_ends_and_the_futures_of_its_records_say_so(
+    cluster: Any,
+) -> None:
+    (leader,) = cluster.create("t")
+    cluster.fault(ProduceRequest, 60.0)
+    loop_thread = LoopThread()
+    settings = ProducerSettings(linger_ms=60_000)
+    producer = Producer(cluster.router(), loop_thread, settings, random=Random(5))
+    futures = [producer.send("t", b"v") for _ in range(2)]
+    loop_thread.close()
+    for future in futures:
+        with pytest.raises(ClientClosedError):
+            future.result(60)
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"v")
+    assert leader.values() == []

@@ -175,3 +175,32 @@ def test_a_thread_that_fills_a_batch_waits_for_the_loop_only_while_nothing_is_se
         answers.set()
     loop_thread.close()
     assert len(leader.values()) == 3
+
+
+def test_a_thread_that_is_far_ahead_of_what_is_sent_is_held_back(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (leader,) = cluster.create("t")
+    answers = threading.Event()
+    produce = leader.produce
+
+    async def hold(request: ProduceRequest) -> Any:
+        await asyncio.to_thread(answers.wait, 60)
+        return await produce(request)
+
+    monkeypatch.setattr(loop_wake, "PACE_BYTES", 0)
+    loop_thread = LoopThread()
+    settings = ProducerSettings(
+        batch_size=100, linger_ms=0, max_in_flight_requests_per_connection=1
+    )
+    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
+        producer.send("t", b"first").result(60)
+        leader.produce = hold
+        monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
+        for _ in range(3):
+            producer.send("t", b"." * 100)
+        with pytest.raises(ValueError, match="timeout"):
+            producer.send("t", b"." * 100)
+        answers.set()
+    loop_thread.close()
+    assert len(leader.values()) == 5
