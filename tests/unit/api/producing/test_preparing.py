@@ -199,8 +199,10 @@ def test_a_thread_that_is_far_ahead_of_what_is_sent_is_held_back(
         monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
         for _ in range(3):
             producer.send("t", b"." * 100)
-        with pytest.raises(ValueError, match="timeout"):
-            producer.send("t", b"." * 100)
-        answers.set()
+        try:
+            with pytest.raises(ValueError, match="timeout"):
+                producer.send("t", b"." * 100)
+        finally:
+            answers.set()
     loop_thread.close()
     assert len(leader.values()) == 5
