@@ -12,7 +12,7 @@ LET_RUN_MAX_S: Final = 0.005
 """How long a thread waits for the loop: what the interpreter would make it wait at the most."""
 
 
-PACE_BYTES: Final = 8 * 1_048_576
+PACE_BYTES: Final = 4 * 1_048_576
 """So much may wait to be sent before the thread that fills batches is held back."""
 
 PACE_MAX_S: Final = 0.02

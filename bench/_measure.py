@@ -56,10 +56,14 @@ def scratch(root: Path) -> Iterator[Path]:
 
 
 def alternate(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
-    """Run all sides ``rounds`` times in turn; each returns its own seconds."""
+    """Run all sides ``rounds`` times in turn; each returns its own seconds.
+
+    Every other round in the opposite order: who comes second may find the machine different.
+    """
     seconds: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, taken in zip(sides, seconds, strict=True):
+    for number in range(rounds):
+        order = list(zip(sides, seconds, strict=True))
+        for side, taken in order[:: -1 if number % 2 else 1]:
             gc.collect()
             taken.append(side())
     return seconds

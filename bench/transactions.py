@@ -11,6 +11,8 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,17 +51,18 @@ def run_on_cluster(report: Report, root: Path, cases: list[str]) -> None:
 
     import oncelog
 
-    on_cluster = {
+    data = Path(tempfile.mkdtemp(dir=root))
+    on_cluster: dict[str, Callable[..., None]] = {
         "latency": load.bench_latency,
         "throughput": load.bench_throughput,
-        "interval": load.bench_interval,
+        "interval": partial(load.bench_interval, data=data),
     }
-    data = Path(tempfile.mkdtemp(dir=root))
     cluster = oncelog.init(data, num_cpus=2)
     try:
         for name, case in on_cluster.items():
             if name in cases:
-                print(f"{name}: {_title(case.__doc__)}", flush=True)
+                described = case.func if isinstance(case, partial) else case
+                print(f"{name}: {_title(described.__doc__)}", flush=True)
                 case(cluster, report)
         if "profile" in cases:
             print(f"profile: {_title(bench_profile.__doc__)}", flush=True)
