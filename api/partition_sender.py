@@ -175,22 +175,27 @@ class PartitionSender:
 
     def pump(self) -> None:
         """Send what is full or due, as far as the window allows."""
+        while self.send_next():
+            pass
+
+    def send_next(self) -> bool:
+        """Send one batch, if one is full or due and the window allows; whether one was sent."""
         if self._is_stopped or self._gap is not None:
-            return
+            return False
         # New batches behind one that is being retried would only arrive too early.
         if any(entry.is_retrying for entry in self._in_flight):
-            return
+            return False
         # A leader remembers the last few batches only. If the window counted what is on its way,
         # later answers would let it run on until the oldest one is forgotten: then a retry of
         # that one is refused.
         window = self._context.settings.max_in_flight_requests_per_connection
-        while not self._is_stopped:
-            if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
-                return
-            batch = self._context.accumulator.take(self._topic_partition)
-            if batch is None:
-                return
-            self._start(batch)
+        if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
+            return False
+        batch = self._context.accumulator.take(self._topic_partition)
+        if batch is None:
+            return False
+        self._start(batch)
+        return True
 
     def stop(self, error: OncelogError) -> None:
         """Give up everything on its way; later answers are ignored."""

@@ -408,12 +408,16 @@ class RecordSender:
         """Send what is full or due; first whatever has to be known or enrolled before."""
         if self._state is not None and not self._state.is_sending:
             return
-        for topic_partition in self._accumulator.waiting():
-            sender = self._sender(topic_partition)
-            if sender is not None:
-                sender.pump()
+        self._pump()
         if self._needs_preparing():
             self._prepare_early()
+
+    def _pump(self) -> None:
+        """Send a batch of each partition, then another of each: all leaders have work at once."""
+        found = (self._sender(topic_partition) for topic_partition in self._accumulator.waiting())
+        senders = [sender for sender in found if sender is not None]
+        while senders:
+            senders = [sender for sender in senders if sender.send_next()]
 
     def _prepare_early(self) -> None:
         """Prepare for what is gathered, due or not, so that it need not wait when it is."""
@@ -461,10 +465,7 @@ class RecordSender:
                     await self.enrol(unready)
                     if not self._state.is_sending:
                         return
-                for topic_partition in self._accumulator.waiting():
-                    sender = self._sender(topic_partition)
-                    if sender is not None:
-                        sender.pump()
+                self._pump()
                 if not self._needs_preparing():
                     return
         finally:
