@@ -126,6 +126,7 @@ def test_a_thread_that_is_not_ahead_does_not_wait(monkeypatch: pytest.MonkeyPatc
     waiting = Waiting()
     waiting.count = waiting.pace.high
     waiting.pace.keep()
+    assert waiting.is_looked_at.is_set()
 
 
 def test_a_loop_that_sends_nothing_is_waited_for_once_until_it_has_caught_up(
@@ -151,10 +152,11 @@ def test_a_loop_is_never_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting()
     waiting.count = waiting.pace.high + 1
 
-    async def fill() -> None:
+    async def fill() -> bool:
         waiting.pace.keep()
+        return waiting.is_looked_at.is_set()
 
-    asyncio.run(fill())
+    assert asyncio.run(fill())
 
 
 def test_two_large_batches_may_always_wait() -> None:
