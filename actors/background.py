@@ -69,8 +69,8 @@ class ThreadBackground:
             if self._syncs.give(loop, work, future):
                 return future
         if not self._is_started:
-            self._is_started = True
             self._thread.start()
+            self._is_started = True
         self._on_thread += 1
         before = None if self._syncs is None else self._syncs.last_given
         self._queue.put((loop, self._end_on_thread, future, work, before))
@@ -95,6 +95,10 @@ class ThreadBackground:
     def _end_on_thread(
         self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
     ) -> None:
+        if self._syncs is not None:
+            # A sync that failed before this work must be known first: the system tells one sync
+            # only of a page it has lost, so this work may have succeeded over it.
+            self._syncs.take_ended()
         self._on_thread -= 1
         self._end(future, result, error, took_s)
 

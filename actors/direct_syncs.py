@@ -64,15 +64,27 @@ class DirectSyncs:
         assert self._thread is not None
         if self._loop is not None and not self._loop.is_closed():
             return False
-        loop.add_reader(self._thread.fileno(), self._take_ended)
+        try:
+            loop.add_reader(self._thread.fileno(), self._answer)
+        except OSError as error:
+            _logger.warning("syncs take the slow way: %s", error)
+            return False
         self._loop = loop
         return True
 
-    def _take_ended(self) -> None:
+    def take_ended(self) -> None:
+        """Bring the results there are now, rung for or not; those of earlier syncs come first."""
+        if self._given:
+            self._answer()
+
+    def _answer(self) -> None:
         assert self._thread is not None
         for error_number, took_ns in self._thread.take_ended():
             point, future = self._given.popleft()
-            error = point.end(error_number)
+            try:
+                error = point.end(error_number)
+            except OSError as failure:
+                error = failure
             try:
                 self._ended(future, None, error, took_ns / 1e9)
             except RuntimeError:

@@ -161,13 +161,13 @@ class GroupSync:
             if is_small and not self._rounds and self._background.try_now(point.run):
                 self._finish(log, point)
                 return
+            round_ = asyncio.ensure_future(self._background.run(point))
         except OSError as error:
             self._on_failure(error)
             return
         except Exception as bug:
             self._on_bug(bug)
             return
-        round_ = asyncio.ensure_future(self._background.run(point))
         self._rounds.add(round_)
         round_.add_done_callback(functools.partial(self._end_round, log, point))
 

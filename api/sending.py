@@ -57,8 +57,8 @@ class SyncSending(ProcessBound):
         A record goes to ``partition``, or by the hash of its key, or with others to any one. A
         ``value`` of ``None`` is a tombstone. ``timestamp_ms`` ``None`` is now. Waits up to
         ``max_block_ms`` while ``buffer_memory`` is used up, and some milliseconds when the thread
-        is far ahead of what is sent. Raises ``TypeError`` for what is not
-        bytes, ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
+        is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
+        ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
         ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction.
         """
         chain = self._sender.interceptors

@@ -221,6 +221,8 @@ cdef class DiskThread:
     def take_ended(self):
         cdef piece_t piece
         ended = []
+        if not is_ours(self.disk):
+            return ended
         # Before looking: what ends after that rings again.
         disk_hush(self.disk)
         while disk_take(self.disk, &piece):
@@ -229,5 +231,6 @@ cdef class DiskThread:
 
     def wait(self, uint64_t number):
         cdef disk_t *disk = self.disk
-        with nogil:
-            disk_wait(disk, number)
+        if is_ours(disk):
+            with nogil:
+                disk_wait(disk, number)

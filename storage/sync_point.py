@@ -98,13 +98,12 @@ class SyncPoint:
 
     def end(self, error_number: int) -> OSError | None:
         """The lent descriptor has been synced, or not if there is an error number: as ``sync``."""
+        error = disk_error(error_number) if error_number else None
+        if error is not None:
+            self._ledger.fail(error)
         self._is_lent = False
         if self._is_discarded:
             self.discard()
-        if error_number == 0:
-            return None
-        error = disk_error(error_number)
-        self._ledger.fail(error)
         return error
 
     def discard(self) -> None:

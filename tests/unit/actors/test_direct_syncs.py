@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
@@ -96,9 +97,11 @@ class HeldThread:
 
     def __init__(self) -> None:
         self.bell, self.rope = os.pipe()
+        os.set_blocking(self.bell, False)
         self.given: list[int] = []
+        self.ended: list[int] = []
         self.done = threading.Condition()
-        self.ended_count = self.taken_count = 0
+        self.taken_count = 0
         self.is_waited_for = threading.Event()
 
     def fileno(self) -> int:
@@ -108,22 +111,27 @@ class HeldThread:
         self.given.append(descriptor)
         return len(self.given)
 
-    def end(self) -> None:
+    def end(self, error_number: int = 0, *, rings: bool = True) -> None:
         with self.done:
-            self.ended_count += 1
+            self.ended.append(error_number)
             self.done.notify_all()
+        if rings:
+            self.ring()
+
+    def ring(self) -> None:
         os.write(self.rope, b"!")
 
     def take_ended(self) -> list[tuple[int, int]]:
-        os.read(self.bell, 100)
-        ended = [(0, 1000)] * (self.ended_count - self.taken_count)
-        self.taken_count = self.ended_count
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.bell, 100)
+        ended = [(error_number, 1000) for error_number in self.ended[self.taken_count :]]
+        self.taken_count = len(self.ended)
         return ended
 
     def wait(self, number: int) -> None:
         self.is_waited_for.set()
         with self.done:
-            assert self.done.wait_for(lambda: self.ended_count >= number, 10)
+            assert self.done.wait_for(lambda: len(self.ended) >= number, 10)
 
     def close(self) -> None:
         os.close(self.bell)
@@ -242,6 +250,65 @@ def test_work_waits_for_the_syncs_before_it_and_syncs_for_the_work_before_them(f
         await third
 
     asyncio.run(run())
+
+
+@LOOPS
+def test_a_failed_sync_is_known_before_the_work_behind_it_counts(files, held, new_loop):
+    """Whenever its result rings: the system tells one of both only that a page was lost."""
+
+    async def run():
+        background, known = ThreadBackground(), []
+        first = background.run(files.point())
+        second = background.run(files.point(count=2))
+        second.add_done_callback(lambda _: known.append(files.ledger.failure))
+        await asyncio.to_thread(held.is_waited_for.wait, 10)
+        held.end(errno.EIO, rings=False)
+        await second
+        held.ring()
+        with pytest.raises(OSError, match="Input/output error"):
+            await first
+        await background.run(lambda: None)
+        return known
+
+    loop = new_loop()
+    (failure,) = loop.run_until_complete(run())
+    loop.close()
+    assert failure is not None
+    assert failure.errno == errno.EIO
+
+
+def test_a_file_that_cannot_be_given_back_leaves_the_other_results_in_order(files, held):
+    async def run():
+        background = ThreadBackground()
+        points = [files.point() for _ in range(3)]
+        synced = [background.run(point) for point in points]
+        synced[0].cancel()
+        points[0].discard()
+        os.close(held.given[0])
+        for error_number in (0, errno.EIO, 0):
+            held.end(error_number, rings=False)
+        held.ring()
+        results = await asyncio.gather(*synced, return_exceptions=True)
+        assert background._under_way == 0
+        return results
+
+    _, failed, last = asyncio.run(run())
+    assert failed.errno == errno.EIO
+    assert last is None
+
+
+def test_a_loop_that_cannot_watch_the_thread_is_no_reason_to_fail(files, held):
+    async def run():
+        def no_room(*_):
+            raise OSError(errno.ENOSPC, "no more watches")
+
+        asyncio.get_running_loop().add_reader = no_room
+        background = ThreadBackground()
+        await background.run(files.point())
+        assert background._under_way == 0
+        return used_python(background)
+
+    assert asyncio.run(run())
 
 
 def test_nothing_is_done_at_once_while_a_sync_is_under_way(files, held):
