@@ -29,6 +29,9 @@ UNAWAITED_SYNC_MS: Final = 20
 ROUND_BYTES: Final = 128 * 1024
 """With so many bytes a round begins at once: writing them takes the disk longer than to begin."""
 
+IN_TURN_BYTES: Final = 32 * 1024
+"""More than this is synced beside the loop: writing it takes longer than to hand it over."""
+
 ROUNDS_MAX: Final = 2
 """Rounds begun and not ended: one that the disk works on, and one that it finds when it is done."""
 
@@ -153,7 +156,7 @@ class GroupSync:
     def _begin_round(self, log: PartitionLog) -> None:
         """Sync all that is unsynced now: in this very turn if that is quicker, else beside it."""
         self._forget_next()
-        is_small = self._hurry is _Hurry.AWAITED and self._unbegun_bytes < ROUND_BYTES
+        is_small = self._hurry is _Hurry.AWAITED and self._unbegun_bytes <= IN_TURN_BYTES
         self._unbegun_bytes, self._hurry = 0, _Hurry.NONE
         try:
             point = log.sync_point()

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from actor_surroundings import until_idle
 
-from oncelog.actors.group_sync import ROUND_BYTES
+from oncelog.actors.group_sync import IN_TURN_BYTES, ROUND_BYTES
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.storage.errors import ErrorCode, InvariantViolation
@@ -179,7 +179,7 @@ def test_a_short_sync_is_done_in_the_turn_of_its_appends(harness: Any) -> None:
 def test_a_sync_of_many_bytes_or_behind_another_is_not_done_at_once(harness: Any) -> None:
     async def scenario(table: Table) -> None:
         table.background.is_quick = True
-        await table.produce(ROUND_BYTES)
+        await table.produce(IN_TURN_BYTES)
         await table.produce(100)
         assert (table.background.done_now, len(table.background.given)) == (0, 1)
         assert table.answered == [None] * 2
