@@ -34,9 +34,10 @@ class ReplicaWaiters:
 
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
-        commits, none = self._commits, ErrorCode.NONE
-        while commits and commits[0][0] <= high_watermark:
-            heapq.heappop(commits)[2](none)
+        none = ErrorCode.NONE
+        # Looked up each time: an answer may lead to ``send_away``, which leaves nobody here.
+        while self._commits and self._commits[0][0] <= high_watermark:
+            heapq.heappop(self._commits)[2](none)
         if self._readers:
             self.wake_readers()
 

@@ -258,8 +258,8 @@ class Accumulator:
         self._on_taken()
         return batch
 
-    def drop(self, error: OncelogError) -> None:
-        """Fail every batch that was not taken yet."""
+    def drop(self, error: OncelogError) -> list[PendingBatch]:
+        """Fail every batch that was not taken yet; these batches."""
         with self._lock:
             dropped: list[PendingBatch] = []
             self._close_all()
@@ -269,6 +269,7 @@ class Accumulator:
             self.closed_count = 0
         for batch in dropped:
             batch.delivery.fail(error)
+        return dropped
 
     # --- internals, under the lock ------------------------------------------------------------
 

@@ -7,13 +7,15 @@ import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import uvloop
 
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
 
 ResultT = TypeVar("ResultT")
+
+_Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
 
 
 class LoopThread:
@@ -30,8 +32,9 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._forbidden = ""
-        self._on_forbid: list[weakref.WeakMethod[Callable[[], None]]] = []
-        self._on_close: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._on_forbid: _Callbacks = []
+        self._on_close: _Callbacks = []
+        """One list for good: the thread has it, too."""
 
     def forbid(self, reason: str) -> None:
         """From now on every use raises ``IllegalStateError`` with ``reason``: its thread is gone.
@@ -45,11 +48,18 @@ class LoopThread:
 
     def call_when_forbidden(self, callback: Callable[[], None]) -> None:
         """Call the method ``callback``, if its object still lives, when use is forbidden."""
-        self._on_forbid = _with_live(self._on_forbid, callback)
+        with self._lock:
+            self._on_forbid = _with_live(self._on_forbid, callback)
 
     def call_when_closed(self, callback: Callable[[], None]) -> None:
-        """Call the method ``callback`` on the loop, if its object still lives, before it ends."""
-        self._on_close = _with_live(self._on_close, callback)
+        """Call the method ``callback``, if its object still lives, as the last thing on the loop.
+
+        No coroutine sees what it does: all have been cancelled. ``ClientClosedError`` once closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosedError
+            self._on_close[:] = _with_live(self._on_close, callback)
 
     @property
     def is_forbidden(self) -> bool:
@@ -74,7 +84,10 @@ class LoopThread:
             if self._loop is None:
                 self._loop = uvloop.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run_loop, args=(self._loop,), name=self._name, daemon=True
+                    target=_run_loop,
+                    args=(self._loop, self._on_close),
+                    name=self._name,
+                    daemon=True,
                 )
                 self._thread.start()
             return self._loop
@@ -120,31 +133,40 @@ class LoopThread:
             loop, thread = self._loop, self._thread
         if loop is None or thread is None or not thread.is_alive():
             return
-        for reference in self._on_close:
-            if (callback := reference()) is not None:
-                loop.call_soon_threadsafe(callback)
         loop.call_soon_threadsafe(loop.stop)
         if threading.current_thread() is not thread:
             thread.join()
 
 
-def _with_live(
-    known: list[weakref.WeakMethod[Callable[[], None]]], callback: Callable[[], None]
-) -> list[weakref.WeakMethod[Callable[[], None]]]:
+def _with_live(known: _Callbacks, callback: Callable[[], None]) -> _Callbacks:
     """``callback`` after those of ``known`` whose objects still live."""
     return [*(one for one in known if one() is not None), weakref.WeakMethod(callback)]
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
     """Body of the thread: run until stopped, then let every task see its cancellation."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:
-        # Again and again: a task that ends may begin another.
-        while tasks := asyncio.all_tasks(loop):
-            for task in tasks:
-                task.cancel()
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        _cancel_all(loop)
+        loop.run_until_complete(_call_all(on_close))
+        _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    # Again and again: a task that ends may begin another.
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def _call_all(references: _Callbacks) -> None:
+    for reference in references:
+        if (callback := reference()) is not None:
+            # As a callback of the loop, which reports what it raises.
+            asyncio.get_running_loop().call_soon(callback)
+    await asyncio.sleep(0)

@@ -233,6 +233,11 @@ def _winner(core: ProducerCore) -> Winner:
     counters = core.sender.counters
     if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
         raise IllegalStateError("not every record is acknowledged; call flush() first")
+    if counters.records_failed:
+        raise IllegalStateError(
+            f"{counters.records_failed} records of the member failed, so it cannot win; "
+            "flush() before close(), or write them all again as another member"
+        )
     return Winner(
         producer_id=identity.producer_id,
         record_count=counters.records_acknowledged,

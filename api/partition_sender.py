@@ -120,6 +120,12 @@ class SenderContext:
     codec: Codec
     counters: SendCounters = field(default_factory=SendCounters)
 
+    def drop(self, error: OncelogError) -> None:
+        """Fail every batch that no sender has taken."""
+        for batch in self.accumulator.drop(error):
+            self.counters.batches_failed += 1
+            self.counters.records_failed += batch.rows.record_count
+
 
 class SenderOwner(Protocol):
     """What a partition asks of its producer."""

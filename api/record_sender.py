@@ -260,10 +260,13 @@ class RecordSender:
         self._send_due()
 
     async def deliver_all(self) -> None:
-        """Send everything, and wait until the outcome of each record sent so far is known."""
+        """Send everything, and wait until each outcome is known; an error if closed meanwhile."""
         deliveries = self._accumulator.close_open()
         self._send_due()
         await self._until(lambda: self._accumulator.is_delivered(deliveries))
+        if self._is_closed:
+            # What was not delivered was dropped; nothing may be committed without it.
+            raise ClientClosedError("the producer was closed before everything was delivered")
 
     def forget_partitions(self) -> None:
         """The transaction has ended: the next one enrols anew, and its sequences start at 0."""
@@ -276,7 +279,7 @@ class RecordSender:
             preparing.cancel()
         for sender in self._senders.values():
             sender.stop(error)
-        self._accumulator.drop(error)
+        self._context.drop(error)
         self._progress.set()
 
     def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
@@ -379,15 +382,12 @@ class RecordSender:
 
     def _tell(self, wake: Wake) -> None:
         # Leaders that have work do not need the loop at once; each time it costs a few records.
-        if wake is Wake.FULL and self.lets_loop_run and self._is_idle():
+        if wake is Wake.FULL and self.lets_loop_run and not self.in_flight_count:
             call_and_let_run(self._loop, self._woken, wake)
         elif wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
         if self.lets_loop_run:
             self._pace.keep()
-
-    def _is_idle(self) -> bool:
-        return not any(sender.in_flight_count for sender in tuple(self._senders.values()))
 
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
@@ -477,7 +477,7 @@ class RecordSender:
             self._identity = await self.new_identity()
         except OncelogError as error:
             # Not for good: the next record asks again.
-            self._accumulator.drop(error)
+            self._context.drop(error)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``, which changes only when the outcome of a batch is known."""

@@ -77,7 +77,14 @@ def test_a_loop_that_was_never_used_closes_without_starting_its_thread() -> None
     assert "never-started" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_what_asked_for_it_is_called_on_the_loop_before_it_ends() -> None:
+async def until_cancelled(called: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        called.append("cancelled")
+
+
+def test_what_asked_for_it_is_called_on_the_loop_when_all_else_has_ended() -> None:
     called: list[str] = []
 
     class Living:
@@ -92,5 +99,9 @@ def test_what_asked_for_it_is_called_on_the_loop_before_it_ends() -> None:
     for callback in (dead.closed, living.fails, living.closed):
         thread.call_when_closed(callback)
     del dead, callback
+    task = thread.submit(until_cancelled(called))
     thread.close()
-    assert called == ["reported", "ends"]
+    assert task.cancelled()
+    assert called == ["cancelled", "reported", "ends"]
+    with pytest.raises(ClientClosedError):
+        thread.call_when_closed(living.closed)

@@ -6,14 +6,16 @@ import asyncio
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from random import Random
 from typing import Any
 
 import pytest
 
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata, TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.actors.protocol.messages import EndTxnRequest, ProduceRequest
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.interceptors import ProducerInterceptor
@@ -240,3 +242,54 @@ def test_with_its_loop_a_producer_ends_and_the_futures_of_its_records_say_so(
     with pytest.raises(ClientClosedError):
         producer.send("t", b"v")
     assert leader.values() == []
+
+
+@pytest.mark.parametrize("closes", ["loop", "producer"])
+def test_a_commit_under_way_when_its_producer_is_closed_commits_nothing_that_is_not_delivered(
+    cluster: Any, closes: str
+) -> None:
+    (leader,) = cluster.create("t")
+    is_sent = threading.Event()
+    produce = leader.produce
+
+    async def never(request: ProduceRequest) -> Any:
+        is_sent.set()
+        await asyncio.Event().wait()
+        return await produce(request)
+
+    leader.produce = never
+    loop_thread = LoopThread()
+    settings = ProducerSettings(transactional_id="loader")
+    producer = Producer(cluster.router(), loop_thread, settings, random=Random(5))
+    producer.init_transactions()
+    producer.begin_transaction()
+    record = producer.send("t", b"v")
+    with ThreadPoolExecutor(1) as pool:
+        commit = pool.submit(producer.commit_transaction)
+        assert is_sent.wait(60)
+        if closes == "loop":
+            loop_thread.close()
+        else:
+            producer.close()
+        with pytest.raises((ClientClosedError, CancelledError)):
+            commit.result(60)
+    loop_thread.close()
+    with pytest.raises(ClientClosedError):
+        record.result(60)
+    assert cluster.requests(EndTxnRequest) == []
+
+
+def test_a_flush_under_way_when_its_producer_is_closed_says_so(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+    cluster.fault(ProduceRequest, 60.0)
+
+    async def story() -> None:
+        producer = cluster.producer()
+        await producer.send("t", b"v")
+        flush = asyncio.ensure_future(producer.flush())
+        await asyncio.sleep(0)
+        await producer.close(0)
+        with pytest.raises(ClientClosedError):
+            await flush
+
+    run(story())

@@ -219,3 +219,20 @@ def test_only_winners_are_taken_for_winners(cluster: Any, run: Any) -> None:
 
     run(story())
     assert not cluster.requests(EndTxnRequest)
+
+
+def test_a_member_that_was_closed_with_records_left_is_no_winner(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        hasty = member(cluster)
+        await hasty.enlist()
+        await hasty.send("t", b"1")
+        await hasty.flush()
+        await hasty.send("t", b"2")
+        await hasty.close()
+        with pytest.raises(IllegalStateError, match="1 records of the member failed"):
+            _ = hasty.winner
+
+    run(story())
+    assert leader.values() == [b"1"]
