@@ -118,10 +118,10 @@ class Controller:
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
         await self._found()
+        # Before anybody is answered: a topic that is created meanwhile would be taken for one.
+        await self._end_undeclared()
         self._runtime.is_loaded = True
-        placements = self.machine.placements()
-        await self._end_undeclared({actor_of(tp, broker_id) for tp, broker_id in placements})
-        await self._launcher.start(placements)
+        await self._launcher.start(self.machine.placements())
 
     async def _found(self) -> None:
         founded = ClusterFounded(
@@ -139,9 +139,10 @@ class Controller:
             _ALL, lambda _now_ms: self.machine.decide_founding(founded, broker, topic_ids)
         )
 
-    async def _end_undeclared(self, declared: set[str]) -> None:
+    async def _end_undeclared(self) -> None:
         """End the replicas of topics whose deletion a dead controller did not finish."""
         running = await self._launcher.running()
+        declared = {actor_of(tp, broker_id) for tp, broker_id in self.machine.placements()}
         await self._launcher.end(
             [name for name in running if name.startswith("partition:") and name not in declared]
         )

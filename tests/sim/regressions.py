@@ -28,4 +28,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a record that filled a batch, after its linger time, and opened the next one was not sent "
         "until the next send",
     ),
+    (
+        2128590393,
+        {},
+        "the replicas of a topic that was created while the controller started were ended as those "
+        "of a topic it did not know",
+    ),
 ]

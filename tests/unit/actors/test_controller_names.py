@@ -75,6 +75,8 @@ class World:
             self.actors.discard(actor)
 
     async def running(self) -> list[str]:
+        if gate := self.gates.get(("look", "all")):
+            await gate.wait()
         return sorted(self.actors)
 
     async def _happens(self, event: str, actor: str) -> None:
@@ -246,5 +248,22 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
         assert happened == [("end", FLIGHTS), ("start", "partition:trains-0@1")]
         assert {"controller", "partition:trains-0@1"} <= world.actors
         assert FLIGHTS not in world.actors
+
+    play(scenario)
+
+
+def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: Any) -> None:
+    async def scenario(world: World) -> None:
+        await world.controller.replica.stop()
+        gate = world.gates["look", "all"] = asyncio.Event()
+        starting = asyncio.create_task(world.begin())
+        await settle()
+        early = await world.create("t", "b")
+        gate.set()
+        await starting
+        if early.error is not ErrorCode.NONE:
+            assert early.error.retriable
+            assert (await world.create("t", "b")).error is ErrorCode.NONE
+        assert "partition:t-0@1" in world.actors
 
     play(scenario)
