@@ -150,7 +150,7 @@ class PartitionLeader:
             batch = bytearray(batch)
             stamp_log_append_time(batch, now_ms)
             header = parse_header(batch)
-        outcome = replica.write(batch, header, None)
+        outcome = replica.write(batch, header, None, now_ms=now_ms)
         if stamps_time:
             outcome = outcome._replace(log_append_time_ms=now_ms)
         for waiter in self._early.pop(header.producer_id, ()):

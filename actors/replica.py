@@ -45,7 +45,7 @@ class Replica(ReplicaLog):
         background: Background,
         epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
     ) -> None:
-        super().__init__(config=config, clock=clock, background=background)
+        super().__init__(config=config, background=background)
         self.broker_id = config.broker_id
         self.directory = ReplicaDirectory(
             config=config, filesystem=filesystem, clock=clock, machine=self.machine

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.group_sync import GroupSync
-from oncelog.actors.interfaces import Background, Clock, ResultT
+from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import TxnMarker
@@ -62,7 +62,7 @@ class ReplicaLog:
     ``_log``, ``_is_leading`` and ``leadership``.
     """
 
-    def __init__(self, *, config: ReplicaConfig, clock: Clock, background: Background) -> None:
+    def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
         self.config = config
         self.topic_partition = TopicPartition(config.topic, config.partition)
         self.machine = PartitionMachine(self.topic_partition)
@@ -71,7 +71,6 @@ class ReplicaLog:
         self.failure: str | None = None
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
-        self._clock = clock
         self._background = background
         self._log: PartitionLog | None = None
         self._is_leading = False
@@ -159,7 +158,7 @@ class ReplicaLog:
                 next_offset=verdict.duplicate_next_offset,
                 is_duplicate=True,
             )
-        return self.write(batch, header, None, is_awaited=is_awaited)
+        return self.write(batch, header, None, now_ms=now_ms, is_awaited=is_awaited)
 
     def append_marker(
         self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
@@ -180,7 +179,7 @@ class ReplicaLog:
             timestamp_ms=now_ms,
         )
         control = ControlRecord(committed=marker.committed, coordinator_epoch=coordinator_epoch)
-        return self.write(batch, parse_header(batch), control)
+        return self.write(batch, parse_header(batch), control, now_ms=now_ms)
 
     def write(
         self,
@@ -188,6 +187,7 @@ class ReplicaLog:
         header: BatchHeader,
         control: ControlRecord | None,
         *,
+        now_ms: int,
         is_awaited: bool = True,
     ) -> AppendOutcome:
         """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
@@ -197,14 +197,14 @@ class ReplicaLog:
         A full disk refuses the batch and leaves the replica as it was; any other error of the
         disk takes it offline.
         """
-        log, machine = self.log, self.machine
-        base_offset = machine.log_end_offset
-        header = header.with_offset(base_offset, self.leader_epoch)
+        log, machine = self._log or self.log, self.machine
+        base_offset = log.log_end_offset
+        header = header.with_offset(base_offset, self.leadership.leader_epoch)
         try:
             if log.needs_roll(
                 len(batch),
                 header.max_timestamp_ms,
-                self._clock.now_ms(),
+                now_ms,
                 last_offset_delta=header.last_offset_delta,
             ):
                 log.roll(machine.snapshot())
@@ -217,7 +217,9 @@ class ReplicaLog:
                 self._go_offline(f"cannot write to {self.config.directory}: {error}")
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self._request_sync(log, len(batch), is_awaited=is_awaited)
-        return AppendOutcome(_NONE, base_offset, log.log_end_offset)
+        return tuple.__new__(
+            AppendOutcome, (_NONE, base_offset, log.log_end_offset, NO_TIMESTAMP, False)
+        )
 
     # --- group sync -----------------------------------------------------------------------
 

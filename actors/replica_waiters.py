@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+from bisect import insort
+from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Final
 
 from oncelog.storage.errors import ErrorCode
+
+_NEXT_OFFSET: Final = itemgetter(0)
 
 
 class ReplicaWaiters:
     """The waiters of one replica; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._commits: list[tuple[int, int, Callable[[ErrorCode], None]]] = []
-        self._numbers = itertools.count()
+        self._commits: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        """By offset, and in the order they came."""
         self._readers: dict[asyncio.Future[None], None] = {}
         """A dict, so that they are woken in the order they came."""
 
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
         """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away."""
-        heapq.heappush(self._commits, (next_offset, next(self._numbers), done))
+        commits = self._commits
+        if commits and next_offset < commits[-1][0]:
+            # A retry of a batch that is in the log already: all others come in order.
+            insort(commits, (next_offset, done), key=_NEXT_OFFSET)
+        else:
+            commits.append((next_offset, done))
 
     async def progress(self, timeout_ms: int) -> None:
         """Wait until ``wake_readers``, or until the time is over."""
@@ -37,14 +46,14 @@ class ReplicaWaiters:
         none = ErrorCode.NONE
         # Looked up each time: an answer may lead to ``send_away``, which leaves nobody here.
         while self._commits and self._commits[0][0] <= high_watermark:
-            heapq.heappop(self._commits)[2](none)
+            self._commits.popleft()[1](none)
         if self._readers:
             self.wake_readers()
 
     def send_away(self, error: ErrorCode) -> None:
         """Answer every append with ``error``, and wake all readers."""
-        sent_away, self._commits = self._commits, []
-        for _, _, done in sorted(sent_away):
+        sent_away, self._commits = self._commits, deque()
+        for _, done in sent_away:
             done(error)
         self.wake_readers()
 

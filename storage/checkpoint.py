@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -28,12 +28,13 @@ PARTITION_METADATA_FILE: Final = "partition.metadata"
 CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
 
 _VERSION: Final = "0"
-_RECOVERY_FIELDS: Final = ("recovery_point", "log_start_offset", "high_watermark")
+_RECOVERY_TEXT: Final = (
+    f"{_VERSION}\nrecovery_point %020d\nlog_start_offset %020d\nhigh_watermark %020d\n"
+).encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryCheckpoint:
-    """How far the log is known to be good.
+class RecoveryCheckpoint(NamedTuple):
+    """How far the log is known to be good. A tuple, as one is written after each sync.
 
     ``recovery_point`` (exclusive): everything below is synced. ``log_start_offset`` (inclusive).
     ``high_watermark`` (exclusive): the last one known; it may be behind the true one.
@@ -45,12 +46,7 @@ class RecoveryCheckpoint:
 
     def to_bytes(self) -> bytes:
         """The file's bytes; every checkpoint has the same length."""
-        text = (
-            f"{_VERSION}\n"
-            f"recovery_point {self.recovery_point:020d}\n"
-            f"log_start_offset {self.log_start_offset:020d}\n"
-            f"high_watermark {self.high_watermark:020d}\n"
-        ).encode()
+        text = _RECOVERY_TEXT % self
         return b"%bcrc32c %08x\n" % (text, crc32c(text))
 
     @classmethod
@@ -59,7 +55,7 @@ class RecoveryCheckpoint:
         try:
             version, *fields, crc = data.decode("ascii").splitlines()
             values = dict(line.split(" ") for line in fields)
-            checkpoint = cls(**{name: int(values[name]) for name in _RECOVERY_FIELDS})
+            checkpoint = cls(**{name: int(values[name]) for name in cls._fields})
         except (ValueError, KeyError) as error:
             raise CorruptDataError("recovery checkpoint cannot be read") from error
         if version != _VERSION or checkpoint.to_bytes() != data:

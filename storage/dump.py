@@ -217,7 +217,7 @@ def recovery_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
         checkpoint = RecoveryCheckpoint.from_bytes(filesystem.read_whole(path))
     except CorruptDataError as error:
         raise CorruptDataError(f"{path} at byte 0: {error}") from error
-    yield asdict(checkpoint)
+    yield checkpoint._asdict()
 
 
 def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:

@@ -16,19 +16,14 @@ from oncelog.storage.model import NO_LEADER_EPOCH
 class LeaderEpochFile:
     """(leader epoch, its first offset) pairs, ascending. OSError: nothing has changed."""
 
-    __slots__ = ("_directory", "_filesystem", "pairs")
+    __slots__ = ("_directory", "_filesystem", "latest_epoch", "pairs")
 
     def __init__(
         self, filesystem: FileSystem, directory: Path, pairs: list[tuple[int, int]]
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self.pairs = pairs
-
-    @property
-    def latest_epoch(self) -> int:
-        """The highest epoch; -1 if none is known."""
-        return self.pairs[-1][0] if self.pairs else NO_LEADER_EPOCH
+        self._take(pairs)
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """``epoch`` leads from ``start_offset`` (inclusive); durable on return."""
@@ -43,7 +38,7 @@ class LeaderEpochFile:
 
         The file keeps the old epochs until the next one is entered; a load drops them again.
         """
-        self.pairs = without_start(self.pairs, offset)
+        self._take(without_start(self.pairs, offset))
 
     def common_end(
         self, leader_epoch: int, end_offset: int, *, log_end_offset: int
@@ -64,4 +59,9 @@ class LeaderEpochFile:
     def _replace(self, pairs: list[tuple[int, int]]) -> None:
         if pairs != self.pairs:
             write_leader_epochs(self._filesystem, self._directory, pairs)
-            self.pairs = pairs
+            self._take(pairs)
+
+    def _take(self, pairs: list[tuple[int, int]]) -> None:
+        self.pairs = pairs
+        self.latest_epoch = pairs[-1][0] if pairs else NO_LEADER_EPOCH
+        """The highest epoch; -1 if none is known."""

@@ -179,7 +179,9 @@ class PartitionLog(ReadableLog):
         epoch. They are written from it, so ``batch`` need not be patched, and is not changed.
         OSError: nothing was appended; the log is offline unless the disk was only full.
         """
-        self._ledger.check()
+        ledger = self._ledger
+        if ledger.failure is not None:
+            ledger.check()
         base_offset, active = header.base_offset, self._segments.active
         last_offset = base_offset + header.last_offset_delta
         if (
@@ -195,11 +197,11 @@ class PartitionLog(ReadableLog):
             # Before the batch: recovery takes a batch of an unknown epoch for damage.
             self.assign_leader_epoch(header.leader_epoch, header.base_offset)
         try:
-            active.append(batch, header)
+            file = active.append(batch, header)
         except OSError as error:
             self._undo_append(error)
             raise
-        self._ledger.note(active.log)
+        ledger.note(file)
         self.log_end_offset = last_offset + 1
 
     def append_aborted(
@@ -280,9 +282,9 @@ class PartitionLog(ReadableLog):
         try:
             return self._checkpoint.write(
                 RecoveryCheckpoint(
-                    recovery_point=self.recovery_point,
-                    log_start_offset=self.log_start_offset,
-                    high_watermark=min(self.high_watermark, self.log_end_offset),
+                    self.recovery_point,
+                    self.log_start_offset,
+                    min(self.high_watermark, self.log_end_offset),
                 )
             )
         except OSError as error:

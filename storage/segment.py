@@ -266,10 +266,10 @@ class Segment:
 
     # Writing
 
-    def append(self, batch: Buffer, header: BatchHeader) -> None:
+    def append(self, batch: Buffer, header: BatchHeader) -> FileHandle:
         """Write one batch with one system call; what the leader assigns is taken from ``header``.
 
-        OSError: ``discard_partial_append`` or give up.
+        Returns the file, which is unsynced now. OSError: ``discard_partial_append`` or give up.
         """
         if self._own_from == _NOTHING:
             self._own_from = self.size_bytes
@@ -280,6 +280,7 @@ class Segment:
         last_offset = base_offset + header.last_offset_delta
         self.next_offset = last_offset + 1
         self._indexes.account((position, end, base_offset, last_offset, header.max_timestamp_ms))
+        return log
 
     def discard_partial_append(self) -> None:
         """Cut what a failed append may have left beyond the last whole batch."""

@@ -42,6 +42,7 @@ class SegmentList:
         "_open_sealed_max",
         "_recent",
         "_segments",
+        "active",
     )
 
     def __init__(
@@ -55,6 +56,8 @@ class SegmentList:
         self._open_sealed_max = open_sealed_max
         self._index_bytes_max = index_bytes_max
         self._segments = segments
+        self.active = segments[-1]
+        """The segment that takes appends; an attribute, as each append asks for it."""
         self._bases = [segment.base_offset for segment in segments]
         self._ledger = ledger
         self._recent: OrderedDict[int, Segment] = OrderedDict(
@@ -68,11 +71,6 @@ class SegmentList:
     def first(self) -> Segment:
         """The oldest segment."""
         return self._segments[0]
-
-    @property
-    def active(self) -> Segment:
-        """The segment that takes appends."""
-        return self._segments[-1]
 
     @property
     def size_bytes(self) -> int:
@@ -162,6 +160,7 @@ class SegmentList:
         sealed = self.active
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
+        self.active = segment
         self._keep_open(sealed)
 
     def cut(self, offset: int, end: int, next_offset: int) -> None:
@@ -174,7 +173,7 @@ class SegmentList:
             self._forget(later)
             later.remove()
         del self._segments[slot + 1 :], self._bases[slot + 1 :]
-        active = self.active
+        active = self.active = self._segments[-1]
         self._recent.pop(active.base_offset, None)
         active.truncate_to_position(end, next_offset)
         self._ledger.note(active.log)

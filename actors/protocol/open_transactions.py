@@ -53,13 +53,18 @@ class OpenTransactions:
     ``_ongoing`` is the order of first offsets and its first key is the oldest.
     """
 
-    __slots__ = ("_ongoing", "_unreplicated")
+    __slots__ = ("_ongoing", "_unreplicated", "first_unstable_offset")
 
     def __init__(self) -> None:
         self._ongoing: OrderedDict[int, int] = OrderedDict()
         # A heap of (first offset, marker offset). What is replicated leaves when it reaches the
         # top; below the top it changes no answer.
         self._unreplicated: list[tuple[int, int]] = []
+        self.first_unstable_offset = NO_OFFSET
+        """Inclusive first offset of the oldest ongoing or unreplicated transaction, else -1.
+
+        An attribute, as it is asked for after every batch.
+        """
 
     def __len__(self) -> int:
         """How many transactions wait for their marker."""
@@ -75,17 +80,6 @@ class OpenTransactions:
         """Inclusive first offset of the oldest ongoing transaction, -1 if there is none."""
         return next(iter(self._ongoing)) if self._ongoing else NO_OFFSET
 
-    @property
-    def first_unstable_offset(self) -> int:
-        """Inclusive first offset of the oldest ongoing or unreplicated transaction, else -1."""
-        if not self._ongoing and not self._unreplicated:
-            return NO_OFFSET
-        first_ongoing = self.first_ongoing_offset
-        if not self._unreplicated:
-            return first_ongoing
-        first_unreplicated = self._unreplicated[0][0]
-        return first_unreplicated if first_ongoing < 0 else min(first_ongoing, first_unreplicated)
-
     def begin(self, producer_id: int, first_offset: int) -> None:
         """A producer's first data batch of a transaction stands at ``first_offset``."""
         if self._ongoing:
@@ -96,6 +90,7 @@ class OpenTransactions:
                 f"transaction at {first_offset} begins below {newest}",
             )
         self._ongoing[first_offset] = producer_id
+        self._find_first_unstable()
 
     def complete(
         self, *, producer_id: int, first_offset: int, marker_offset: int, is_aborted: bool
@@ -108,6 +103,7 @@ class OpenTransactions:
             f"marker {marker_offset} of producer {producer_id} closes {first_offset} of {owner}",
         )
         heapq.heappush(self._unreplicated, (first_offset, marker_offset))
+        self._find_first_unstable()
         oldest = self.first_ongoing_offset
         return CompletedTransaction(
             producer_id=producer_id,
@@ -119,5 +115,15 @@ class OpenTransactions:
 
     def forget_before(self, offset: int) -> None:
         """Drop completed transactions whose marker lies before ``offset`` (exclusive)."""
+        if not self._unreplicated:
+            return
         while self._unreplicated and self._unreplicated[0][1] < offset:
             heapq.heappop(self._unreplicated)
+        self._find_first_unstable()
+
+    def _find_first_unstable(self) -> None:
+        first = self.first_ongoing_offset
+        if self._unreplicated:
+            first_unreplicated = self._unreplicated[0][0]
+            first = first_unreplicated if first < 0 else min(first, first_unreplicated)
+        self.first_unstable_offset = first

@@ -91,11 +91,12 @@ _CLIENT: Final = AppendOrigin.CLIENT
 class PartitionMachine(PartitionBounds):
     """The state of one replica; its offsets and what may be read are ``PartitionBounds``."""
 
-    __slots__ = ("_keys", "_latest_ms", "_topic_id", "leader_epoch")
+    __slots__ = ("_is_internal", "_keys", "_latest_ms", "_topic_id", "leader_epoch")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         super().__init__(topic_partition)
         self.leader_epoch = NO_LEADER_EPOCH
+        self._is_internal = topic_partition.topic in INTERNAL_TOPICS
         self._topic_id = ""
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
@@ -160,7 +161,7 @@ class PartitionMachine(PartitionBounds):
         """
         if self.role is not LEADER:
             return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if origin is _CLIENT:
+        if origin is _CLIENT and (self._is_internal or not header.is_plain):
             error = self._check_client(header, transactional_id)
             if error is not _NONE:
                 return AppendVerdict(error=error)
@@ -195,10 +196,8 @@ class PartitionMachine(PartitionBounds):
 
     def _check_client(self, header: BatchHeader, transactional_id: str | None) -> ErrorCode:
         """What only a coordinator may write, and what a transaction must name."""
-        if self.topic_partition.topic in INTERNAL_TOPICS:
+        if self._is_internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
-        if header.is_plain:
-            return _NONE
         if header.is_control:
             return ErrorCode.INVALID_RECORD
         if header.producer_id < 0:
@@ -256,9 +255,7 @@ class PartitionMachine(PartitionBounds):
             self.producers.apply_history(header)
             return None
         self._check_place(header)
-        if header.leader_epoch > self.leader_epochs.latest_epoch:
-            self.leader_epochs.assign(header.leader_epoch, header.base_offset)
-        self._log_end_offset = header.next_offset
+        self._log_end_offset = header.base_offset + header.last_offset_delta + 1
         completed = None
         if header.producer_id >= 0:
             if header.is_plain:
@@ -309,10 +306,16 @@ class PartitionMachine(PartitionBounds):
     # --- invariants --------------------------------------------------------------------------
 
     def _check_place(self, header: BatchHeader) -> None:
-        """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps."""
+        """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps.
+
+        In what is read an epoch begins with its first batch, unless it is known to have before.
+        """
         base_offset, log_end_offset = header.base_offset, self._log_end_offset
         is_leader = self.role is LEADER
         if base_offset != log_end_offset and (is_leader or base_offset < log_end_offset):
             invariant(False, "I-02", f"{self}: batch at {base_offset}")
-        if is_leader and header.leader_epoch != self.leader_epoch:
-            invariant(False, "I-08", f"{self}: batch of leader epoch {header.leader_epoch}")
+        if is_leader:
+            if header.leader_epoch != self.leader_epoch:
+                invariant(False, "I-08", f"{self}: batch of leader epoch {header.leader_epoch}")
+        elif header.leader_epoch > self.leader_epochs.latest_epoch:
+            self.leader_epochs.assign(header.leader_epoch, base_offset)

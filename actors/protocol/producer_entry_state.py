@@ -31,6 +31,7 @@ from oncelog.storage.model import (
     NO_PRODUCER_EPOCH,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    SEQUENCE_MAX,
     sequence_after,
 )
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
@@ -87,19 +88,6 @@ class ProducerEntry:
     def last_sequence(self) -> int:
         """The newest sequence of this epoch, -1 if there is none."""
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    def is_continued_by(self, header: BatchHeader) -> bool:
-        """Whether the batch follows the newest one in its epoch and transaction, or outside one.
-
-        Nearly all do. A first one, and one after the wrap of sequences, is for the long way.
-        """
-        batches = self.batches
-        return (
-            len(batches) > 0
-            and header.base_sequence == batches[-1].last_sequence + 1
-            and header.producer_epoch == self.producer_epoch
-            and header.is_transactional is (self.current_txn_first_offset != NO_OFFSET)
-        )
 
     def duplicate_of(self, header: BatchHeader) -> AppendedBatch | None:
         """The remembered batch that ``header`` repeats: same epoch, first and last sequence."""
@@ -197,9 +185,11 @@ class ProducerEntry:
 
 
 def _appended(header: BatchHeader) -> AppendedBatch:
-    # Made for every batch, so without the call of a function that ``AppendedBatch()`` is.
-    delta, sequence = header.last_offset_delta, header.base_sequence
-    last_sequence = NO_SEQUENCE if sequence == NO_SEQUENCE else sequence_after(sequence, delta)
+    """A batch with a sequence. Made for every batch, so without the call that its class is."""
+    delta = header.last_offset_delta
+    last_sequence = header.base_sequence + delta
+    if last_sequence > SEQUENCE_MAX:
+        last_sequence = sequence_after(last_sequence, 0)
     return tuple.__new__(
         AppendedBatch, (last_sequence, header.base_offset + delta, delta, header.max_timestamp_ms)
     )

@@ -109,10 +109,20 @@ class ProducerStates:
     def is_continued_by(self, header: BatchHeader) -> bool:
         """Whether the batch simply follows its producer's newest one: the table accepts it.
 
-        No duplicate, no ticket needed, nothing out of order; a shorter way to say so.
+        In the same epoch and transaction, or outside one: no duplicate, no ticket needed, nothing
+        out of order; a shorter way to say so. A producer's first batch, and one after the wrap of
+        sequences, is for the long way.
         """
         entry = self._entries.get(header.producer_id)
-        return entry is not None and entry.is_continued_by(header)
+        if entry is None:
+            return False
+        batches = entry.batches
+        return (
+            len(batches) > 0
+            and header.base_sequence == batches[-1].last_sequence + 1
+            and header.producer_epoch == entry.producer_epoch
+            and header.is_transactional is (entry.current_txn_first_offset != NO_OFFSET)
+        )
 
     def find_duplicate(self, header: BatchHeader) -> AppendedBatch | None:
         """The appended batch that a client's ``header`` repeats, if it is still remembered."""
@@ -186,7 +196,8 @@ class ProducerStates:
 
     def apply_plain_data(self, header: BatchHeader) -> None:
         """A data batch of a producer stands in the log, outside any transaction."""
-        self._entry_of(header.producer_id).add_batch(header)
+        producer_id = header.producer_id
+        (self._entries.get(producer_id) or self._entry_of(producer_id)).add_batch(header)
 
     def apply_data(self, header: BatchHeader) -> None:
         """A data batch of a producer stands in the log."""

@@ -109,11 +109,13 @@ class SteppedReplica(Replica):
 
     history: History
 
-    def write(self, batch: bytearray, header: BatchHeader, control: ControlRecord | None) -> Any:
+    def write(
+        self, batch: bytearray, header: BatchHeader, control: ControlRecord | None, **rest: Any
+    ) -> Any:
         patch(batch, base_offset=self.machine.log_end_offset, leader_epoch=self.leader_epoch)
         header = parse_header(batch)
         self.history.batches.append(bytes(batch))
-        outcome = super().write(batch, header, control)
+        outcome = super().write(batch, header, control, **rest)
         if outcome.error is not ErrorCode.NONE and self.log.log_end_offset <= header.base_offset:
             self.history.batches.pop()
         self.history.written = len(self.history.batches)
@@ -172,7 +174,7 @@ class Life:
             is_transactional=is_transactional,
         )
         self._sequences[pid] = sequence + len(values)
-        return self.replica.write(batch, parse_header(batch), None)
+        return self.replica.write(batch, parse_header(batch), None, now_ms=NOW_MS)
 
     def marker(self, pid: int, *, committed: bool, epoch: int = 1) -> Any:
         marker = TxnMarker(

@@ -88,13 +88,15 @@ class House:
         return [when for called, when in self.calls if called == name]
 
     def write(self, value: bytes, *, pid: int = -1, seq: int = -1) -> None:
+        now_ms = self.loop.now_ms()
         batch = encode_records(
-            [(b"k", value, self.loop.now_ms(), ())],
+            [(b"k", value, now_ms, ())],
             producer_id=pid,
             producer_epoch=0 if pid >= 0 else -1,
             base_sequence=seq,
         )
-        assert self.replica.write(batch, parse_header(batch), None).error is ErrorCode.NONE
+        outcome = self.replica.write(batch, parse_header(batch), None, now_ms=now_ms)
+        assert outcome.error is ErrorCode.NONE
 
 
 @pytest.fixture
