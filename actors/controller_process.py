@@ -18,7 +18,7 @@ class ControllerProcess(ControllerServer, ReplicaProcess):
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(
             config,
-            production(),
+            production(config),
             launcher=RayLauncher(data_dir=config.data_dir, config=config.cluster),
             token_bytes=secrets.token_bytes,
         )

@@ -31,6 +31,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.message_codec import decode_request, encode
 from oncelog.actors.process_metrics import RayMetrics
+from oncelog.actors.processor_idle import POLL, keep_processors_awake
 from oncelog.actors.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import RealFileSystem
@@ -95,9 +96,11 @@ def make_listener(server: object) -> Listener:
     )
 
 
-def production() -> Surroundings:
-    """The surroundings of a Ray actor; also sets up its log of messages."""
+def production(config: ReplicaConfig) -> Surroundings:
+    """The surroundings of a Ray actor; also sets up its log of messages and its machine."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if config.cluster.processor_idle == POLL:
+        keep_processors_awake()
     return Surroundings(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
@@ -136,7 +139,7 @@ class PartitionProcess(PartitionServer, ReplicaProcess):
     """The process of one partition replica."""
 
     def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production())
+        super().__init__(config, production(config))
         self.listener = make_listener(self)
 
 
@@ -145,7 +148,7 @@ class TransactionCoordinatorProcess(TransactionCoordinatorServer, ReplicaProcess
     """The process of one shard of transactional ids."""
 
     def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production())
+        super().__init__(config, production(config))
         self.listener = make_listener(self)
 
 
@@ -154,5 +157,5 @@ class GroupCoordinatorProcess(GroupCoordinatorServer, ReplicaProcess):
     """The process of one shard of consumer groups."""
 
     def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production())
+        super().__init__(config, production(config))
         self.listener = make_listener(self)

@@ -32,6 +32,7 @@ COMMIT_INTERVAL_S: Final = 0.1
 SLICE_S: Final = 1.0
 CONSUMED_RECORDS: Final = 200_000
 SLICES_PER_ROUND: Final = 3
+READS_PER_ROUND: Final = 9
 """Of producing a second each, of reading a third; two of them may well differ by a tenth."""
 
 ROUNDS_MIN: Final = 5
@@ -179,7 +180,8 @@ def bench_interval(cluster: oncelog.Cluster, report: Report, data: Path) -> None
         reader.assign([TopicPartition("committed", number) for number in range(PARTITIONS)])
         _consume(reader)
     sides_of_reading = (partial(_consume, reader) for reader in readers)
-    uncommitted, committed = alternate(slices, *sides_of_reading)
+    reads = READS_PER_ROUND * max(report.rounds, ROUNDS_MIN)
+    uncommitted, committed = alternate(reads, *sides_of_reading)
     for reader in readers:
         reader.close()
     rate = 1 / statistics.median(committed)
