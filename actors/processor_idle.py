@@ -1,8 +1,8 @@
 """What the machine's processors do while they wait: sleep, or poll and so answer sooner.
 
 A commit is a chain of calls between processes that wait for each other, so most of its steps begin
-with a processor that has to wake up. On a virtual machine that takes the host's help, and some 50 us.
-Measured in ADR 13.
+with a processor that has to wake up. On a virtual machine that takes the host's help, and 50 us
+(ADR 13).
 """
 
 from __future__ import annotations
