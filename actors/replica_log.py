@@ -198,7 +198,7 @@ class ReplicaLog:
         disk takes it offline.
         """
         log, machine = self._log or self.log, self.machine
-        base_offset = log.log_end_offset
+        base_offset = machine.log_end_offset
         header = header.with_offset(base_offset, self.leadership.leader_epoch)
         try:
             if log.needs_roll(

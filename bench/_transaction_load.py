@@ -32,8 +32,10 @@ COMMIT_INTERVAL_S: Final = 0.1
 SLICE_S: Final = 1.0
 CONSUMED_RECORDS: Final = 200_000
 SLICES_PER_ROUND: Final = 3
+"""Of producing, a second each; two of them may well differ by a tenth."""
+
 READS_PER_ROUND: Final = 9
-"""Of producing a second each, of reading a third; two of them may well differ by a tenth."""
+"""Of reading, a third of a second each."""
 
 ROUNDS_MIN: Final = 5
 
