@@ -36,11 +36,17 @@ from oncelog.storage.recovery import (
     holds_intact_batch,
     inspect_batch,
 )
-from oncelog.storage.segment import LOG_SUFFIX, Segment
+from oncelog.storage.segment import (
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    Segment,
+)
 from oncelog.storage.segment_frames import BatchPlace
 from oncelog.storage.segment_scan import SegmentScan
 from oncelog.storage.segment_swap import complete_swaps
 from oncelog.storage.sync_point import SyncLedger
+from oncelog.storage.write_again import write_again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +136,7 @@ class LogLoader:
         trusted = recovery_point if recovery_point is not None else log_start_offset
         snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
-        snapshots = self._load_snapshots(segments, snapshot_limit)
+        snapshots = self._load_snapshots(segments)
         leader_epochs = self._load_leader_epochs(log_start_offset, log_end_offset)
         self._begin_use()
         return LoadedLog(
@@ -230,12 +236,31 @@ class LogLoader:
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
+        self._secure(segments, first, known)
+
+    def _secure(self, segments: list[Segment], first: int, known: int) -> None:
+        """Have the next sync make durable whatever a failed one may have lost, or none reached.
+
+        ``first``: the slot of the first segment that was read again. The indexes of the one before
+        it were written when it was sealed: at ``known``, perhaps, and not synced since.
+        """
         for segment in segments[first:]:
             self.ledger.note(segment.log)
+            synced = segment.position_after(known)[0] if known > segment.base_offset else 0
+            write_again(segment.log, synced)
         for segment in segments[first:-1]:
             for handle in segment.write_indexes():
                 self.ledger.note(handle, close_when_synced=True)
+        if first and segments[first].base_offset == known:
+            for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                self._write_again(segments[first - 1].path_of(suffix))
         self.ledger.note_directory()
+
+    def _write_again(self, path: Path) -> None:
+        if self.filesystem.exists(path):
+            handle = self.filesystem.open(path, create=False)
+            self.ledger.note(handle, close_when_synced=True)
+            write_again(handle, 0)
 
     def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
         """Up to which offset (exclusive) compaction may have removed batches of the segment."""
@@ -347,10 +372,11 @@ class LogLoader:
                 self.ledger.note(handle)
         return limit
 
-    def _load_snapshots(self, segments: list[Segment], synced_offset: int) -> SnapshotStore:
+    def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
         """Keep one snapshot per segment and the newest; remove what belongs to no state.
 
-        One beyond ``synced_offset`` may be torn, and must not be found so when that has risen.
+        Those of the segments that were read again may be torn or not durable: one may be all that
+        is known of the producers before it, once the segments there are removed.
         """
         store = SnapshotStore(self.filesystem, self.directory)
         log_end_offset = segments[-1].next_offset
@@ -359,8 +385,11 @@ class LogLoader:
                 store.remove(offset)
         keep = {segment.base_offset for segment in segments} | set(store.offsets[-1:])
         for offset in store.offsets:
-            if offset not in keep or (offset > synced_offset and not store.is_readable(offset)):
+            is_trusted = self._scanned_from is None or offset < self._scanned_from
+            if offset not in keep or not (is_trusted or store.is_readable(offset)):
                 store.remove(offset)
+            elif not is_trusted:
+                self._write_again(store.path_of(offset))
         return store
 
     def _load_leader_epochs(

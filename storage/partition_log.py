@@ -167,10 +167,10 @@ class PartitionLog(ReadableLog):
 
     def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         """Keep the state at the log end; durable with the next sync point."""
-        self._ledger.note(
-            self._snapshots.write(self.log_end_offset, snapshot), close_when_synced=True
-        )
-        self._ledger.note_directory()
+        handle = self._snapshots.write(self.log_end_offset, snapshot)
+        if handle is not None:
+            self._ledger.note(handle, close_when_synced=True)
+            self._ledger.note_directory()
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
         """Write one batch; durable with the next sync point.
@@ -268,6 +268,8 @@ class PartitionLog(ReadableLog):
             # The log was truncated meanwhile: the point's end may name other, unsynced records.
             return
         self.recovery_point = max(self.recovery_point, point.log_end_offset)
+        # By now the caller has restored what a load did not trust, and newer snapshots are good.
+        self._snapshot_limit = self.recovery_point
         file = self._write_checkpoint()
         self._rounds_since_checkpoint_sync += 1
         if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:

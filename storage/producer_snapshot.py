@@ -99,9 +99,15 @@ class SnapshotStore:
         """The offsets for which there is a file, ascending."""
         return tuple(self._offsets)
 
-    def write(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> FileHandle:
-        """Write the state before ``offset``; durable once the returned file is synced."""
-        handle = self._filesystem.open(self._path(offset), create=True)
+    def write(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> FileHandle | None:
+        """Write the state before ``offset``; durable once the returned file is synced.
+
+        One that is there is of the same batches, and may be all that is known of them: writing
+        it over would risk it. It is left, and None returned, unless it is damaged.
+        """
+        if offset in self._offsets and self.is_readable(offset):
+            return None
+        handle = self._filesystem.open(self.path_of(offset), create=True)
         try:
             handle.truncate(0)
             handle.append((encode_snapshot(entries),))
@@ -122,7 +128,9 @@ class SnapshotStore:
         for offset in reversed(self._offsets):
             if lowest_offset <= offset <= highest_offset:
                 try:
-                    return offset, decode_snapshot(self._filesystem.read_whole(self._path(offset)))
+                    return offset, decode_snapshot(
+                        self._filesystem.read_whole(self.path_of(offset))
+                    )
                 except CorruptDataError:
                     self.remove(offset)
         return None
@@ -131,7 +139,7 @@ class SnapshotStore:
         """The files of snapshots below ``offset``, which the caller is to remove."""
         stale = [known for known in self._offsets if known < offset]
         self._offsets = self._offsets[len(stale) :]
-        return tuple(self._path(known) for known in stale)
+        return tuple(self.path_of(known) for known in stale)
 
     def remove_above(self, offset: int) -> None:
         """Remove the snapshots that a log cut at ``offset`` no longer reaches."""
@@ -142,7 +150,7 @@ class SnapshotStore:
     def has_open_transaction(self, offset: int) -> bool:
         """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
         try:
-            entries = decode_snapshot(self._filesystem.read_whole(self._path(offset)))
+            entries = decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
         except CorruptDataError:
             return True
         return any(entry.has_open_transaction for entry in entries)
@@ -150,15 +158,16 @@ class SnapshotStore:
     def is_readable(self, offset: int) -> bool:
         """Whether the file is whole and undamaged."""
         try:
-            decode_snapshot(self._filesystem.read_whole(self._path(offset)))
+            decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
         except CorruptDataError:
             return False
         return True
 
     def remove(self, offset: int) -> None:
         """Remove one file."""
-        self._filesystem.remove(self._path(offset))
+        self._filesystem.remove(self.path_of(offset))
         self._offsets = [known for known in self._offsets if known != offset]
 
-    def _path(self, offset: int) -> Path:
+    def path_of(self, offset: int) -> Path:
+        """The path of the snapshot at ``offset``."""
         return self._directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"

@@ -107,7 +107,7 @@ class CrashHandle:
         self._check_open()
         # The kernel reports a page it could not write once, and takes it for clean afterwards.
         self._disk.operate(
-            "datasync", self._path, self._file.sync, lambda _: self._file.changes.clear()
+            "datasync", self._path, self._file.sync, lambda _: self._file.lose_writes()
         )
 
     def duplicate(self) -> CrashHandle:

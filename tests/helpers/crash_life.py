@@ -210,11 +210,11 @@ class Life:
         self.history.cut(offset)
         self.history.promise(log.log_end_offset)
         snapshot_offset, entries = log.latest_snapshot()
-        machine.load(
-            log.log_start_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs
-        )
+        first_offset = min(log.log_start_offset, snapshot_offset)
+        machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
         for header, batch in log.replay(machine.replay_from):
             machine.apply(header, decode_control(batch, header) if header.is_control else None)
+        machine.advance_log_start(log.log_start_offset)
         machine.advance_high_watermark(log.log_end_offset)
         epoch = self.replica.leader_epoch + 1
         log.assign_leader_epoch(epoch, log.log_end_offset)

@@ -80,6 +80,16 @@ class File:
             change.apply(self.durable)
         self.changes.clear()
 
+    def lose_writes(self) -> None:
+        """The disk refused the pages, which are taken for clean now; sizes are still to come."""
+        size, sizes = len(self.durable), []
+        for change in self.changes:
+            end = change.size if isinstance(change, Resize) else change.position + len(change.data)
+            if isinstance(change, Resize) or end > size:
+                sizes.append(Resize(end))
+                size = end
+        self.changes[:] = sizes
+
     def clone(self) -> File:
         return File(bytearray(self.content), bytearray(self.durable), list(self.changes))
 

@@ -79,7 +79,14 @@ def test_damaged_snapshot_is_removed_and_the_older_one_given(store, tmp_path):
     assert store.offsets == (10,)
 
 
-def test_snapshot_written_twice_holds_the_second_state(store):
+def test_snapshot_that_is_there_is_not_written_over(store):
+    assert store.write(20, [OTHER]) is None
+    assert store.newest(lowest_offset=0, highest_offset=99) == (20, [ENTRY])
+
+
+def test_damaged_snapshot_is_written_over(store):
+    path = store.path_of(20)
+    path.write_bytes(path.read_bytes()[:-1])
     store.write(20, [OTHER]).close()
     assert store.offsets == (10, 20)
     assert store.newest(lowest_offset=0, highest_offset=99) == (20, [OTHER])
