@@ -99,7 +99,7 @@ def test_snapshot_that_no_sync_reached_outlives_the_segments_before_it():
     life.start()
     life.data(1, b"b")
     life.delete_records(2)
-    check(power_loss(disk), history)
+    check_recovery(power_loss(disk), history)
 
 
 def test_clean_stop_does_not_risk_the_snapshot_that_is_there():
@@ -113,7 +113,7 @@ def test_clean_stop_does_not_risk_the_snapshot_that_is_there():
     assert life.replica.log.head.first_base_offset == 1
     disk.fail("datasync", ".snapshot")
     life.stop()
-    check(disk.after_power_loss(DataLoss.NONE, NameLoss.NONE, Random(0)), history)
+    check_recovery(disk.after_power_loss(DataLoss.NONE, NameLoss.NONE, Random(0)), history)
 
 
 def test_truncation_finds_the_snapshot_that_was_written_since_the_log_was_opened():
@@ -127,10 +127,11 @@ def test_truncation_finds_the_snapshot_that_was_written_since_the_log_was_opened
     life.delete_records(2)
     life.data(1, b"c")
     life.truncate(3)
+    assert life.replica.log.latest_snapshot()[0] == 2
     inspect(life.replica, history)
 
 
-def check(disk: CrashDisk, history: History) -> None:
+def check_recovery(disk: CrashDisk, history: History) -> None:
     found = Life(disk, history.copy())
     found.open()
     inspect(found.replica, history)
@@ -183,5 +184,5 @@ def test_random_lives_on_a_failing_disk_lose_nothing_that_was_promised(seed):
             disk = disk.after_kill()
         loss = random.choice(list(DataLoss)), random.choice(list(NameLoss))
         disk = disk.after_power_loss(*loss, random)
-        check(disk, history)
+        check_recovery(disk, history)
         disk = disk.after_kill()
