@@ -22,6 +22,7 @@ from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequ
 from oncelog.actors.protocol.messages import DescribeReplicaRequest
 from oncelog.actors.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.process_bound import AFTER_FORK
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
@@ -52,10 +53,7 @@ def refuse_after_fork(loop_thread: LoopThread) -> None:
 
 def _forbid_in_child() -> None:
     for loop_thread in tuple(_loop_threads):
-        loop_thread.forbid(
-            "this cluster, producer or consumer was made before the process forked and works only "
-            "in the parent: call oncelog.connect() in the child and make a new one there"
-        )
+        loop_thread.forbid(AFTER_FORK)
 
 
 os.register_at_fork(after_in_child=_forbid_in_child)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NoReturn
+from typing import ClassVar, Final, NoReturn
+
+AFTER_FORK: Final = (
+    "this cluster, producer or consumer was made before the process forked and works only in the "
+    "parent: call oncelog.connect() in the child and make a new one there"
+)
+"""What such an object answers in a child process, where its event loop never runs."""
 
 
 class ProcessBound:

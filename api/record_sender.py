@@ -18,19 +18,16 @@ from oncelog.api.accumulator import Accumulator, Headers, Wake, record_size_byte
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
+from oncelog.api.enrolment_habit import EnrolmentHabit
 from oncelog.api.interceptors import InterceptorChain
 from oncelog.api.loop_wake import Pace, call_and_let_run
 from oncelog.api.open_batches import fastest
 from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
+from oncelog.api.process_bound import AFTER_FORK
 from oncelog.api.routing import Router
 from oncelog.api.topic_finder import TopicFinder
 from oncelog.api.transaction_requests import TransactionRequests
-from oncelog.api.txn_state import (
-    ProducerIdentity,
-    TransactionState,
-    TransactionStatus,
-    severity,
-)
+from oncelog.api.txn_state import ProducerIdentity, TransactionState, TransactionStatus, severity
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
@@ -44,11 +41,7 @@ from oncelog.storage.exceptions import (
     UnknownServerError,
     exception_for,
 )
-from oncelog.storage.model import (
-    INTERNAL_TOPICS,
-    NO_PRODUCER_ID,
-    TopicPartition,
-)
+from oncelog.storage.model import INTERNAL_TOPICS, NO_PRODUCER_ID, TopicPartition
 
 ENROL_AFTER_S: Final = 0.001
 """How long the first record waits for others, of more partitions, to be enrolled in one call."""
@@ -81,8 +74,7 @@ class RecordSender:
         self._identity: ProducerIdentity | None = None
         self._fatal: OncelogError | None = None
         self.interceptors = InterceptorChain(settings.interceptors)
-        self._is_closed = False
-        self._is_forked = False
+        self._is_closed = self._is_forked = False
         self.lets_loop_run = False
         """Whether a thread that fills batches waits for the loop that sends them to keep up."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
@@ -90,6 +82,7 @@ class RecordSender:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
+        self._habit = EnrolmentHabit()
         self.open_batches = fastest()(
             known_topics=router.known_topics,
             now_ms=router.clock.now_ms,
@@ -98,7 +91,7 @@ class RecordSender:
             record_bytes_max=settings.max_request_size,
             buffer_bytes_max=settings.buffer_memory,
         )
-        self._pace = Pace(lambda: self._accumulator.closed_count, batch_bytes=settings.batch_size)
+        self._pace = Pace(self._waiting_count, batch_bytes=settings.batch_size)
         self._accumulator = Accumulator(
             open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
@@ -201,8 +194,7 @@ class RecordSender:
 
     def partition_count(self, topic: str) -> int:
         """How many partitions a topic has for which ``has_room`` was true."""
-        metadata = self._topics.known(topic)
-        return len(metadata.partitions) if metadata is not None else 0
+        return len(metadata.partitions) if (metadata := self._topics.known(topic)) else 0
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:
         """Another partition for a block of records without keys."""
@@ -248,7 +240,7 @@ class RecordSender:
         # answer comes: it has to be ended there.
         state.has_work = True
         reply = await self._requests.add_partitions(
-            state.transactional_id, state.identity, partitions
+            state.transactional_id, state.identity, partitions, expected=self._expected()
         )
         if reply.error is not ErrorCode.NONE:
             self.failed("add_partitions_to_txn", reply)
@@ -270,6 +262,7 @@ class RecordSender:
 
     def forget_partitions(self) -> None:
         """The transaction has ended: the next one enrols anew, and its sequences start at 0."""
+        self._habit.ended(self._senders)
         self._senders.clear()
 
     def stop(self, error: OncelogError) -> None:
@@ -324,17 +317,13 @@ class RecordSender:
 
     def forbid(self) -> None:
         """This is the copy of a sender in a forked process: it accepts nothing."""
-        self._is_closed = True
-        self._is_forked = True
+        self._is_closed = self._is_forked = True
         self._accept(False)
 
     def check_process(self) -> None:
         """``IllegalStateError`` in a forked process, whose copy of the event loop never runs."""
         if self._is_forked:
-            raise IllegalStateError(
-                "this producer was made before the process forked and works only in the parent: "
-                "call oncelog.connect() in the child and make a new one there"
-            )
+            raise IllegalStateError(AFTER_FORK)
 
     def close(self) -> None:
         """Stop for good."""
@@ -382,12 +371,19 @@ class RecordSender:
 
     def _tell(self, wake: Wake) -> None:
         # Leaders that have work do not need the loop at once; each time it costs a few records.
-        if wake is Wake.FULL and self.lets_loop_run and not self.in_flight_count:
+        is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and bool(self._expected()))
+        if is_urgent and self.lets_loop_run and not self.in_flight_count:
             call_and_let_run(self._loop, self._woken, wake)
         elif wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
         if self.lets_loop_run:
             self._pace.keep()
+
+    def _waiting_count(self) -> int:
+        # While nothing can be sent, a thread that goes on only keeps the loop from the answer.
+        count = self._accumulator.closed_count
+        is_held = count > 0 and self._preparing is not None and not self._senders
+        return count + self._pace.high if is_held else count
 
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
@@ -395,7 +391,9 @@ class RecordSender:
         linger_s = self.settings.linger_ms / 1_000
         if wake is Wake.LINGER or self._accumulator.fulls_seen():
             self._loop.call_later(linger_s, self._linger_over)
-        if wake is Wake.LINGER:
+        if wake is Wake.LINGER and self._expected():
+            self._prepare_early()
+        elif wake is Wake.LINGER:
             self._loop.call_later(min(linger_s, ENROL_AFTER_S), self._prepare_early)
         else:
             self._send_due()
@@ -425,6 +423,12 @@ class RecordSender:
         if is_wanted and self._preparing is None and self.unready_partitions():
             self._preparing = self.spawn(self._prepare())
 
+    def _expected(self) -> Collection[TopicPartition]:
+        """What else a transaction that has enrolled nothing yet will probably write to."""
+        is_first = self._state is not None and not self._state.tickets
+        habit = self._habit.expected if is_first else ()
+        return [tp for tp in habit if self._topics.known(tp.topic, tp.partition)]
+
     def _is_ready(self, topic_partition: TopicPartition) -> bool:
         if self._state is None:
             return self._identity is not None
@@ -432,8 +436,7 @@ class RecordSender:
 
     def _sender(self, topic_partition: TopicPartition) -> PartitionSender | None:
         """The sender of a partition, or ``None`` until the partition may be sent to."""
-        sender = self._senders.get(topic_partition)
-        if sender is not None:
+        if (sender := self._senders.get(topic_partition)) is not None:
             return sender
         identity, ticket = self._identity, None
         if self._state is not None:
@@ -476,8 +479,7 @@ class RecordSender:
         try:
             self._identity = await self.new_identity()
         except OncelogError as error:
-            # Not for good: the next record asks again.
-            self._context.drop(error)
+            self._context.drop(error)  # Not for good: the next record asks again.
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for ``condition``, which changes only when the outcome of a batch is known."""

@@ -120,21 +120,37 @@ class TransactionRequests:
         transactional_id: str,
         identity: ProducerIdentity,
         partitions: Collection[TopicPartition],
+        *,
+        expected: Collection[TopicPartition] = (),
     ) -> AddPartitionsToTxnReply:
-        """Enrol ``partitions``; the reply's error is that of the worst partition."""
-        request = AddPartitionsToTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
-            partitions=tuple(sorted(partitions)),
-        )
+        """Enrol ``partitions``; the reply's error is that of the worst partition.
 
-        async def attempt() -> AddPartitionsToTxnReply:
+        What is only ``expected`` is enrolled with them, or left out if that fails.
+        """
+
+        async def call(wanted: set[TopicPartition]) -> AddPartitionsToTxnReply:
+            request = AddPartitionsToTxnRequest(
+                transactional_id=transactional_id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                partitions=tuple(sorted(wanted)),
+            )
             return _with_worst_enrolment(
                 await self._router.call_transaction_coordinator(
                     transactional_id, request, timeout_ms=self._timeout_ms
                 )
             )
+
+        needed = set(partitions)
+        wanted = needed.union(expected)
+
+        async def attempt() -> AddPartitionsToTxnReply:
+            nonlocal wanted
+            reply = await call(wanted)
+            if reply.error is not ErrorCode.NONE and wanted != needed:
+                wanted = needed
+                reply = await call(wanted)
+            return reply
 
         return await self._repeat("add_partitions_to_txn", attempt)
 

@@ -75,6 +75,50 @@ def test_a_partition_that_comes_later_is_enrolled_when_its_batch_is_due(
     assert [leader.committed_values() for leader in leaders] == [[b"a"], [b"b"]]
 
 
+def test_partitions_of_the_last_two_transactions_are_enrolled_with_the_first_record(
+    cluster: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders = cluster.create("t", 3)
+    monkeypatch.setattr(record_sender, "ENROL_AFTER_S", 10)
+
+    async def story() -> None:
+        async with cluster.producer("loader", linger_ms=60_000) as producer:
+            await producer.init_transactions()
+            for partitions in ((0, 1, 2), (0, 1), (1,)):
+                await producer.begin_transaction()
+                for partition in partitions:
+                    await producer.send("t", b"v", partition=partition)
+                await producer.commit_transaction()
+            assert enrolled(cluster) == [{0, 1, 2}, {0, 1}, {0, 1}]
+            await producer.begin_transaction()
+            assert len(enrolled(cluster)) == 3
+            await producer.abort_transaction()
+
+    run(story())
+    assert [len(leader.committed_values()) for leader in leaders] == [2, 3, 1]
+
+
+def test_an_expected_partition_that_cannot_be_enrolled_is_left_out(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+    cluster.create("gone")
+
+    async def story() -> None:
+        async with cluster.producer("loader") as producer:
+            await producer.init_transactions()
+            for _ in range(2):
+                await producer.begin_transaction()
+                await producer.send("t", b"v")
+                await producer.send("gone", b"v")
+                await producer.commit_transaction()
+            del cluster.counts["gone"]
+            await producer.begin_transaction()
+            await producer.send("t", b"last")
+            assert await producer.commit_transaction()
+
+    run(story())
+    assert leader.committed_values() == [b"v", b"v", b"last"]
+
+
 def test_a_transaction_that_was_ended_first_enrols_nothing(cluster: Any, run: Any) -> None:
     cluster.create("t")
 
@@ -175,6 +219,35 @@ def test_a_thread_that_fills_a_batch_waits_for_the_loop_only_while_nothing_is_se
         answers.set()
     loop_thread.close()
     assert len(leader.values()) == 3
+
+
+def test_a_thread_waits_with_its_first_full_batch_until_it_is_enrolled(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (leader,) = cluster.create("t")
+    answers = threading.Event()
+    call = cluster.call
+
+    async def hold(actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, AddPartitionsToTxnRequest):
+            await asyncio.to_thread(answers.wait, 60)
+        return await call(actor, request, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(cluster, "call", hold)
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
+    loop_thread = LoopThread()
+    settings = ProducerSettings(transactional_id="loader", batch_size=100, linger_ms=0)
+    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        with pytest.raises(ValueError, match="timeout"):
+            producer.send("t", b"." * 100)
+        monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
+        answers.set()
+        producer.send("t", b"." * 100)
+        producer.commit_transaction()
+    loop_thread.close()
+    assert len(leader.committed_values()) == 2
 
 
 def test_a_thread_that_is_far_ahead_of_what_is_sent_is_held_back(

@@ -1,0 +1,32 @@
+"""What a transaction will probably write to, from what those before it wrote to.
+
+Pure. A producer that writes to the same partitions again and again can enrol all of them as soon
+as the first record is there, while the others are still being gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from oncelog.storage.model import TopicPartition
+
+EXPECTED_MAX: Final = 64
+"""More partitions are not expected: markers that nobody needs would cost more than the wait."""
+
+
+class EnrolmentHabit:
+    """The partitions that both of the last two transactions wrote to."""
+
+    __slots__ = ("_last", "expected")
+
+    def __init__(self) -> None:
+        self._last: frozenset[TopicPartition] = frozenset()
+        self.expected: frozenset[TopicPartition] = frozenset()
+        """Of the next transaction; empty if it is not known or there are too many."""
+
+    def ended(self, written: Collection[TopicPartition]) -> None:
+        """A transaction has ended that sent records to ``written``."""
+        both = self._last.intersection(written)
+        self.expected = both if len(both) <= EXPECTED_MAX else frozenset()
+        self._last = frozenset(written)
