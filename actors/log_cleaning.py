@@ -52,15 +52,16 @@ async def clean_if_dirty(
     """
     log, machine = replica.log, replica.machine
     cleaner = Cleaner(log, compaction_settings(replica.topic))
-    upper_offset = machine.last_stable_offset
-    if not cleaner.is_due(upper_offset=upper_offset, now_ms=now_ms):
+    if not cleaner.is_due(upper_offset=machine.last_stable_offset, now_ms=now_ms):
         return None
-    producers = machine.snapshot()
-    result = CleanResult(first_dirty_offset=cleaner.first_dirty_offset)
 
     def may_go_on() -> bool:
         return is_wanted() and replica.availability() is ErrorCode.NONE
 
+    if not await _make_recovery_point_durable(replica) or not may_go_on():
+        return None
+    upper_offset, producers = machine.last_stable_offset, machine.snapshot()
+    result = CleanResult(first_dirty_offset=cleaner.first_dirty_offset)
     while True:
         cleaning = cleaner.begin(upper_offset=upper_offset, now_ms=now_ms, producers=producers)
         if not await _run(replica, cleaner, cleaning, may_go_on, bytes_per_second):
@@ -76,6 +77,19 @@ async def clean_if_dirty(
         result.bytes_after,
     )
     return result
+
+
+async def _make_recovery_point_durable(replica: Replica) -> bool:
+    """Have even a power loss leave it at the log end of now; false if the log is offline.
+
+    Producer snapshots go with the segments that are rewritten: one that a load may use, which is
+    none beyond the recovery point, might be the last that tells of some producers.
+    """
+    error = await replica.sync_all()
+    if error is ErrorCode.NONE:
+        replica.log.note_checkpoint()
+        error = await replica.sync_all()
+    return error is ErrorCode.NONE
 
 
 async def _run(

@@ -16,7 +16,12 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
-from oncelog.storage.checkpoint import LOCK_FILE, PARTITION_METADATA_FILE
+from oncelog.storage.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    LOCK_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_FILE,
+)
 from oncelog.storage.control_record import ControlRecord, decode_control
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
@@ -114,9 +119,7 @@ class ReplicaDirectory:
         if filesystem.exists(path) and filesystem.read_whole(path) != claim:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             log.close(None)
-            for name in filesystem.list_directory(self._path):
-                if name != LOCK_FILE:
-                    filesystem.remove(self._path / name)
+            self._remove_files()
             log = self.open(topic)
         if not filesystem.exists(path):
             filesystem.write_atomically(path, claim)
@@ -130,7 +133,20 @@ class ReplicaDirectory:
         if log is not None:
             log.close(self._machine.snapshot() if is_sound else None)
         if remove_data and self._lock is not None:
+            self._remove_files()
             self._filesystem.remove_tree(self._path)
+
+    def _remove_files(self) -> None:
+        """Remove all but the lock; what is left if the process dies meanwhile can be opened.
+
+        What says how much there must be goes first, and is gone for good; then the oldest segment.
+        """
+        for name in (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE):
+            self._filesystem.remove(self._path / name)
+        self._filesystem.sync_directory(self._path)
+        for name in self._filesystem.list_directory(self._path):
+            if name != LOCK_FILE:
+                self._filesystem.remove(self._path / name)
 
 
 def index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:

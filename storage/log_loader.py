@@ -14,6 +14,7 @@ from pathlib import Path
 
 from oncelog.storage.checkpoint import (
     CLEAN_SHUTDOWN_FILE,
+    RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
     read_clean_shutdown,
@@ -36,17 +37,11 @@ from oncelog.storage.recovery import (
     holds_intact_batch,
     inspect_batch,
 )
-from oncelog.storage.segment import (
-    LOG_SUFFIX,
-    OFFSET_INDEX_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    Segment,
-)
+from oncelog.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segment_frames import BatchPlace
 from oncelog.storage.segment_scan import SegmentScan
 from oncelog.storage.segment_swap import complete_swaps
 from oncelog.storage.sync_point import SyncLedger
-from oncelog.storage.write_again import write_again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +90,8 @@ class LogLoader:
     ledger: SyncLedger
     _cut: TailCut | None = None
     _scanned_from: int | None = None
+    _known: int = 0
+    """Up to here (exclusive) the log was synced with success; 0 if that is not known."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _epochs_seen: list[tuple[int, int]] = field(default_factory=list)
 
@@ -134,7 +131,7 @@ class LogLoader:
         if checkpoint is not None:
             log_start_offset = max(log_start_offset, checkpoint.log_start_offset)
         trusted = recovery_point if recovery_point is not None else log_start_offset
-        snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
+        snapshot_limit = self._load_txn_indexes(segments, checkpoint, min(trusted, log_end_offset))
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
         snapshots = self._load_snapshots(segments)
         leader_epochs = self._load_leader_epochs(log_start_offset, log_end_offset)
@@ -165,7 +162,16 @@ class LogLoader:
             segments.append(self._segment(bases[-1], bases[-1]))
         for segment in segments:
             segment.attach()
+        self._remove_orphans(set(bases))
         return segments
+
+    def _remove_orphans(self, bases: set[int]) -> None:
+        """Indexes whose segment is gone: one that begins there again must not find them."""
+        for name in self.filesystem.list_directory(self.directory):
+            stem, dot, suffix = name.partition(".")
+            if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:
+                self.filesystem.remove(self.directory / name)
+                self.ledger.note_directory()
 
     def _segment(self, base_offset: int, next_offset: int) -> Segment:
         return Segment(
@@ -211,7 +217,7 @@ class LogLoader:
 
     def _recover(self, segments: list[Segment], recovery_point: int | None) -> None:
         """Read again what is not known to be good, and cut or refuse where that ends."""
-        known = recovery_point if recovery_point is not None else 0
+        known = self._known = recovery_point if recovery_point is not None else 0
         first = next(
             (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
             len(segments) - 1,
@@ -236,31 +242,31 @@ class LogLoader:
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
-        self._secure(segments, first, known)
-
-    def _secure(self, segments: list[Segment], first: int, known: int) -> None:
-        """Have the next sync make durable whatever a failed one may have lost, or none reached.
-
-        ``first``: the slot of the first segment that was read again. The indexes of the one before
-        it were written when it was sealed: at ``known``, perhaps, and not synced since.
-        """
         for segment in segments[first:]:
             self.ledger.note(segment.log)
-            synced = segment.position_after(known)[0] if known > segment.base_offset else 0
-            write_again(segment.log, synced)
         for segment in segments[first:-1]:
-            for handle in segment.write_indexes():
-                self.ledger.note(handle, close_when_synced=True)
+            self._write_indexes(segment)
         if first and segments[first].base_offset == known:
-            for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-                self._write_again(segments[first - 1].path_of(suffix))
+            self._index_again(segments[first - 1])
         self.ledger.note_directory()
 
-    def _write_again(self, path: Path) -> None:
-        if self.filesystem.exists(path):
-            handle = self.filesystem.open(path, create=False)
+    def _write_indexes(self, segment: Segment) -> None:
+        for handle in segment.write_indexes():
             self.ledger.note(handle, close_when_synced=True)
-            write_again(handle, 0)
+
+    def _index_again(self, segment: Segment) -> None:
+        """Its records are synced up to the last; its indexes, which came later, perhaps not.
+
+        Damage is left to those who read there: this segment is not what has to be recovered.
+        """
+        next_offset = segment.next_offset
+        _, _, defect = self._scan(segment, next_offset)
+        if defect is TailDefect.NONE:
+            self._write_indexes(segment)
+        else:
+            segment.begin_scan()
+            segment.release()
+        segment.end_scan(segment.size_bytes, next_offset)
 
     def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
         """Up to which offset (exclusive) compaction may have removed batches of the segment."""
@@ -278,6 +284,7 @@ class LogLoader:
             gaps_end=gaps_end,
             leader_epochs=self._epochs_seen,
             known_epochs=stored_epochs,
+            synced_offset=self._known,
         )
         scan.run()
         end, expected = scan.position, scan.expected_offset
@@ -295,6 +302,8 @@ class LogLoader:
             )
             note_epoch(self._epochs_seen, found.leader_epoch, found.base_offset)
             expected = found.next_offset
+            if expected > self._known:
+                segment.log.write_at(position, frame)
         return end, expected, TailDefect.NONE
 
     def _settle_tail(
@@ -353,24 +362,39 @@ class LogLoader:
 
     # The files beside the segments
 
-    def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
+    def _load_txn_indexes(
+        self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, trusted_offset: int
+    ) -> int:
         """Read all aborted entries; the offset from which the replay must restore them.
 
         A damaged index is only a copy of what the markers in the log say. Those of the segments
         that were read again are emptied too: where a power loss took a page from the unsynced
         end, zeros may look like an older entry.
         """
-        limit = trusted_offset
+        limit = known = trusted_offset if self._scanned_from is None else self._scanned_from
+        untrusted = []
         for segment in segments:
             index, base_offset = segment.txn_index, segment.base_offset
             is_trusted = self._scanned_from is None or base_offset < self._scanned_from
-            if is_trusted and index.load_within(base_offset, segment.next_offset):
-                continue
-            limit = min(limit, base_offset)
+            if not (is_trusted and index.load_within(base_offset, segment.next_offset)):
+                untrusted.append(index)
+                limit = min(limit, base_offset)
+        if limit < known and checkpoint is not None:
+            self._lower_promise(checkpoint, limit)
+        for index in untrusted:
             handle = index.clear()
             if handle is not None:
                 self.ledger.note(handle)
-        return limit
+        return min(limit, trusted_offset)
+
+    def _lower_promise(self, checkpoint: RecoveryCheckpoint, offset: int) -> None:
+        """Have the next load replay from ``offset`` too, should this process die before it has.
+
+        Until then an index that was found damaged is empty, which is what a good one may be.
+        """
+        lowered = checkpoint._replace(recovery_point=max(offset, checkpoint.log_start_offset))
+        self.filesystem.write_atomically(self.directory / RECOVERY_FILE, lowered.to_bytes())
+        self._begin_use()
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
         """Keep one snapshot per segment and the newest; remove what belongs to no state.
@@ -386,10 +410,10 @@ class LogLoader:
         keep = {segment.base_offset for segment in segments} | set(store.offsets[-1:])
         for offset in store.offsets:
             is_trusted = self._scanned_from is None or offset < self._scanned_from
-            if offset not in keep or not (is_trusted or store.is_readable(offset)):
+            if offset not in keep:
                 store.remove(offset)
-            elif not is_trusted:
-                self._write_again(store.path_of(offset))
+            elif not is_trusted and (handle := store.write_again(offset)) is not None:
+                self.ledger.note(handle, close_when_synced=True)
         return store
 
     def _load_leader_epochs(

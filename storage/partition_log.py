@@ -245,6 +245,7 @@ class PartitionLog(ReadableLog):
         if self.failure is None:
             try:
                 self._segments.active.discard_partial_append()
+                self._ledger.note(self._segments.active.log)
             except OSError as second:
                 self._ledger.fail(second)
 

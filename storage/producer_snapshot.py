@@ -163,6 +163,26 @@ class SnapshotStore:
             return False
         return True
 
+    def write_again(self, offset: int) -> FileHandle | None:
+        """Write a snapshot over itself; durable once the returned file is synced.
+
+        A damaged one is removed: None.
+        """
+        path = self.path_of(offset)
+        data = self._filesystem.read_whole(path)
+        try:
+            decode_snapshot(data)
+        except CorruptDataError:
+            self.remove(offset)
+            return None
+        handle = self._filesystem.open(path, create=False)
+        try:
+            handle.write_at(0, data)
+        except OSError:
+            handle.close()
+            raise
+        return handle
+
     def remove(self, offset: int) -> None:
         """Remove one file."""
         self._filesystem.remove(self.path_of(offset))

@@ -41,7 +41,7 @@ LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
-_SUFFIXES: Final = (LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+INDEX_SUFFIXES: Final = (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 _NOTHING: Final = 2**63 - 1
 _KNOWN_PLACES_MAX: Final = 64
@@ -154,7 +154,7 @@ class Segment:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The paths of all files that the segment may have."""
-        return tuple(self.path_of(suffix) for suffix in _SUFFIXES)
+        return tuple(self.path_of(suffix) for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES))
 
     def path_of(self, suffix: str) -> Path:
         """The path of one of the segment's files."""

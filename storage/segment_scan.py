@@ -41,6 +41,11 @@ class SegmentScan:
     grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
     compaction may have removed batches, so the next one may begin later than expected. Of batches
     whose epoch is known, others are not good.
+
+    What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
+    that were found good. After a failed sync Linux goes on showing the pages that the disk refused
+    and takes them for clean: a later sync has nothing to do, and a second look at them may find
+    what is on the disk.
     """
 
     __slots__ = (
@@ -49,6 +54,7 @@ class SegmentScan:
         "_known_packed",
         "_leader_epochs",
         "_segment",
+        "_synced_offset",
         "expected_offset",
         "position",
     )
@@ -60,8 +66,10 @@ class SegmentScan:
         gaps_end: int,
         leader_epochs: list[tuple[int, int]],
         known_epochs: LeaderEpochPairs,
+        synced_offset: int,
     ) -> None:
         self._segment = segment
+        self._synced_offset = synced_offset
         self._gaps_end = gaps_end
         self._leader_epochs = leader_epochs
         self._known_epochs = known_epochs
@@ -71,12 +79,14 @@ class SegmentScan:
 
     def run(self) -> None:
         """Stop at the end of the file, or at the first batch that is not plainly good."""
-        size_bytes = self._segment.size_bytes
+        log, size_bytes = self._segment.log, self._segment.size_bytes
         wanted = SCAN_BYTES
         while self.position < size_bytes:
-            chunk = self._segment.log.read(self.position, min(wanted, size_bytes - self.position))
+            chunk = log.read(self.position, min(wanted, size_bytes - self.position))
             taken = self._take(chunk) if scan_kernel.kernel is None else self._take_fast(chunk)
             if taken:
+                if self.expected_offset > self._synced_offset:
+                    log.write_at(self.position - taken, memoryview(chunk)[:taken])
                 wanted = SCAN_BYTES
                 continue
             # Not even one: the batch is bad, or longer than a chunk.

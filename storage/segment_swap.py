@@ -22,25 +22,18 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.fs import FileSystem
-from oncelog.storage.segment import (
-    LOG_SUFFIX,
-    OFFSET_INDEX_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TXN_INDEX_SUFFIX,
-    Segment,
-)
+from oncelog.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
 
-_INDEX_SUFFIXES: Final = (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
-_SUFFIXES: Final = (LOG_SUFFIX, *_INDEX_SUFFIXES)
+_SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 
 
 def prepare_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> None:
     """Step 2, in any thread: everything is ready but the commit."""
-    for suffix in _INDEX_SUFFIXES:
+    for suffix in INDEX_SUFFIXES:
         path = _path(directory, base_offset, suffix)
         filesystem.rename(_with(path, CLEANED_SUFFIX), _with(path, SWAP_SUFFIX))
     filesystem.sync_directory(directory)
@@ -74,7 +67,7 @@ def finish_swap(
         if filesystem.exists(path):
             deleted.append(_with(path, DELETED_SUFFIX))
             filesystem.rename(path, deleted[-1])
-    for suffix in _INDEX_SUFFIXES:
+    for suffix in INDEX_SUFFIXES:
         path = _path(directory, base_offset, suffix)
         if filesystem.exists(_with(path, SWAP_SUFFIX)):
             filesystem.rename(_with(path, SWAP_SUFFIX), path)

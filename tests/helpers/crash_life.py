@@ -163,11 +163,18 @@ class Life:
         if self.replica.failure is None:
             self.history.safe = len(self.history.batches)
 
-    def data(self, pid: int, *values: bytes, epoch: int = 0, is_transactional: bool = False) -> Any:
+    def data(
+        self,
+        pid: int,
+        *values: bytes,
+        epoch: int = 0,
+        is_transactional: bool = False,
+        timestamp_ms: int = NOW_MS,
+    ) -> Any:
         self._check_leading()
         sequence = self._sequences.get(pid, 0)
         batch = encode_records(
-            [(b"key", value, NOW_MS, ()) for value in values],
+            [(b"key", value, timestamp_ms, ()) for value in values],
             producer_id=pid,
             producer_epoch=epoch if pid >= 0 else -1,
             base_sequence=sequence if pid >= 0 else -1,

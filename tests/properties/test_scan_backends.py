@@ -42,7 +42,13 @@ def scanned(data, base_offset, gaps_end, known_epochs, interval):
     segment.log.append((data,))
     segment.begin_scan()
     epochs = []
-    scan = SegmentScan(segment, gaps_end=gaps_end, leader_epochs=epochs, known_epochs=known_epochs)
+    scan = SegmentScan(
+        segment,
+        gaps_end=gaps_end,
+        leader_epochs=epochs,
+        known_epochs=known_epochs,
+        synced_offset=2**62,
+    )
     scan.run()
     offsets, times = segment.indexes
     return (

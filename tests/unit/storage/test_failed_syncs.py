@@ -10,11 +10,14 @@ import contextlib
 from random import Random
 
 import pytest
-from crash_disk import CrashDisk, DataLoss, NameLoss
-from crash_life import DIRECTORY, History, Life, inspect
+from crash_disk import CrashDisk, CrashHandle, DataLoss, NameLoss
+from crash_life import DIRECTORY, NOW_MS, History, Life, inspect
+from disk_image import Write
 from partition_logs import offsets_of, read_all
 
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.partition_log import LogSettings, PartitionLog
+from oncelog.storage.segment_frames import SCAN_BYTES
 
 ENDINGS = (OSError, RuntimeError, AssertionError)
 """How a step ends whose replica has gone offline."""
@@ -57,18 +60,47 @@ def test_batches_that_a_failed_sync_lost_are_durable_after_recovery_and_sync(app
     assert offsets_of(read_all(found)) == list(range(1 + batches))
 
 
-def test_only_what_was_never_synced_is_written_again(append, sync):
+def test_only_about_what_was_never_synced_is_written_again(append, sync):
     disk = CrashDisk()
-    log = open_log(disk, segment_bytes=10_000)
+    log = open_log(disk, segment_bytes=10_000_000)
     for _ in range(3):
-        append(log)
+        append(log, size_bytes=800_000)
     sync(log)
     append(log)
     disk = disk.after_kill()
-    open_log(disk, segment_bytes=10_000)
-    log_file = disk._file(DIRECTORY / f"{0:020d}.log")
-    rewritten = log_file.changes[-1]
-    assert (rewritten.position, rewritten.position + len(rewritten.data)) == (300, 400)
+    open_log(disk, segment_bytes=10_000_000)
+    changes = disk._file(DIRECTORY / f"{0:020d}.log").changes
+    assert 100 <= sum(len(change.data) for change in changes[1:]) <= SCAN_BYTES + 100
+
+
+def test_what_is_written_again_is_what_was_found_good(append, sync, monkeypatch):
+    """Lost pages count as clean: memory may give them up at any time, and read the disk again."""
+    disk = CrashDisk(page_bytes=512)
+    log = open_log(disk, segment_bytes=10_000)
+    append(log)
+    sync(log)
+    for _ in range(3):
+        append(log, size_bytes=1_000)
+    fail_sync(disk, log)
+    disk = disk.after_kill()
+    read = CrashHandle.read
+    reads = []
+
+    def read_and_give_up(handle, position, size):
+        data = read(handle, position, size)
+        reads.append(position)
+        if handle._path.suffix == ".log":
+            file = handle._file
+            if not any(isinstance(change, Write) for change in file.changes):
+                file.content[512:] = bytes(len(file.content) - 512)
+        return data
+
+    monkeypatch.setattr(CrashHandle, "read", read_and_give_up)
+    sync(open_log(disk, segment_bytes=10_000))
+    monkeypatch.undo()
+    assert reads
+    found = open_log(power_loss(disk), segment_bytes=10_000)
+    assert offsets_of(read_all(found)) == [0, 1, 2, 3]
 
 
 def test_indexes_of_a_segment_that_was_sealed_and_not_synced_become_durable(append, sync):
@@ -83,6 +115,19 @@ def test_indexes_of_a_segment_that_was_sealed_and_not_synced_become_durable(appe
     names = [DIRECTORY / f"{0:020d}{suffix}" for suffix in (".index", ".timeindex")]
     before, after = disk.files(), power_loss(disk).files()
     assert [after[name] for name in names] == [before[name] for name in names]
+
+
+def test_time_index_that_no_sync_reached_is_built_anew():
+    """Every record is synced, the recovery point is where the segment was sealed."""
+    disk, history = CrashDisk(page_bytes=512), History()
+    life = Life(disk, history)
+    life.start()
+    for _ in range(3):
+        data(life, 1, b"a" * 900)
+    life.sync()
+    life.replica.log.roll(life.replica.machine.snapshot())
+    disk.open(DIRECTORY / f"{0:020d}.timeindex", create=False).truncate(12)
+    check_recovery(disk.after_kill(), history)
 
 
 def test_snapshot_that_no_sync_reached_outlives_the_segments_before_it():
@@ -132,9 +177,31 @@ def test_truncation_finds_the_snapshot_that_was_written_since_the_log_was_opened
 
 
 def check_recovery(disk: CrashDisk, history: History) -> None:
+    """Besides what ``inspect`` looks at, the first record of each time is found."""
     found = Life(disk, history.copy())
     found.open()
     inspect(found.replica, history)
+    log = found.replica.log
+    batches = [header for header, _ in log.replay(log.log_start_offset)]
+    for timestamp_ms in {header.max_timestamp_ms for header in batches}:
+        first = next(header for header in batches if header.max_timestamp_ms >= timestamp_ms)
+        answer = log.offset_for_timestamp(timestamp_ms, log.log_end_offset)
+        assert answer == (first.base_offset, first.max_timestamp_ms)
+
+
+def data(life: Life, pid: int, value: bytes) -> None:
+    """A batch that goes on where the producer is, also if an earlier process knew it."""
+    machine = life.replica.machine
+    entry = machine.producers.entries.get(pid)
+    life._sequences[pid] = 0 if entry is None else entry.last_sequence + 1
+    outcome = life.data(
+        pid,
+        value,
+        epoch=0 if entry is None else entry.producer_epoch,
+        is_transactional=pid == 3,
+        timestamp_ms=NOW_MS + machine.log_end_offset,
+    )
+    assert outcome.error is ErrorCode.NONE
 
 
 def step(life: Life, random: Random) -> Life:
@@ -142,10 +209,12 @@ def step(life: Life, random: Random) -> Life:
     log = life.replica.log
     match random.choices(range(7), weights=(8, 3, 6, 1, 1, 1, 2))[0]:
         case 0:
-            pid = random.randint(1, 3)
-            life.data(pid, b"v" * random.randint(1, 1_500), is_transactional=pid == 3)
+            data(life, random.randint(1, 3), b"v" * random.randint(1, 1_500))
         case 1:
-            life.marker(3, committed=random.random() < 0.5, epoch=0)
+            entry = life.replica.machine.producers.entries.get(3)
+            epoch = 1 if entry is None else entry.producer_epoch + 1
+            outcome = life.marker(3, committed=random.random() < 0.5, epoch=epoch)
+            assert outcome.error is ErrorCode.NONE
         case 2:
             life.sync()
         case 3:

@@ -47,7 +47,13 @@ def fill(segment, make_batch):
 def scan(segment, *, gaps_end=0, known_epochs=()):
     epochs = []
     segment.begin_scan()
-    found = SegmentScan(segment, gaps_end=gaps_end, leader_epochs=epochs, known_epochs=known_epochs)
+    found = SegmentScan(
+        segment,
+        gaps_end=gaps_end,
+        leader_epochs=epochs,
+        known_epochs=known_epochs,
+        synced_offset=2**62,
+    )
     found.run()
     return found.position, found.expected_offset, epochs
 
