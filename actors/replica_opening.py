@@ -91,6 +91,15 @@ class ReplicaDirectory:
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
         )
+        try:
+            self._restore(log)
+        except BaseException:
+            log.close(None)
+            raise
+        return log
+
+    def _restore(self, log: PartitionLog) -> None:
+        """Rebuild the machine and what of the log a load does not trust; make it all durable."""
         machine = self._machine
         snapshot_offset, entries = log.latest_snapshot()
         # A snapshot below the log start tells of producers by what stands between the two.
@@ -107,7 +116,6 @@ class ReplicaDirectory:
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
-        return log
 
     def claim(self, log: PartitionLog, topic_id: str, topic: TopicConfig) -> PartitionLog:
         """Make sure that the files are those of this topic, not of a deleted one of its name.

@@ -123,3 +123,14 @@ def test_compaction_begins_with_a_durable_recovery_point():
     checkpoint = read_recovery_checkpoint(disk, DIRECTORY)
     assert checkpoint is not None
     assert checkpoint.recovery_point == end
+
+
+def test_start_that_fails_gives_every_file_back():
+    life = begin()
+    life.data(1, b"a")
+    disk = life.disk.after_kill()
+    disk.fail("datasync", ".log")
+    again = Life(disk, life.history.copy())
+    again.start()
+    assert "planned failure" in str(again.replica.failure)
+    assert disk.open_handles == 0
