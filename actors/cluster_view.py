@@ -63,6 +63,13 @@ class ClusterView:
                     error = await self._ask(unknown)
         return error, {name: self._topics[name].topic for name in names if name in self._topics}
 
+    def cached(
+        self, names: Collection[str], *, as_of_ms: int = ANY_AGE_MS
+    ) -> Mapping[str, TopicMetadata]:
+        """Those of ``names`` that are known without asking, as of ``as_of_ms`` or later."""
+        unknown = self._unknown(names, as_of_ms)
+        return {name: self._topics[name].topic for name in names if name not in unknown}
+
     async def locate(self, topic_partition: TopicPartition, *, as_of_ms: int) -> Location:
         """Who leads a partition, as the controller said at ``as_of_ms`` or later."""
         topic = topic_partition.topic

@@ -40,11 +40,13 @@ from oncelog.actors.protocol.messages import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    PartitionEnrolment,
 )
 from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.protocol.transaction import NOTHING_HELD, TransactionMachine
 from oncelog.actors.protocol.transaction_checks import FINE, Refusal, check_transactional_id
+from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
 from oncelog.actors.replica import Replica
 from oncelog.actors.transaction_completions import TransactionCompletions
 from oncelog.storage.errors import ErrorCode
@@ -131,6 +133,8 @@ class TransactionCoordinator:
         )
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._refresh: asyncio.Task[Any] | None = None
+        """The one under way of what is known of topics, beside commits."""
 
     def _marker_sender(self) -> MarkerSender:
         return MarkerSender(
@@ -230,8 +234,7 @@ class TransactionCoordinator:
             return request.failed(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
             )
-        if self._cluster.cluster_key_version > self.replica.keys.version:
-            self.replica.on_newer_keys()
+        self._hear_of_newer_keys()
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -276,14 +279,62 @@ class TransactionCoordinator:
                     ErrorCode.COORDINATOR_NOT_AVAILABLE, "a partition of a winner does not answer"
                 )
             held = read
+        counts = self._counts_ahead(request)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
-            transactional_id, lambda now_ms: self.machine.decide_end_txn(request, now_ms, held)
+            transactional_id,
+            lambda now_ms: self.machine.decide_end_txn(request, now_ms, held, counts),
         )
         completion = self._completions.ensure(transactional_id)
         if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
             return reply
-        return dataclasses.replace(reply, visible=await self._completions.is_visible(completion))
+        visible = await self._completions.is_visible(completion)
+        enrolments = self._enrolled_ahead(request, reply)
+        return dataclasses.replace(reply, visible=visible, enrolments=enrolments)
+
+    def _counts_ahead(self, request: EndTxnRequest) -> Mapping[str, int]:
+        """Partitions of the topics that a commit enrols ahead, as far as they are known.
+
+        A commit never waits for the controller: what is old is asked for anew beside it.
+        """
+        names = {tp.topic for tp in request.next_partitions}
+        as_of_ms = self._clock.now_ms() - TOPIC_AGE_MAX_MS
+        is_refreshing = self._refresh is not None and not self._refresh.done()
+        if not is_refreshing and len(self._cluster.cached(names, as_of_ms=as_of_ms)) < len(names):
+            self._refresh = self._spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
+        known = self._cluster.cached(names)
+        return {name: len(topic.partitions) for name, topic in known.items()}
+
+    def _enrolled_ahead(
+        self, request: EndTxnRequest, reply: EndTxnReply
+    ) -> tuple[PartitionEnrolment, ...]:
+        """What the commit has enrolled in the transaction after it, durable with the decision.
+
+        Nothing if that has ended meanwhile. With tickets once it is open, which is after every
+        marker of the commit, and if the ids of the topics are new enough.
+        """
+        metadata = self.machine.metadata(request.transactional_id)
+        if not request.next_partitions or metadata is None:
+            return ()
+        if metadata.state not in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT):
+            return ()
+        self._hear_of_newer_keys()
+        owner = (metadata.producer_id, metadata.producer_epoch)
+        names = {tp.topic for tp in metadata.ahead_partitions}
+        as_of_ms = self._clock.now_ms() - TOPIC_AGE_MAX_MS
+        topics = self._cluster.cached(names, as_of_ms=as_of_ms)
+        if owner != (reply.producer_id, reply.producer_epoch):
+            return ()
+        is_open = metadata.state is TransactionState.ONGOING
+        if not is_open or len(topics) < len(names):
+            return tuple(
+                PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE)
+                for tp in sorted(metadata.ahead_partitions)
+            )
+        return tuple(
+            self._enrolment(tp, topics[tp.topic].topic_id, metadata, owner)
+            for tp in sorted(metadata.ahead_partitions)
+        )
 
     async def describe_transactions(
         self, request: DescribeTransactionsRequest
@@ -344,6 +395,10 @@ class TransactionCoordinator:
             return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
         return FINE
 
+    def _hear_of_newer_keys(self) -> None:
+        if self._cluster.cluster_key_version > self.replica.keys.version:
+            self.replica.on_newer_keys()
+
     def _with_tickets(
         self,
         request: AddPartitionsToTxnRequest,
@@ -354,25 +409,33 @@ class TransactionCoordinator:
         metadata = self.machine.metadata(request.transactional_id)
         if metadata is None:
             return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        # From the logged start, not from now: no coordinator can freshen an old ticket.
-        issued_ms = metadata.start_ms
+        owner = (request.producer_id, request.producer_epoch)
         enrolments = tuple(
-            dataclasses.replace(
-                enrolment,
-                ticket=issue_ticket(
-                    cluster_key=self.replica.keys.current,
-                    key_version=self.replica.keys.version,
-                    producer_id=request.producer_id,
-                    producer_epoch=request.producer_epoch,
-                    topic_id=topics[enrolment.topic_partition.topic].topic_id,
-                    partition=enrolment.topic_partition.partition,
-                    issued_ms=issued_ms,
-                    transaction_timeout_ms=metadata.transaction_timeout_ms,
-                ),
-            )
-            for enrolment in reply.enrolments
+            self._enrolment(tp, topics[tp.topic].topic_id, metadata, owner)
+            for tp in request.partitions
         )
         return dataclasses.replace(reply, enrolments=enrolments)
+
+    def _enrolment(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        metadata: TransactionMetadata,
+        owner: tuple[int, int],
+    ) -> PartitionEnrolment:
+        """A durable enrolment of ``owner``, a producer id and epoch, with its ticket."""
+        ticket = issue_ticket(
+            cluster_key=self.replica.keys.current,
+            key_version=self.replica.keys.version,
+            producer_id=owner[0],
+            producer_epoch=owner[1],
+            topic_id=topic_id,
+            partition=tp.partition,
+            # The logged start, not now: no coordinator can freshen an old ticket.
+            issued_ms=metadata.start_ms,
+            transaction_timeout_ms=metadata.transaction_timeout_ms,
+        )
+        return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
 
     # --- timers ---------------------------------------------------------------------------
 

@@ -90,6 +90,10 @@ class ProducerSettings:
     the target size of a batch, ``max_request_size`` the limit of one record and one batch.
     ``buffer_memory`` bounds what is not yet acknowledged: beyond it ``send`` waits up to
     ``max_block_ms``, which also bounds each transactional call. ``interceptors`` are objects.
+
+    Transactions that begin at most ``enrol_ahead_ms`` after the one before are enrolled by its
+    commit: it begins the next one at the coordinator, which is aborted if it is not wanted within
+    that time. 0 turns that off, and so does a transaction timeout below ten times as much.
     """
 
     transactional_id: str | None = None
@@ -98,6 +102,7 @@ class ProducerSettings:
     acks: int | str = ACKS_ALL
     batch_size: int = 262_144
     linger_ms: int = 5
+    enrol_ahead_ms: int = 100
     max_in_flight_requests_per_connection: int = DUPLICATE_WINDOW_BATCHES
     delivery_timeout_ms: int = 120_000
     request_timeout_ms: int = 30_000
@@ -121,6 +126,7 @@ class ProducerSettings:
         _check_integer(self, "transaction_timeout_ms", 1)
         _check_integer(self, "batch_size", 1, MESSAGE_MAX_BYTES)
         _check_integer(self, "linger_ms", 0)
+        _check_integer(self, "enrol_ahead_ms", 0)
         _check_integer(self, "max_in_flight_requests_per_connection", 1, DUPLICATE_WINDOW_BATCHES)
         _check_integer(self, "delivery_timeout_ms", 1)
         _check_integer(self, "request_timeout_ms", 1)

@@ -25,8 +25,12 @@ class EnrolmentHabit:
         self.expected: frozenset[TopicPartition] = frozenset()
         """Of the next transaction; empty if it is not known or there are too many."""
 
+    def following(self, written: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        """What is expected of the transaction after one that sends records to ``written``."""
+        both = self._last.intersection(written)
+        return both if len(both) <= EXPECTED_MAX else frozenset()
+
     def ended(self, written: Collection[TopicPartition]) -> None:
         """A transaction has ended that sent records to ``written``."""
-        both = self._last.intersection(written)
-        self.expected = both if len(both) <= EXPECTED_MAX else frozenset()
+        self.expected = self.following(written)
         self._last = frozenset(written)

@@ -14,6 +14,7 @@ from random import Random
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata, OffsetCommitReply
 from oncelog.actors.protocol.messages import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
+from oncelog.api.enrolment import END_WITHIN_MS, Enrolment
 from oncelog.api.record_sender import RecordSender
 from oncelog.api.routing import Router
 from oncelog.api.transaction_requests import GroupMetadata, TransactionRequests
@@ -203,6 +204,7 @@ class ProducerCore:
         group: GroupMetadata,
     ) -> OffsetCommitReply:
         ticket = await self._offsets_ticket(state, group.group_id)
+        state.offsets_partitions.add(self._router.offsets_partition(group.group_id))
         return await self._requests.commit_offsets(
             state.transactional_id,
             state.identity,
@@ -223,10 +225,18 @@ class ProducerCore:
 
     async def _end(self, state: TransactionState, *, is_commit: bool) -> bool:
         # A token is stored by the coordinator even if nothing was sent.
+        enrolment = self._enrolment()
+        written = self.sender.written_partitions | state.offsets_partitions
         if not state.has_work and not (is_commit and state.token):
             state.ended(state.identity)
+            enrolment.ended(written)
             self.sender.forget_partitions()
             return True
+        call = "commit_transaction()" if is_commit else "abort_transaction()"
+        if not state.has_work:
+            ahead = await enrolment.end_ahead()
+            if ahead.error is not ErrorCode.NONE:
+                raise self.sender.failed("end_txn", ahead, call)
         identity = state.identity
         reply = await self._requests.end(
             state.transactional_id,
@@ -236,15 +246,16 @@ class ProducerCore:
                 producer_id=identity.producer_id,
                 producer_epoch=identity.producer_epoch,
                 token=state.token if is_commit else None,
+                next_partitions=enrolment.wanted_ahead(written) if is_commit else (),
             ),
         )
         if reply.error is not ErrorCode.NONE:
-            call = "commit_transaction()" if is_commit else "abort_transaction()"
             raise self.sender.failed("end_txn", reply, call)
         # The next transaction has another epoch and so its sequences start at 0.
         state.ended(
             ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
         )
+        enrolment.ended(written, reply)
         self.sender.forget_partitions()
         return reply.visible
 
@@ -257,6 +268,13 @@ class ProducerCore:
             TransactionStatus.ABORTING_TRANSACTION,
         ):
             await self.abort_transaction()
+        if self._state is not None and self._state.status is TransactionStatus.READY:
+            # The transaction timeout does it as well, if nobody answers now.
+            await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
+
+    def _enrolment(self) -> Enrolment:
+        assert self.sender.enrolment is not None
+        return self.sender.enrolment
 
     def _transactional(self) -> TransactionState:
         self.sender.check_process()

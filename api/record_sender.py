@@ -18,7 +18,7 @@ from oncelog.api.accumulator import Accumulator, Headers, Wake, record_size_byte
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
-from oncelog.api.enrolment_habit import EnrolmentHabit
+from oncelog.api.enrolment import Enrolment
 from oncelog.api.interceptors import InterceptorChain
 from oncelog.api.loop_wake import Pace, call_and_let_run
 from oncelog.api.open_batches import fastest
@@ -26,6 +26,7 @@ from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderCo
 from oncelog.api.process_bound import AFTER_FORK
 from oncelog.api.routing import Router
 from oncelog.api.topic_finder import TopicFinder
+from oncelog.api.transaction_failures import abort_after, unanswered
 from oncelog.api.transaction_requests import TransactionRequests
 from oncelog.api.txn_state import ProducerIdentity, TransactionState, TransactionStatus, severity
 from oncelog.storage.compression import Codec
@@ -37,7 +38,6 @@ from oncelog.storage.exceptions import (
     MessageTooLargeError,
     OncelogError,
     RequestTimedOutError,
-    TransactionAbortableError,
     UnknownServerError,
     exception_for,
 )
@@ -82,7 +82,6 @@ class RecordSender:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
-        self._habit = EnrolmentHabit()
         self.open_batches = fastest()(
             known_topics=router.known_topics,
             now_ms=router.clock.now_ms,
@@ -101,10 +100,12 @@ class RecordSender:
             on_taken=self._pace.taken,
             now=loop.time,
         )
+        self.enrolment: Enrolment | None = None
         if state is None:
             self.open_batches.is_accepting = True
         else:
             state.on_accepting = self._accept
+            self.enrolment = self._enrolment_of(state)
         self._context = SenderContext(
             router=router,
             settings=settings,
@@ -143,6 +144,16 @@ class RecordSender:
             return self._identity
         identity = self._state.identity
         return identity if identity.producer_id != NO_PRODUCER_ID else None
+
+    def _enrolment_of(self, state: TransactionState) -> Enrolment:
+        return Enrolment(
+            state=state,
+            requests=self._requests,
+            loop=self._loop,
+            settings=self.settings,
+            spawn=self.spawn,
+            is_known=lambda tp: self._topics.known(tp.topic, tp.partition) is not None,
+        )
 
     # --- sending, from any thread -------------------------------------------------------------
 
@@ -234,20 +245,15 @@ class RecordSender:
     async def enrol(self, partitions: Collection[TopicPartition]) -> None:
         """Enrol partitions in the transaction and keep their tickets; a failure is its state's."""
         state = self._state
-        if state is None or not state.is_sending:
+        if state is None or self.enrolment is None or not state.is_sending:
             return
         # From the first attempt on the coordinator may know of the transaction, even if no
         # answer comes: it has to be ended there.
         state.has_work = True
-        reply = await self._requests.add_partitions(
-            state.transactional_id, state.identity, partitions, expected=self._expected()
-        )
+        reply = await self.enrolment.enrol(partitions)
         if reply.error is not ErrorCode.NONE:
             self.failed("add_partitions_to_txn", reply)
             return
-        state.enrolled(
-            {enrolment.topic_partition: enrolment.ticket for enrolment in reply.enrolments}
-        )
         # Whoever asked: records may have waited for it, and nobody else may know.
         self._send_due()
 
@@ -260,9 +266,13 @@ class RecordSender:
             # What was not delivered was dropped; nothing may be committed without it.
             raise ClientClosedError("the producer was closed before everything was delivered")
 
+    @property
+    def written_partitions(self) -> frozenset[TopicPartition]:
+        """What the open transaction has sent records to."""
+        return frozenset(self._senders)
+
     def forget_partitions(self) -> None:
-        """The transaction has ended: the next one enrols anew, and its sequences start at 0."""
-        self._habit.ended(self._senders)
+        """The transaction has ended: the sequences of the next one start at 0."""
         self._senders.clear()
 
     def stop(self, error: OncelogError) -> None:
@@ -282,11 +292,9 @@ class RecordSender:
         self._state.fail(error, weight)
         if self._state.status is TransactionStatus.FATAL_ERROR:
             others = exception_for(error.code, str(error))
+            others.__cause__ = error
         else:
-            others = TransactionAbortableError(
-                f"another part of the transaction failed ({error}); call abort_transaction()"
-            )
-        others.__cause__ = error
+            others = abort_after(error, in_another_part=True)
         self.stop(others)
 
     def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
@@ -297,23 +305,13 @@ class RecordSender:
         """
         weight = severity(method, reply.error)
         if weight is ErrorClass.RETRIABLE and call_again:
-            return RequestTimedOutError(
-                f"{call_again} got no answer within max_block_ms={self.settings.max_block_ms} "
-                f"(last: {reply.error.name} {reply.detail}) and may have taken effect; call "
-                f"{call_again} again"
-            )
+            return unanswered(call_again, reply, self.settings.max_block_ms)
         detail = f"{method}: {reply.detail or exception_for(reply.error)}"
         error = exception_for(reply.error, detail)
         self.spoil(error, weight)
         if self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR:
             return error
-        if error.abortable:
-            return error
-        spoilt = TransactionAbortableError(
-            f"the transaction has failed ({error}); call abort_transaction()"
-        )
-        spoilt.__cause__ = error
-        return spoilt
+        return error if error.abortable else abort_after(error)
 
     def forbid(self) -> None:
         """This is the copy of a sender in a forked process: it accepts nothing."""
@@ -329,6 +327,8 @@ class RecordSender:
         """Stop for good."""
         self._is_closed = True
         self._accept(False)
+        if self.enrolment is not None:
+            self.enrolment.close()
         self.stop(ClientClosedError("the producer was closed before the record was acknowledged"))
         for task in tuple(self._tasks):
             task.cancel()
@@ -371,7 +371,7 @@ class RecordSender:
 
     def _tell(self, wake: Wake) -> None:
         # Leaders that have work do not need the loop at once; each time it costs a few records.
-        is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and bool(self._expected()))
+        is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and self._is_enrolled_by_habit())
         if is_urgent and self.lets_loop_run and not self.in_flight_count:
             call_and_let_run(self._loop, self._woken, wake)
         elif wake is not Wake.NOTHING:
@@ -391,7 +391,7 @@ class RecordSender:
         linger_s = self.settings.linger_ms / 1_000
         if wake is Wake.LINGER or self._accumulator.fulls_seen():
             self._loop.call_later(linger_s, self._linger_over)
-        if wake is Wake.LINGER and self._expected():
+        if wake is Wake.LINGER and self._is_enrolled_by_habit():
             self._prepare_early()
         elif wake is Wake.LINGER:
             self._loop.call_later(min(linger_s, ENROL_AFTER_S), self._prepare_early)
@@ -423,11 +423,8 @@ class RecordSender:
         if is_wanted and self._preparing is None and self.unready_partitions():
             self._preparing = self.spawn(self._prepare())
 
-    def _expected(self) -> Collection[TopicPartition]:
-        """What else a transaction that has enrolled nothing yet will probably write to."""
-        is_first = self._state is not None and not self._state.tickets
-        habit = self._habit.expected if is_first else ()
-        return [tp for tp in habit if self._topics.known(tp.topic, tp.partition)]
+    def _is_enrolled_by_habit(self) -> bool:
+        return self.enrolment is not None and bool(self.enrolment.expected())
 
     def _is_ready(self, topic_partition: TopicPartition) -> bool:
         if self._state is None:

@@ -196,17 +196,28 @@ class TransactionRequests:
 
         return await self._repeat("txn_offset_commit", attempt)
 
-    async def end(self, transactional_id: str, request: EndTxnRequest) -> EndTxnReply:
-        """Commit or abort; repeated until it is known to be decided."""
+    async def end(
+        self, transactional_id: str, request: EndTxnRequest, *, within_ms: int | None = None
+    ) -> EndTxnReply:
+        """Commit or abort; repeated until it is known to be decided, or not ``within_ms``."""
+        timeout_ms = self._timeout_ms if within_ms is None else min(self._timeout_ms, within_ms)
         return await self._repeat(
             "end_txn",
             lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=self._timeout_ms
+                transactional_id, request, timeout_ms=timeout_ms
             ),
+            within_ms=within_ms,
         )
 
-    async def _repeat(self, method: str, attempt: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
+    async def _repeat(
+        self,
+        method: str,
+        attempt: Callable[[], Awaitable[ReplyT]],
+        *,
+        within_ms: int | None = None,
+    ) -> ReplyT:
         loop = asyncio.get_running_loop()
+        max_block_ms = self._settings.max_block_ms
         missing_since: float | None = None
 
         def is_retriable(error: ErrorCode) -> bool:
@@ -220,7 +231,7 @@ class TransactionRequests:
             return await call_with_retries(
                 attempt,
                 random=self._random,
-                timeout_ms=self._settings.max_block_ms,
+                timeout_ms=min(within_ms or max_block_ms, max_block_ms),
                 policy=self._policy,
                 is_retriable=is_retriable,
             )

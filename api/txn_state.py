@@ -145,6 +145,7 @@ class TransactionState:
         "_status",
         "has_work",
         "identity",
+        "offsets_partitions",
         "on_accepting",
         "tickets",
         "token",
@@ -159,6 +160,8 @@ class TransactionState:
         self.has_work = False
         """Whether the coordinator may know of the open transaction, so that it must be ended."""
         self._offset_sequence = 0
+        self.offsets_partitions: set[TopicPartition] = set()
+        """The partitions of consumer groups that positions are sent to in the transaction."""
         self.on_accepting: Callable[[bool], None] = _ignore
         """Told at each move, in the same turn, whether records are accepted from now on."""
         self._status = _S.UNINITIALIZED
@@ -276,6 +279,7 @@ class TransactionState:
         self.identity = identity
         self.tickets = {}
         self._offset_sequence = 0
+        self.offsets_partitions = set()
         self.token = None
         self.has_work = False
 

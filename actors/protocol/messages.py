@@ -404,11 +404,14 @@ class EndTxnReply(Reply):
     """The producer id and epoch of the next transaction.
 
     ``visible`` tells whether every marker was written before the reply: read your commits.
+    ``enrolments`` are those of the request's ``next_partitions``, with their tickets; none if
+    they could not be enrolled, or if it is not ``visible`` yet.
     """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     visible: bool = False
+    enrolments: tuple[PartitionEnrolment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,6 +428,10 @@ class EndTxnRequest(Request[EndTxnReply]):
 
     With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
     other member is aborted; producer id and epoch are then not given.
+
+    A commit may enrol ``next_partitions`` in the next transaction, which is then open from the
+    moment the present one is complete, and has to be ended like any other. What cannot be
+    enrolled is left out as a whole and does not fail the commit.
     """
 
     method = "end_txn"
@@ -437,3 +444,4 @@ class EndTxnRequest(Request[EndTxnReply]):
     token: bytes | None = None
     run: Run | None = None
     winners: tuple[Winner, ...] = ()
+    next_partitions: tuple[TopicPartition, ...] = ()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from oncelog.actors.protocol.effects import Decision
@@ -33,16 +34,17 @@ from oncelog.actors.protocol.messages import (
     PartitionEnrolment,
     Reply,
 )
+from oncelog.actors.protocol.transaction_ahead import ahead_partitions
 from oncelog.actors.protocol.transaction_checks import (
     bad_partition,
     check_end_txn,
     check_init_producer_id,
 )
 from oncelog.actors.protocol.transaction_end import (
-    END_TXN,
     EndAction,
     EndAge,
     end_age,
+    end_verdict,
     is_retry_of_previous_id,
 )
 from oncelog.actors.protocol.transaction_members import (
@@ -66,6 +68,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 NOTHING_HELD: Final = HeldRecords()
+NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class TransactionMachine(TransactionRuns):
@@ -173,23 +176,32 @@ class TransactionMachine(TransactionRuns):
     # --- ends -------------------------------------------------------------------------------
 
     def decide_end_txn(
-        self, request: EndTxnRequest, now_ms: int, held: HeldRecords = NOTHING_HELD
+        self,
+        request: EndTxnRequest,
+        now_ms: int,
+        held: HeldRecords = NOTHING_HELD,
+        partition_counts: Mapping[str, int] = NO_TOPICS,
     ) -> Decision[EndTxnReply]:
         """Decide a transaction, or tell how it was decided.
 
         ``held`` is what the leaders hold of the winners; see ``winner_partitions``.
+        ``partition_counts`` is as in ``decide_add_partitions``, for what is enrolled ahead.
         """
         error, detail = check_end_txn(request)
         if error is not ErrorCode.NONE:
             return Decision(reply=request.failed(error, detail))
         run = request.run
         if run is None:
-            return self._with_producer_ids(lambda: self._end_own(request, now_ms), request.failed)
+            return self._with_producer_ids(
+                lambda: self._end_own(request, now_ms, partition_counts), request.failed
+            )
         return self._with_producer_ids(
             lambda: self._end_run(request, run, held, now_ms), request.failed
         )
 
-    def _end_own(self, request: EndTxnRequest, now_ms: int) -> Decision[EndTxnReply]:
+    def _end_own(
+        self, request: EndTxnRequest, now_ms: int, partition_counts: Mapping[str, int]
+    ) -> Decision[EndTxnReply]:
         metadata = self._transactions.get(request.transactional_id)
         error, age = _end_error(metadata, request)
         if error is ErrorCode.NONE:
@@ -198,14 +210,15 @@ class TransactionMachine(TransactionRuns):
             error = ErrorCode.PRODUCER_FENCED
         if error is not ErrorCode.NONE or metadata is None or age is None:
             return Decision(reply=request.failed(error))
-        verdict = END_TXN[metadata.state, request.committed, age]
+        verdict = end_verdict(metadata, committed=request.committed, age=age)
         steps: tuple[TransactionMetadata, ...] = ()
         if verdict is ErrorCode.INVALID_TXN_STATE and _is_token_alone(metadata, request, age):
             # A commit of nothing but its token: it begins and ends in one batch of the log.
             metadata = begun(metadata, frozenset(), now_ms)
             steps, verdict = (metadata,), EndAction.PREPARE
         if verdict is EndAction.PREPARE:
-            metadata = self._prepared(metadata, request, now_ms)
+            ahead = ahead_partitions(metadata, request, partition_counts)
+            metadata = self._prepared(metadata, request, now_ms, ahead)
             steps += (metadata,)
         elif verdict is not EndAction.DECIDED:
             return Decision(reply=request.failed(verdict))
@@ -220,7 +233,7 @@ class TransactionMachine(TransactionRuns):
             return Decision(reply=Reply())
         expired = metadata
         return self._with_producer_ids(
-            lambda: self._decision(Reply(), self._aborted(expired, now_ms)),
+            lambda: self._decision(Reply(), self._aborted(expired, now_ms, is_fencing=False)),
             lambda error, detail: Reply(error=error, detail=detail),
         )
 

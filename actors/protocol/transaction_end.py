@@ -24,6 +24,8 @@ class EndAge(enum.Enum):
 
     CURRENT = "current"
     RETRY = "retry"
+    LOST = "lost"
+    """The one before that, when the one between was begun ahead and not ended by its owner."""
 
 
 class EndAction(enum.Enum):
@@ -70,6 +72,26 @@ does not know whether something it sent is on its way, and the old epoch makes t
 While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
 begun the next transaction early and is told to wait, not that it is fenced."""
 
+END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
+    {
+        (TransactionState.ONGOING, True, EndAge.RETRY): _DECIDED,
+        (TransactionState.ONGOING, False, EndAge.RETRY): _INVALID,
+        (TransactionState.PREPARE_ABORT, True, EndAge.LOST): _CONCURRENT,
+        (TransactionState.PREPARE_ABORT, False, EndAge.LOST): _INVALID,
+        (TransactionState.COMPLETE_ABORT, True, EndAge.LOST): _DECIDED,
+        (TransactionState.COMPLETE_ABORT, False, EndAge.LOST): _INVALID,
+    }
+)
+"""What is different, or not in the table above, for a transaction that a commit began ahead."""
+
+
+def end_verdict(metadata: TransactionMetadata, *, committed: bool, age: EndAge) -> EndVerdict:
+    """What the end of an id's own transaction means."""
+    step = (metadata.state, committed, age)
+    if metadata.ahead_partitions and step in END_TXN_AHEAD:
+        return END_TXN_AHEAD[step]
+    return END_TXN[step]
+
 
 def end_age(
     metadata: TransactionMetadata, *, producer_id: int, producer_epoch: int
@@ -82,11 +104,19 @@ def end_age(
     if producer_id == metadata.producer_id:
         if producer_epoch == metadata.producer_epoch:
             return EndAge.CURRENT
-        return EndAge.RETRY if producer_epoch == metadata.producer_epoch - 1 else None
+        if producer_epoch == metadata.producer_epoch - 1:
+            return EndAge.RETRY
+        is_lost = producer_epoch == metadata.producer_epoch - 2 and _is_ahead_aborted(metadata)
+        return EndAge.LOST if is_lost else None
     is_across = is_retry_of_previous_id(
         metadata, producer_id=producer_id, producer_epoch=producer_epoch
     )
     return EndAge.RETRY if is_across else None
+
+
+def _is_ahead_aborted(metadata: TransactionMetadata) -> bool:
+    is_aborted = metadata.state in (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT)
+    return is_aborted and bool(metadata.ahead_partitions)
 
 
 def is_retry_of_previous_id(

@@ -22,6 +22,7 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10001 | newest run | started_ns int64, id compact string, int8: 1 if the transaction is its |
 | 10002 | commit token of the last committed transaction | the bytes |
 | 10003 | members | compact array of (producer id int64, epoch int16, status int8, compact bytes) |
+| 10004 | partitions enrolled ahead | as the partitions above |
 
 The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
 ``partitions`` are those of all members, which is the to-do list of whoever writes the markers.
@@ -77,6 +78,7 @@ TAG_LAST_PRODUCER_EPOCH: Final = 10_000
 TAG_RUN: Final = 10_001
 TAG_COMMIT_TOKEN: Final = 10_002
 TAG_MEMBERS: Final = 10_003
+TAG_AHEAD_PARTITIONS: Final = 10_004
 
 _STATUS: Final = {
     TransactionState.EMPTY: 0,
@@ -215,7 +217,7 @@ def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: i
     writer.int16(metadata.producer_epoch)
     writer.int16(member.producer_epoch)
     writer.int8(member.status.value)
-    _write_partitions(writer, metadata.state, sorted(member.partitions))
+    _write_partitions(writer, sorted(member.partitions))
     writer.int64(now_ms)
     writer.tagged_fields(())
     return bytes(writer.buffer)
@@ -260,7 +262,10 @@ def encode_value(metadata: TransactionMetadata) -> bytes:
     writer.int16(metadata.producer_epoch)
     writer.int32(metadata.transaction_timeout_ms)
     writer.int8(_STATUS[metadata.state])
-    _write_partitions(writer, metadata.state, partitions)
+    if metadata.state is TransactionState.EMPTY:
+        writer.unsigned_varint(0)
+    else:
+        _write_partitions(writer, partitions)
     writer.int64(metadata.last_update_ms)
     writer.int64(metadata.start_ms)
     writer.tagged_fields(_tagged(metadata, partitions))
@@ -306,15 +311,11 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         run=run,
         is_run_current=is_run_current,
         members=_decode_members(tags.get(TAG_MEMBERS), partitions),
+        ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
     )
 
 
-def _write_partitions(
-    writer: _Writer, state: TransactionState, partitions: Sequence[TopicPartition]
-) -> None:
-    if state is TransactionState.EMPTY:
-        writer.unsigned_varint(0)
-        return
+def _write_partitions(writer: _Writer, partitions: Sequence[TopicPartition]) -> None:
     topics = [
         (topic, [tp.partition for tp in group])
         for topic, group in itertools.groupby(partitions, key=lambda tp: tp.topic)
@@ -350,6 +351,10 @@ def _tagged(
         fields.append((TAG_COMMIT_TOKEN, metadata.commit_token))
     if metadata.members:
         fields.append((TAG_MEMBERS, _encode_members(metadata.members, partitions)))
+    if metadata.ahead_partitions:
+        writer = _Writer()
+        _write_partitions(writer, sorted(metadata.ahead_partitions))
+        fields.append((TAG_AHEAD_PARTITIONS, bytes(writer.buffer)))
     return fields
 
 
@@ -389,6 +394,16 @@ def _decode_members(encoded: bytes | None, partitions: Sequence[TopicPartition])
     members = {member.producer_id: member for member in reader.array(read_member)}
     reader.expect_end()
     return members
+
+
+def _decode_partitions(encoded: bytes | None) -> frozenset[TopicPartition]:
+    if encoded is None:
+        return frozenset()
+    reader = _Reader(encoded)
+    reader.flexible = True
+    partitions = reader.nullable_array_of_partitions()
+    reader.expect_end()
+    return frozenset(partitions)
 
 
 def _decode_run(encoded: bytes | None) -> tuple[Run | None, bool]:

@@ -79,7 +79,9 @@ class TransactionOperations(TransactionTable):
         if age is EndAge.CURRENT and metadata.state is TransactionState.ONGOING:
             open_one = metadata
             return self._with_producer_ids(
-                lambda: self._decision(AbortTransactionReply(), self._aborted(open_one, now_ms)),
+                lambda: self._decision(
+                    AbortTransactionReply(), self._aborted(open_one, now_ms, is_fencing=False)
+                ),
                 request.failed,
             )
         if age is EndAge.RETRY and metadata.state in _ABORTED:

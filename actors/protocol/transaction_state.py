@@ -91,6 +91,10 @@ class TransactionMetadata:
     newest run that was ever seen and ``is_run_current`` tells whether the current or last
     transaction is its. ``commit_token`` is that of the last committed transaction: it is set by
     the PREPARE record, together with the decision.
+
+    ``ahead_partitions`` stand in PREPARE_COMMIT: they are enrolled in the next transaction, which
+    begins when this one is complete. They stay there while that one is open: as long as its owner
+    may not have had the reply to the commit. So they do when the coordinator aborts it.
     """
 
     transactional_id: str
@@ -108,6 +112,7 @@ class TransactionMetadata:
     run: Run | None = None
     is_run_current: bool = False
     members: Members = field(default_factory=dict)
+    ahead_partitions: frozenset[TopicPartition] = frozenset()
 
     @property
     def is_exhausted(self) -> bool:
@@ -154,6 +159,7 @@ def initialised(
         start_ms=NO_TIMESTAMP,
         partitions=frozenset(),
         is_run_current=False,
+        ahead_partitions=frozenset(),
     )
 
 
@@ -169,6 +175,15 @@ def begun(
         start_ms=metadata.start_ms if is_open else now_ms,
         last_update_ms=now_ms,
         is_run_current=False,
+        ahead_partitions=metadata.ahead_partitions if is_open else frozenset(),
+    )
+
+
+def begun_ahead(complete: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """The next transaction, with the partitions that the commit before enrolled in it."""
+    ahead_partitions = complete.ahead_partitions
+    return dataclasses.replace(
+        begun(complete, ahead_partitions, now_ms), ahead_partitions=ahead_partitions
     )
 
 
@@ -192,6 +207,7 @@ def run_begun(
         last_update_ms=now_ms,
         run=run,
         is_run_current=True,
+        ahead_partitions=frozenset(),
     )
 
 
@@ -203,10 +219,12 @@ def prepared(
     spare_producer_id: int,
     token: bytes | None = None,
     winners: frozenset[int] = frozenset(),
+    ahead_partitions: frozenset[TopicPartition] = frozenset(),
 ) -> TransactionMetadata:
     """The decision: one record with the verdict, its token and the outcome of every member.
 
     ``spare_producer_id`` becomes the next one when the epochs end here, else it is ignored.
+    ``ahead_partitions`` are enrolled in the next transaction.
     """
     is_open = metadata.state is TransactionState.ONGOING
     return dataclasses.replace(
@@ -219,6 +237,7 @@ def prepared(
         last_update_ms=now_ms,
         commit_token=(token or None) if committed else metadata.commit_token,
         members=decided(metadata.members, winners),
+        ahead_partitions=ahead_partitions,
     )
 
 

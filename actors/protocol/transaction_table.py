@@ -9,6 +9,7 @@ Source: KIP-98, "Transaction Coordinator".
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from oncelog.actors.protocol.admin_messages import (
@@ -41,6 +42,7 @@ from oncelog.actors.protocol.transaction_state import (
     PREPARED,
     TransactionMetadata,
     TransactionState,
+    begun_ahead,
     completed,
     described,
     is_run_open,
@@ -70,6 +72,8 @@ class TransactionTable:
         self._transactional_id_expiration_ms = transactional_id_expiration_ms
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: dict[str, TransactionState] = {}
+        self._decided: dict[str, deque[tuple[bytes, TransactionMetadata]]] = {}
+        """By id, what its records on the way say: live, nobody need read what was just written."""
         # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
         self._unsettled: dict[str, None] = {}
         self._forgettable = RestingIds()
@@ -92,10 +96,21 @@ class TransactionTable:
             self._transactions.pop(transactional_id, None)
             self._classify(transactional_id, None)
             return
-        metadata = decode_value(transactional_id, record.value)
+        metadata = self._read(transactional_id, record.value)
         if metadata is not None:
             self._transactions[transactional_id] = metadata
             self._classify(transactional_id, metadata)
+
+    def _read(self, transactional_id: str, value: bytes) -> TransactionMetadata | None:
+        """What a record says: decoded, unless it is the very one that was decided here."""
+        decided = self._decided.get(transactional_id)
+        if not decided or decided[0][0] is not value:
+            self._decided.pop(transactional_id, None)
+            return decode_value(transactional_id, value)
+        _, metadata = decided.popleft()
+        if not decided:
+            del self._decided[transactional_id]
+        return metadata
 
     def _apply_member(self, encoded_key: bytes, value: bytes | None) -> None:
         """One member of the run that is open now; of any other run it means nothing."""
@@ -130,6 +145,7 @@ class TransactionTable:
     def abandon(self, transactional_id: str) -> None:
         """Take the pending mark back: the records were not committed under this coordinator."""
         self._pending.pop(transactional_id, None)
+        self._decided.pop(transactional_id, None)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -241,7 +257,7 @@ class TransactionTable:
         reply = request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
         if metadata.state in PREPARED:
             return Decision(reply=reply)
-        return self._decision(reply, self._aborted(metadata, now_ms))
+        return self._decision(reply, self._aborted(metadata, now_ms, is_fencing=True))
 
     def _created(
         self, transactional_id: str, transaction_timeout_ms: int, now_ms: int
@@ -256,7 +272,11 @@ class TransactionTable:
         )
 
     def _prepared(
-        self, metadata: TransactionMetadata, request: EndTxnRequest, now_ms: int
+        self,
+        metadata: TransactionMetadata,
+        request: EndTxnRequest,
+        now_ms: int,
+        ahead_partitions: frozenset[TopicPartition] = frozenset(),
     ) -> TransactionMetadata:
         return prepared(
             metadata,
@@ -265,14 +285,19 @@ class TransactionTable:
             spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
             token=request.token,
             winners=frozenset(winner.producer_id for winner in request.winners),
+            ahead_partitions=ahead_partitions,
         )
 
-    def _aborted(self, metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    def _aborted(
+        self, metadata: TransactionMetadata, now_ms: int, *, is_fencing: bool
+    ) -> TransactionMetadata:
+        """Aborted by somebody else than its owner; ``is_fencing``: who owns it no more."""
         return prepared(
             metadata,
             committed=False,
             now_ms=now_ms,
             spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+            ahead_partitions=frozenset() if is_fencing else metadata.ahead_partitions,
         )
 
     def _forgotten(self, transactional_id: str, reply: ReplyT) -> Decision[ReplyT]:
@@ -293,8 +318,15 @@ class TransactionTable:
     def _completed(
         self, reply: ReplyT, metadata: TransactionMetadata, now_ms: int
     ) -> Decision[ReplyT]:
-        """COMPLETE, and a tombstone for each member's record of the run: compaction drops them."""
-        decision = self._decision(reply, completed(metadata, now_ms))
+        """COMPLETE, and a tombstone for each member's record of the run: compaction drops them.
+
+        What was enrolled ahead begins the next transaction in the same batch of the log.
+        """
+        complete = completed(metadata, now_ms)
+        steps: tuple[TransactionMetadata, ...] = (complete,)
+        if metadata.state is TransactionState.PREPARE_COMMIT and metadata.ahead_partitions:
+            steps += (begun_ahead(complete, now_ms),)
+        decision = self._decision(reply, *steps)
         tombstones = tuple(
             LogRecord(encode_member_key(metadata.transactional_id, producer_id), None)
             for producer_id, member in sorted(metadata.members.items())
@@ -317,9 +349,7 @@ class TransactionTable:
             )
             state = step.state
         self._pending[transactional_id] = state
-        return Decision(
-            reply=reply,
-            records=tuple(
-                LogRecord(encode_key(transactional_id), encode_value(step)) for step in steps
-            ),
-        )
+        values = [encode_value(step) for step in steps]
+        self._decided[transactional_id] = deque(zip(values, steps, strict=True))
+        key = encode_key(transactional_id)
+        return Decision(reply=reply, records=tuple(LogRecord(key, value) for value in values))

@@ -42,7 +42,11 @@ async def add(
 
 
 async def end(
-    coordinator: Any, producer_id: int, epoch: int, committed: bool = True
+    coordinator: Any,
+    producer_id: int,
+    epoch: int,
+    committed: bool = True,
+    ahead: tuple[TopicPartition, ...] = (),
 ) -> EndTxnReply:
     reply: EndTxnReply = await coordinator.end_txn(
         EndTxnRequest(
@@ -50,6 +54,7 @@ async def end(
             committed=committed,
             producer_id=producer_id,
             producer_epoch=epoch,
+            next_partitions=ahead,
         )
     )
     return reply

@@ -112,6 +112,7 @@ class Player:
         return {
             "linger_ms": linger_ms,
             "batch_size": self.random.choice((200, 1_000, 262_144)),
+            "enrol_ahead_ms": self.random.choice((0, 20, 100, 300)),
             "request_timeout_ms": plan.request_timeout_ms,
             "delivery_timeout_ms": 4 * plan.request_timeout_ms + linger_ms,
             "max_block_ms": 5 * plan.request_timeout_ms,

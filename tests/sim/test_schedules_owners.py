@@ -255,7 +255,10 @@ def test_an_id_whose_epochs_are_used_up_gets_a_new_producer_id(times):
             )
             writer.begin()
             writer.send("a", f"aborted {number}")
-            assert play.ask(ended, times).error is not ErrorCode.NONE
+            again = play.ask(ended, times)
+            # Of a transaction that was begun ahead the commit before it is still answered.
+            is_told = (again.producer_id, again.producer_epoch) == writer.identity
+            assert is_told or again.error is not ErrorCode.NONE
             assert play.ask(enrolled, times).error is not ErrorCode.NONE
             end = play.log_end(A)
             assert play.ask(produced, times).error is ErrorCode.INVALID_PRODUCER_EPOCH

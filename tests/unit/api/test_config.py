@@ -17,6 +17,7 @@ from oncelog.storage.model import IsolationLevel
         ({"acks": 2}, r"acks=2 .* 'all'"),
         ({"acks": True}, r"acks=True"),
         ({"linger_ms": -1}, r"linger_ms=-1 .* from 0"),
+        ({"enrol_ahead_ms": -1}, r"enrol_ahead_ms=-1 .* from 0"),
         ({"linger_ms": "5"}, r"linger_ms='5'"),
         ({"batch_size": 0}, r"batch_size=0 .* from 1"),
         ({"max_in_flight_requests_per_connection": 6}, r"connection=6 .* from 1 to 5"),

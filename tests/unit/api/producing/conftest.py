@@ -179,6 +179,7 @@ class LogCluster:
         self.calls: list[tuple[str, Any]] = []
         self.faults: dict[type, deque[Any]] = {}
         self.next_producer_id = 1_000
+        self.enrols_ahead = self.gives_tickets_ahead = True
         self.clock = FixedClock()
 
     def create(self, topic: str, partitions: int = 1) -> list[FakeLeader]:
@@ -334,7 +335,7 @@ class LogCluster:
         )
         if request.producer_epoch == transaction.epoch - 1:
             if transaction.last_committed is request.committed:
-                return next_identity
+                return replace(next_identity, enrolments=self._ahead(transaction))
             return request.failed(ErrorCode.INVALID_TXN_STATE)
         if request.producer_epoch != transaction.epoch:
             return request.failed(ErrorCode.PRODUCER_FENCED)
@@ -343,7 +344,26 @@ class LogCluster:
         if request.committed and request.token is not None:
             transaction.token = request.token
         self._decide(transaction, committed=request.committed)
-        return replace(next_identity, producer_epoch=transaction.epoch)
+        if request.committed and request.next_partitions and self.enrols_ahead:
+            transaction.is_open = True
+            transaction.partitions = set(request.next_partitions)
+        return replace(
+            next_identity,
+            producer_epoch=transaction.epoch,
+            enrolments=self._ahead(transaction),
+        )
+
+    def _ahead(self, transaction: FakeTransaction) -> tuple[PartitionEnrolment, ...]:
+        return tuple(
+            PartitionEnrolment(
+                topic_partition=tp,
+                error=ErrorCode.NONE,
+                ticket=ticket_for(transaction.producer_id, transaction.epoch, tp)
+                if self.gives_tickets_ahead
+                else b"",
+            )
+            for tp in sorted(transaction.partitions)
+        )
 
     def time_out(self, transactional_id: str) -> None:
         """The coordinator gives up the open transaction, as at its timeout."""

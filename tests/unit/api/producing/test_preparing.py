@@ -79,6 +79,7 @@ def test_partitions_of_the_last_two_transactions_are_enrolled_with_the_first_rec
     cluster: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaders = cluster.create("t", 3)
+    cluster.enrols_ahead = False
     monkeypatch.setattr(record_sender, "ENROL_AFTER_S", 10)
 
     async def story() -> None:

@@ -121,6 +121,7 @@ class Shard:
         *,
         committed: bool = True,
         token: bytes | None = None,
+        ahead: tuple[TopicPartition, ...] = (),
     ) -> Decision[EndTxnReply]:
         request = EndTxnRequest(
             transactional_id="loader",
@@ -128,8 +129,10 @@ class Shard:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             token=token,
+            next_partitions=ahead,
         )
-        return self.machine.decide_end_txn(request, self.now_ms)
+        counts = self.partition_counts
+        return self.machine.decide_end_txn(request, self.now_ms, partition_counts=counts)
 
     def end(self, producer_id: int, producer_epoch: int, **fields: Any) -> EndTxnReply:
         return self.commit(self.end_decision(producer_id, producer_epoch, **fields))
