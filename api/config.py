@@ -91,9 +91,10 @@ class ProducerSettings:
     ``buffer_memory`` bounds what is not yet acknowledged: beyond it ``send`` waits up to
     ``max_block_ms``, which also bounds each transactional call. ``interceptors`` are objects.
 
-    Transactions that begin at most ``enrol_ahead_ms`` after the one before are enrolled by its
-    commit: it begins the next one at the coordinator, which is aborted if it is not wanted within
-    that time. 0 turns that off, and so does a transaction timeout below ten times as much.
+    If the first record of a transaction comes within ``enrol_ahead_ms`` of the end before, its
+    commit begins the next one at the coordinator as well, with the same partitions; that is
+    aborted if no record comes within this time. 0 turns it off, and so does a transaction timeout
+    below ten times as much.
     """
 
     transactional_id: str | None = None

@@ -404,8 +404,8 @@ class EndTxnReply(Reply):
     """The producer id and epoch of the next transaction.
 
     ``visible`` tells whether every marker was written before the reply: read your commits.
-    ``enrolments`` are those of the request's ``next_partitions``, with their tickets; none if
-    they could not be enrolled, or if it is not ``visible`` yet.
+    ``enrolments`` are those of the request's ``next_partitions``; none if they are not enrolled,
+    and without tickets if the next transaction is not open yet or its topics have to be looked up.
     """
 
     producer_id: int = NO_PRODUCER_ID
