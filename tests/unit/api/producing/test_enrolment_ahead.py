@@ -232,6 +232,25 @@ def test_an_end_that_fails_is_made_up_for_before_anything_is_enrolled(
     assert leader.values() == [b"1", b"2", b"4"]
 
 
+def test_a_record_does_not_wait_twice_for_a_coordinator_that_is_away(
+    cluster: Any, run: Any
+) -> None:
+    cluster.create("t", 2)
+
+    async def story() -> None:
+        producer = await steady(cluster, max_block_ms=10_000)
+        cluster.fault(EndTxnRequest, *["lose call"] * 1_000)
+        await asyncio.sleep(AHEAD_MS / 1_000 + 0.01)
+        started_s = asyncio.get_running_loop().time()
+        await producer.begin_transaction()
+        await producer.send("t", b"3", partition=0)
+        with pytest.raises((TransactionAbortableError, RequestTimedOutError)):
+            await producer.commit_transaction()
+        assert asyncio.get_running_loop().time() - started_s < 12
+
+    run(story())
+
+
 def test_a_lost_reply_to_its_end_does_no_harm(cluster: Any, run: Any) -> None:
     (leader, _) = cluster.create("t", 2)
 
