@@ -172,6 +172,7 @@ class LogWatch:
     ) -> None:
         """A record of a transaction log, committed, was applied; a tombstone may change nothing."""
         self.counts["transaction records"] += 1
+        self.counts["begun ahead"] += after is not None and _is_begun_ahead(before, after)
         if after is None or after is before:
             return
         if before is not None:
@@ -280,6 +281,11 @@ def _showing(watch: LogWatch, method: Method) -> Method:
         return has_moved
 
     return advance_high_watermark
+
+
+def _is_begun_ahead(before: TransactionMetadata | None, after: TransactionMetadata) -> bool:
+    is_begun = after.state is TransactionState.ONGOING and bool(after.ahead_partitions)
+    return is_begun and before is not None and before.state is TransactionState.COMPLETE_COMMIT
 
 
 def _id_of(record: LogRecord) -> str | None:

@@ -23,11 +23,14 @@ from oncelog.actors.protocol import (
 )
 from oncelog.actors.protocol.group import GroupMachine
 from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
+from oncelog.actors.protocol.messages import EndTxnReply, EndTxnRequest
 from oncelog.actors.protocol.partition_bounds import PartitionBounds
 from oncelog.actors.protocol.producer_state import ProducerStates
 from oncelog.actors.protocol.tickets import TicketVerdict
 from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.api.enrolment import Enrolment
 from oncelog.storage import cleaner_round
 from oncelog.storage.cleaner_keys import KeyOffsets
 from oncelog.storage.cleaner_transactions import CleanedTransactions
@@ -166,6 +169,46 @@ def _positions_of_any_generation() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _tickets_without_a_transaction() -> Iterator[None]:
+    """A commit that is answered again brings tickets, though what it began has been aborted.
+
+    The producer's own lock is out as well: it takes over what a reply brings, however late.
+    """
+    real = TransactionCoordinator._enrolled_ahead
+
+    def enrolled_ahead(
+        self: TransactionCoordinator, request: EndTxnRequest, reply: EndTxnReply
+    ) -> Any:
+        metadata = self.machine.metadata(request.transactional_id)
+        if metadata is None:
+            return ()
+        as_if_open = dataclasses.replace(
+            metadata,
+            state=TransactionState.ONGOING,
+            producer_id=reply.producer_id,
+            producer_epoch=reply.producer_epoch,
+        )
+        with mock.patch.object(self.machine, "metadata", return_value=as_if_open):
+            return real(self, request, reply)
+
+    with (
+        mock.patch.object(TransactionCoordinator, "_enrolled_ahead", enrolled_ahead),
+        mock.patch.object(Enrolment, "_is_fresh", return_value=True),
+    ):
+        yield
+
+
+@contextmanager
+def _nothing_begun_ahead() -> Iterator[None]:
+    """Tickets of a transaction that the coordinator did not begin."""
+    with (
+        mock.patch.object(transaction_table, "begun_ahead", lambda complete, _now_ms: complete),
+        _tickets_without_a_transaction(),
+    ):
+        yield
+
+
 def _no_newest_of_a_key() -> Any:
     """Compaction drops the newest record of a key like those before it."""
     return mock.patch.object(KeyOffsets, "is_latest", return_value=False)
@@ -234,6 +277,14 @@ SABOTEURS = (
         | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
         | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
     ),
+    Saboteur(
+        name="transactions behind tickets",
+        sabotage=_tickets_without_a_transaction,
+        changes=ALONE
+        | {"topics": {"t0": 1}, "writers": 6, "pause_ms": 5.0, "drop_reply": 0.2}
+        | {"request_timeout_ms": 1_500, "transaction_timeout_ms": 1_000},
+    ),
+    Saboteur(name="transactions begun ahead", sabotage=_nothing_begun_ahead, changes=ALONE),
     Saboteur(name="newest of a key", sabotage=_no_newest_of_a_key, changes=KEYED),
     Saboteur(
         name="keys of committed records only",
