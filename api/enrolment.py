@@ -154,7 +154,6 @@ class Enrolment:
             self._begun, self._is_owed = None, True
             state = self._state
             reply = await self._requests.end(
-                state.transactional_id,
                 EndTxnRequest(
                     transactional_id=state.transactional_id,
                     committed=False,

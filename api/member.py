@@ -172,7 +172,6 @@ async def end_run(
     if strangers:
         raise TypeError(f"winners must be what member.winner gave, not {strangers[0]!r}")
     reply = await requests.end(
-        membership.transactional_id,
         EndTxnRequest(
             transactional_id=membership.transactional_id,
             committed=committed,

@@ -239,7 +239,6 @@ class ProducerCore:
                 raise self.sender.failed("end_txn", ahead, call)
         identity = state.identity
         reply = await self._requests.end(
-            state.transactional_id,
             EndTxnRequest(
                 transactional_id=state.transactional_id,
                 committed=is_commit,

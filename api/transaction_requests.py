@@ -196,15 +196,13 @@ class TransactionRequests:
 
         return await self._repeat("txn_offset_commit", attempt)
 
-    async def end(
-        self, transactional_id: str, request: EndTxnRequest, *, within_ms: int | None = None
-    ) -> EndTxnReply:
+    async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
         """Commit or abort; repeated until it is known to be decided, or not ``within_ms``."""
         timeout_ms = self._timeout_ms if within_ms is None else min(self._timeout_ms, within_ms)
         return await self._repeat(
             "end_txn",
             lambda: self._router.call_transaction_coordinator(
-                transactional_id, request, timeout_ms=timeout_ms
+                request.transactional_id, request, timeout_ms=timeout_ms
             ),
             within_ms=within_ms,
         )
