@@ -22,7 +22,7 @@ class ControllerProcess(ControllerServer, ReplicaProcess):
             launcher=RayLauncher(data_dir=config.data_dir, config=config.cluster),
             token_bytes=secrets.token_bytes,
         )
-        self.listener = make_listener(self)
+        self.listener = make_listener(super())
 
 
 def launch_controller(config: ReplicaConfig) -> None:

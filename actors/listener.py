@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from oncelog.actors import message_codec
 from oncelog.actors.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
+from oncelog.storage.errors import InvariantViolation
 
 _logger = logging.getLogger(__name__)
 
@@ -35,13 +37,22 @@ class Listener:
     """Serves the public methods of ``server`` that are those of requests.
 
     ``token`` is told only to those whom Ray lets call the actor, and new in each life of it.
+    ``on_bug`` ends the process when a call meets a broken invariant.
     """
 
-    def __init__(self, server: object, *, host: str, token: bytes) -> None:
+    def __init__(
+        self,
+        server: object,
+        *,
+        host: str,
+        token: bytes,
+        on_bug: Callable[[InvariantViolation], object],
+    ) -> None:
         self.server = server
         self.token = token
         self.answered_calls = 0
         self._host = host
+        self._on_bug = on_bug
         self._opening: asyncio.Task[asyncio.Server] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,6 +101,8 @@ class Listener:
         self.answered_calls += 1
         try:
             caller.send(correlation_id, Outcome.REPLY, message_codec.encode(await method(request)))
+        except InvariantViolation as bug:
+            self._on_bug(bug)
         except Exception as error:
             _logger.exception("%r.%s raised", self.server, method.__name__)
             caller.send(correlation_id, Outcome.FAILED, repr(error).encode())

@@ -90,9 +90,16 @@ def actor_class(kind: _ClassT) -> _ClassT:
 
 
 def make_listener(server: object) -> Listener:
-    """What takes the calls of ``server`` over connections, on the address Ray has of this node."""
+    """What takes the calls of ``server`` over connections, on the address Ray has of this node.
+
+    Give it the server as ``super()`` of the process: its methods without what Ray and
+    ``actor_class`` have wrapped around them, which every call would have to pass.
+    """
     return Listener(
-        server, host=ray.util.get_node_ip_address(), token=secrets.token_bytes(TOKEN_BYTES)
+        server,
+        host=ray.util.get_node_ip_address(),
+        token=secrets.token_bytes(TOKEN_BYTES),
+        on_bug=die_of_bug,
     )
 
 
@@ -140,7 +147,7 @@ class PartitionProcess(PartitionServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(self)
+        self.listener = make_listener(super())
 
 
 @actor_class
@@ -149,7 +156,7 @@ class TransactionCoordinatorProcess(TransactionCoordinatorServer, ReplicaProcess
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(self)
+        self.listener = make_listener(super())
 
 
 @actor_class
@@ -158,4 +165,4 @@ class GroupCoordinatorProcess(GroupCoordinatorServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(self)
+        self.listener = make_listener(super())

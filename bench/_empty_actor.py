@@ -7,19 +7,23 @@ from oncelog.actors.processes import actor_class, make_listener
 from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
 
 
-@actor_class
-class EmptyProcess:
+class EmptyServer:
     """Does nothing with what it is sent."""
-
-    listener: Listener
-
-    def __init__(self) -> None:
-        self.listener = make_listener(self)
-
-    async def listener_address(self) -> ListenerAddress:
-        """Where it listens."""
-        return await self.listener.address()
 
     async def produce(self, request: ProduceRequest) -> ProduceReply:
         """Tell the size of the batch."""
         return ProduceReply(base_offset=len(request.batch))
+
+
+@actor_class
+class EmptyProcess(EmptyServer):
+    """An ``EmptyServer`` that listens."""
+
+    listener: Listener
+
+    def __init__(self) -> None:
+        self.listener = make_listener(super())
+
+    async def listener_address(self) -> ListenerAddress:
+        """Where it listens."""
+        return await self.listener.address()

@@ -52,7 +52,7 @@ class FakeRay:
 
 
 def listener_of(process_id: int) -> Listener:
-    return Listener(Server(process_id), host="127.0.0.1", token=b"%32d" % process_id)
+    return Listener(Server(process_id), host="127.0.0.1", token=b"%32d" % process_id, on_bug=print)
 
 
 async def describe(transport: ActorTransport, timeout_ms: int = TIMEOUT_MS) -> DescribeReplicaReply:

@@ -17,7 +17,10 @@ from oncelog.actors import frames
 from oncelog.actors.connection import Connection, connect
 from oncelog.actors.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.listener import Listener, ListenerAddress
+from oncelog.actors.processes import actor_class, make_listener
 from oncelog.actors.protocol.messages import (
+    DeleteRecordsReply,
+    DeleteRecordsRequest,
     DescribeReplicaReply,
     DescribeReplicaRequest,
     FetchReply,
@@ -25,7 +28,7 @@ from oncelog.actors.protocol.messages import (
     ProduceReply,
     ProduceRequest,
 )
-from oncelog.storage.errors import ErrorCode
+from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import TopicPartition
 
 TOKEN = b"t" * 32
@@ -50,6 +53,7 @@ class Server:
         self.begun: list[int] = []
         self.entered: asyncio.Queue[int] = asyncio.Queue()
         self.batches: list[bytes] = []
+        self.bugs: list[InvariantViolation] = []
 
     async def produce(self, request: ProduceRequest) -> ProduceReply:
         self.begun.append(request.topic_partition.partition)
@@ -64,11 +68,14 @@ class Server:
     async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
         raise LookupError(f"no such replica, asked by {type(request).__name__}")
 
+    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
+        raise InvariantViolation(f"I-04: asked by {type(request).__name__}")
+
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[Server, Listener, Connection]]:
     server = Server()
-    listener = Listener(server, host="127.0.0.1", token=TOKEN)
+    listener = Listener(server, host="127.0.0.1", token=TOKEN, on_bug=server.bugs.append)
     connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
     assert connection is not None
     try:
@@ -331,9 +338,33 @@ def test_somebody_who_only_echoes_is_not_taken_for_an_actor():
     asyncio.run(run())
 
 
+def test_a_broken_invariant_is_told_and_not_answered():
+    """The process ends then, and the caller hears of that; an answer might be believed."""
+
+    async def body(server: Server, connection: Connection) -> None:
+        request = DeleteRecordsRequest(topic_partition=TopicPartition("flights", 0), offset=1)
+        reply = await connection.call(request, timeout_ms=SOON_MS)
+        assert reply.error is ErrorCode.REQUEST_TIMED_OUT
+        assert [str(bug) for bug in server.bugs] == ["I-04: asked by DeleteRecordsRequest"]
+
+    on_connection(body)
+
+
+def test_calls_over_connections_pass_none_of_the_wrappers_of_ray_tasks():
+    @actor_class
+    class Process(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            self.listener = make_listener(super())
+
+    process = Process()
+    assert Process.produce is not Server.produce
+    assert process.listener.server.produce == Server.produce.__get__(process)
+
+
 def test_connecting_to_nobody_is_none():
     async def run() -> None:
-        listener = Listener(Server(), host="127.0.0.1", token=TOKEN)
+        listener = Listener(Server(), host="127.0.0.1", token=TOKEN, on_bug=print)
         address = await listener.address()
         await listener.close()
         assert await connect(address, timeout_ms=TIMEOUT_MS) is None
