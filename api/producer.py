@@ -121,7 +121,8 @@ class Producer(SyncSending):
     def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what is buffered, or abort an open transaction, within the time; then stop.
 
-        May be called again. What is not done in time is left to the transaction timeout.
+        A commit that another thread waits for ends first. May be called again. What is not done
+        in time is left to the transaction timeout.
         """
         self._loop_thread.run(self._core.close(timeout_ms))
 

@@ -81,7 +81,10 @@ class ProducerCore:
             self._state.raise_error()
 
     async def close(self, timeout_ms: int | None = None) -> None:
-        """Deliver what was sent, or abort an open transaction, within the time; then stop."""
+        """Deliver what was sent, or end the transaction, within the time; then stop.
+
+        A commit under way is waited for; a transaction that is only open is aborted.
+        """
         self.sender.check_process()
         if self._is_closed:
             return
@@ -261,13 +264,16 @@ class ProducerCore:
     async def _finish(self) -> None:
         if self._state is None:
             await self.sender.deliver_all()
-        elif self._state.status in (
+            return
+        async with self._operation:
+            pass  # What another thread or task has begun ends first: a commit is not cut off.
+        if self._state.status in (
             TransactionStatus.IN_TRANSACTION,
             TransactionStatus.ABORTABLE_ERROR,
             TransactionStatus.ABORTING_TRANSACTION,
         ):
             await self.abort_transaction()
-        if self._state is not None and self._state.status is TransactionStatus.READY:
+        if self._state.status is TransactionStatus.READY:
             # The transaction timeout does it as well, if nobody answers now.
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 

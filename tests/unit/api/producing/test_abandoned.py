@@ -270,7 +270,7 @@ def test_a_commit_under_way_when_its_producer_is_closed_commits_nothing_that_is_
         if closes == "loop":
             loop_thread.close()
         else:
-            producer.close()
+            producer.close(timeout_ms=0)
         with pytest.raises((ClientClosedError, CancelledError)):
             commit.result(60)
     loop_thread.close()

@@ -16,6 +16,7 @@ from oncelog.actors.protocol.messages import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    ClientClosedError,
     IllegalStateError,
     InvalidRequestError,
     OncelogError,
@@ -256,6 +257,62 @@ def test_a_failed_batch_fails_the_others_of_its_transaction_at_once(cluster: Any
         with pytest.raises(TransactionAbortableError, match="another part"):
             await slow
         assert asyncio.get_running_loop().time() - started < 1
+
+    run(story())
+
+
+@pytest.mark.parametrize("waits_in", [ProduceRequest, EndTxnRequest])
+def test_close_waits_for_a_commit_that_was_asked_for(
+    cluster: Any, run: Any, waits_in: type
+) -> None:
+    """As with Kafka: what the application has decided is carried out, and it is told of it."""
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await producer.send("t", b"v")
+        cluster.fault(waits_in, 2.0)
+        commit = asyncio.ensure_future(producer.commit_transaction())
+        await asyncio.sleep(0.1)
+        await producer.close()
+        assert commit.done()
+        assert await commit
+
+    run(story())
+    assert leader.committed_values() == [b"v"]
+
+
+def test_close_waits_for_an_abort_that_was_asked_for(cluster: Any, run: Any) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await (await producer.send("t", b"v"))
+        cluster.fault(EndTxnRequest, 2.0)
+        abort = asyncio.ensure_future(producer.abort_transaction())
+        await asyncio.sleep(0.1)
+        await producer.close()
+        await abort
+
+    run(story())
+    assert leader.committed_values() == []
+    assert len(cluster.requests(EndTxnRequest)) == 1
+
+
+def test_close_waits_no_longer_than_it_is_told(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await producer.send("t", b"v")
+        cluster.fault(ProduceRequest, 100.0)
+        commit = asyncio.ensure_future(producer.commit_transaction())
+        await asyncio.sleep(0.1)
+        started = asyncio.get_running_loop().time()
+        await producer.close(timeout_ms=1_000)
+        assert asyncio.get_running_loop().time() - started < 1.5
+        with pytest.raises(ClientClosedError):
+            await commit
 
     run(story())
 
