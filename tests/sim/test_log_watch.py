@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,13 @@ def test_a_whole_transaction_is_in_order(watch):
     logs(watch, metadata(S.PREPARE_COMMIT, 5, A), metadata(S.COMPLETE_COMMIT, 5))
     assert watch.violations == []
     assert watch.counts["markers"] == 1
+
+
+def test_what_a_commit_began_ahead_is_counted(watch):
+    ahead = dataclasses.replace(metadata(S.ONGOING, 5, A), ahead_partitions=frozenset({A}))
+    logs(watch, metadata(S.COMPLETE_COMMIT, 5), ahead, ahead)
+    logs(watch, metadata(S.COMPLETE_COMMIT, 5), metadata(S.ONGOING, 5, A))
+    assert watch.counts["begun ahead"] == 1
 
 
 def test_a_marker_without_a_decision_is_found(watch):

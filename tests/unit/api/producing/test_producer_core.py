@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -32,6 +33,13 @@ async def begun(cluster: Any, **options: Any) -> Any:
     await producer.init_transactions()
     await producer.begin_transaction()
     return producer
+
+
+async def under_way(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """``call``, so far that it waits for an answer."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0.1)
+    return task
 
 
 def test_a_committed_transaction_is_visible_on_all_partitions(cluster: Any, run: Any) -> None:
@@ -272,8 +280,7 @@ def test_close_waits_for_a_commit_that_was_asked_for(
         producer = await begun(cluster)
         await producer.send("t", b"v")
         cluster.fault(waits_in, 2.0)
-        commit = asyncio.ensure_future(producer.commit_transaction())
-        await asyncio.sleep(0.1)
+        commit = await under_way(producer.commit_transaction())
         await producer.close()
         assert commit.done()
         assert await commit
@@ -289,8 +296,7 @@ def test_close_waits_for_an_abort_that_was_asked_for(cluster: Any, run: Any) -> 
         producer = await begun(cluster)
         await (await producer.send("t", b"v"))
         cluster.fault(EndTxnRequest, 2.0)
-        abort = asyncio.ensure_future(producer.abort_transaction())
-        await asyncio.sleep(0.1)
+        abort = await under_way(producer.abort_transaction())
         await producer.close()
         await abort
 
@@ -306,8 +312,7 @@ def test_close_waits_no_longer_than_it_is_told(cluster: Any, run: Any) -> None:
         producer = await begun(cluster)
         await producer.send("t", b"v")
         cluster.fault(ProduceRequest, 100.0)
-        commit = asyncio.ensure_future(producer.commit_transaction())
-        await asyncio.sleep(0.1)
+        commit = await under_way(producer.commit_transaction())
         started = asyncio.get_running_loop().time()
         await producer.close(timeout_ms=1_000)
         assert asyncio.get_running_loop().time() - started < 1.5
