@@ -11,6 +11,8 @@ from typing import Final
 LET_RUN_MAX_S: Final = 0.005
 """How long a thread waits for the loop: what the interpreter would make it wait at the most."""
 
+TURNS_TO_WRITE: Final = 3
+"""A batch that is taken is encoded in the next turn of the loop, and written in the one after."""
 
 PACE_BYTES: Final = 4 * 1_048_576
 """So much may wait to be sent before the thread that fills batches is held back."""
@@ -24,9 +26,10 @@ class Pace:
 
     Without it the thread runs ahead until ``buffer_memory`` is used up, and from then on stops
     and goes on with every single batch. ``waiting_count`` says how many full batches wait to be
-    sent: beyond ``high`` the thread waits until half of them are gone. If that takes too long,
-    it is not the loop that holds things up: the thread may then fill the buffer, and is held back
-    again once the loop has caught up.
+    sent: beyond ``high`` the thread waits until half of them are written to connections: let go
+    sooner, it would take the interpreter's lock, and keep the loop waiting with batches in its
+    hands. If that takes too long, it is not the loop that holds things up: the thread may then
+    fill the buffer, and is held back again once the loop has caught up.
     """
 
     def __init__(self, waiting_count: Callable[[], int], *, batch_bytes: int) -> None:
@@ -35,6 +38,7 @@ class Pace:
         self._waiting_count = waiting_count
         self._gates: deque[threading.Lock] = deque()
         self._is_stalled = False
+        self._is_opening = False
 
     def keep(self) -> None:
         """Wait if the loop is behind, but never on a loop. For the thread that fills batches."""
@@ -51,14 +55,20 @@ class Pace:
         """A batch has been taken to be sent. For the loop."""
         if (self._gates or self._is_stalled) and self._waiting_count() <= self._low:
             self._is_stalled = False
-            while self._gates:
-                self._gates.popleft().release()
+            if not self._is_opening:
+                self._is_opening = True
+                call_when_written(asyncio.get_running_loop(), self._open)
+
+    def _open(self) -> None:
+        self._is_opening = False
+        while self._gates:
+            self._gates.popleft().release()
 
 
 def call_and_let_run(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object
 ) -> None:
-    """Call ``callback`` on ``loop``, and let it and the tasks that it begins make their calls.
+    """Call ``callback`` on ``loop``, and let it and the tasks that it begins write their calls.
 
     A thread that never waits keeps the interpreter's lock for 5 ms at a time, and the loop needs
     it anew for each thing that happens to it: what is to be sent would lie there for several
@@ -71,12 +81,20 @@ def call_and_let_run(
     gate.acquire()
 
     def run() -> None:
-        # What ``callback`` begins runs before what is put behind it now.
-        loop.call_soon(loop.call_soon, gate.release)
+        # First, so that a callback that fails keeps nobody waiting.
+        call_when_written(loop, gate.release)
         callback(*arguments)
 
     loop.call_soon_threadsafe(run)
     gate.acquire(timeout=LET_RUN_MAX_S)
+
+
+def call_when_written(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call ``callback`` once the tasks begun in this turn of ``loop`` have written their calls."""
+    call: tuple[Callable[..., object], ...] = (callback,)
+    for _ in range(TURNS_TO_WRITE - 1):
+        call = (loop.call_soon, *call)
+    loop.call_soon(*call)
 
 
 def _is_on_a_loop() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,7 +20,7 @@ def loop_thread() -> Iterator[LoopThread]:
     thread.close()
 
 
-def test_the_thread_goes_on_after_the_tasks_have_made_their_calls(
+def test_the_thread_goes_on_after_the_tasks_have_written_their_calls(
     loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However slow the machine is: only the limit would let the thread go on earlier."""
@@ -30,7 +30,8 @@ def test_the_thread_goes_on_after_the_tasks_have_made_their_calls(
     tasks: list[asyncio.Task[None]] = []
 
     async def call() -> None:
-        done.append("called")
+        # As a connection does, which gathers what leaves in one turn.
+        loop.call_soon(done.append, "written")
         await asyncio.sleep(60)
 
     def begin() -> None:
@@ -38,7 +39,7 @@ def test_the_thread_goes_on_after_the_tasks_have_made_their_calls(
         tasks.extend(loop.create_task(call()) for _ in range(3))
 
     call_and_let_run(loop, begin)
-    assert done == ["begun", "called", "called", "called"]
+    assert done == ["begun", "written", "written", "written"]
 
 
 def test_a_callback_that_fails_keeps_nobody_waiting(
@@ -93,32 +94,59 @@ class Waiting:
     def __init__(self) -> None:
         self.count = 0
         self.is_looked_at = threading.Event()
+        self.looks = threading.Semaphore(0)
         self.pace = Pace(self.look, batch_bytes=1_048_576)
 
     def look(self) -> int:
         self.is_looked_at.set()
+        self.looks.release()
         return self.count
 
-    def take_until(self, count: int) -> None:
+    async def take_until(self, count: int) -> None:
         while self.count > count:
             self.count -= 1
             self.pace.taken()
 
 
-def test_a_thread_that_is_ahead_waits_until_the_loop_has_sent_half(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_thread_that_is_ahead_waits_until_the_loop_has_written_half(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
+    when_written: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        loop_wake, "call_when_written", lambda _, callback: when_written.append(callback)
+    )
     waiting = Waiting()
     waiting.count = waiting.pace.high + 1
     thread = threading.Thread(target=waiting.pace.keep)
     thread.start()
-    assert waiting.is_looked_at.wait(60)
-    waiting.take_until(waiting.pace.high // 2 + 1)
+    # The second look is that of a thread which the loop can see.
+    assert waiting.looks.acquire(timeout=60)
+    assert waiting.looks.acquire(timeout=60)
+    loop_thread.run(waiting.take_until(waiting.pace.high // 2 + 1))
+    assert not when_written
+    loop_thread.run(waiting.take_until(0))
     assert thread.is_alive()
-    waiting.take_until(waiting.pace.high // 2)
+    (let_go,) = when_written
+    let_go()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_thread_that_was_let_go_is_held_back_again(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
+    waiting = Waiting()
+    for _ in range(3):
+        waiting.is_looked_at.clear()
+        waiting.count = waiting.pace.high + 1
+        thread = threading.Thread(target=waiting.pace.keep)
+        thread.start()
+        assert waiting.is_looked_at.wait(60)
+        loop_thread.run(waiting.take_until(0))
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_thread_that_is_not_ahead_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +158,7 @@ def test_a_thread_that_is_not_ahead_does_not_wait(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_loop_that_sends_nothing_is_waited_for_once_until_it_has_caught_up(
-    monkeypatch: pytest.MonkeyPatch,
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
     waiting = Waiting()
@@ -139,7 +167,7 @@ def test_a_loop_that_sends_nothing_is_waited_for_once_until_it_has_caught_up(
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 1_000_000)
     waiting.count += 10
     waiting.pace.keep()
-    waiting.take_until(0)
+    loop_thread.run(waiting.take_until(0))
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
     waiting.count = waiting.pace.high + 1
     waiting.is_looked_at.clear()
