@@ -43,8 +43,8 @@ class Connection(FramedProtocol):
         answer: asyncio.Future[Any] = self.loop.create_future()
         method = request.method.encode("ascii")
         try:
-            message = message_codec.encode(request)
-            self.send(correlation_id, len(method), method, message)
+            message = message_codec.encode_in_parts(request)
+            self.send(correlation_id, len(method), method, *message)
         except ValueError as error:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         self._pending[correlation_id] = (request, answer)

@@ -21,6 +21,8 @@ import socket
 import struct
 from typing import Final, cast
 
+from oncelog.storage.record_batch import Buffer
+
 FRAME_MAX_BYTES: Final = 256 * 1_048_576
 """Far above the largest message, so that a length beyond it is no frame of ours."""
 
@@ -61,8 +63,8 @@ class Outcome(enum.IntEnum):
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     """Cuts what comes in into frames and gathers what goes out; ``received`` is the subclass's.
 
-    Small frames that are sent in one turn of the loop leave in one write. A frame is handed to
-    ``received`` as a view that is valid during that call only.
+    Small frames that are sent in one turn of the loop leave in one write. What ``received`` is
+    given stays as it is: what comes in later is not read into it.
     """
 
     def __init__(self, *, frame_max_bytes: int = FRAME_MAX_BYTES) -> None:
@@ -74,7 +76,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._end = 0
         self._large: bytearray | None = None
         self._large_filled = 0
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[Buffer] = []
 
     @abc.abstractmethod
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
@@ -82,8 +84,10 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     # --- what goes out --------------------------------------------------------------------
 
-    def send(self, correlation_id: int, kind: int, *parts: bytes) -> None:
+    def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
         """Send one frame soon. Lost, like the connection, if that is closing.
+
+        ``parts`` must not change any more: long ones are not copied.
 
         ``ValueError`` if it is longer than ``FRAME_MAX_BYTES``.
         """
@@ -101,7 +105,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         transport = self.transport
         if transport is None or self.is_closing:
             return
-        small: list[bytes] = []
+        small: list[Buffer] = []
         for part in outgoing:
             if len(part) <= _JOIN_MAX_BYTES:
                 small.append(part)
@@ -165,7 +169,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             if self._end - begin < length:
                 break
             self._start = begin + length
-            self._hand_over(view[begin : begin + length])
+            self._hand_over(memoryview(bytes(view[begin : begin + length])))
             if self.is_closing:
                 return
         rest = self._end - self._start

@@ -100,7 +100,8 @@ class Listener:
     ) -> None:
         self.answered_calls += 1
         try:
-            caller.send(correlation_id, Outcome.REPLY, message_codec.encode(await method(request)))
+            reply = message_codec.encode_in_parts(await method(request))
+            caller.send(correlation_id, Outcome.REPLY, *reply)
         except InvariantViolation as bug:
             self._on_bug(bug)
         except Exception as error:

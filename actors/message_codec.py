@@ -7,18 +7,32 @@ is missing its default.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import struct
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from oncelog.actors.protocol import admin_messages, cluster_messages, group_messages, messages
-from oncelog.actors.protocol.messages import Reply, Request
+from oncelog.actors.protocol.messages import FetchReply, ProduceRequest, Reply, Request
+from oncelog.storage.record_batch import Buffer
 
 _MODULES: Final = (messages, group_messages, cluster_messages, admin_messages)
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()
+
+
+LONG_BYTES: Final = 16_384
+"""A last field that is longer is a part of its own."""
+
+_LAST_FIELDS: Final[dict[type[Any], str]] = {ProduceRequest: "batch", FetchReply: "records"}
+"""Of the messages that carry batches: fields are written in the order of their declaration."""
+
+_BIN32: Final = struct.Struct(">BI")
+_BIN32_TAG: Final = 0xC6
+_EMPTY_BIN: Final = b"\xc4\x00"
 
 
 def _requests_of(module: ModuleType) -> dict[str, type[Request[Any]]]:
@@ -48,8 +62,24 @@ def encode(message: Request[Any] | Reply) -> bytes:
         raise ValueError(f"{type(message).__name__} cannot be sent: {error}") from error
 
 
+def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
+    """``encode``, cut before the batches that ``message`` carries, so that they are not copied.
+
+    What is returned refers to them: they must not change until it is sent.
+    """
+    name = _LAST_FIELDS.get(type(message), "")
+    content = getattr(message, name, None)
+    if not isinstance(content, bytes | bytearray | memoryview) or len(content) <= LONG_BYTES:
+        return (encode(message),)
+    head = encode(dataclasses.replace(cast("Any", message), **{name: b""}))
+    return head.removesuffix(_EMPTY_BIN) + _BIN32.pack(_BIN32_TAG, len(content)), content
+
+
 def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:
-    """The request to ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none."""
+    """The request to ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none.
+
+    A batch in it is a view of ``data``, which must not change any more.
+    """
     request: Request[Any] = _decode(REQUESTS[method], data)
     return request
 

@@ -145,10 +145,10 @@ class PartitionLeader:
             replica.on_newer_keys()
         if verdict.error is not ErrorCode.NONE:
             return AppendOutcome(error=verdict.error)
-        batch: bytes | bytearray = request.batch
+        batch = request.batch
         if stamps_time:
-            batch = bytearray(batch)
-            stamp_log_append_time(batch, now_ms)
+            batch = stamped = bytearray(batch)
+            stamp_log_append_time(stamped, now_ms)
             header = parse_header(batch)
         outcome = replica.write(batch, header, None, now_ms=now_ms)
         if stamps_time:

@@ -11,7 +11,7 @@ those of the controller, ``admin_messages.py`` those of operators.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -24,6 +24,12 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
+
+if TYPE_CHECKING:
+    from oncelog.storage.record_batch import Buffer as Batch
+else:
+    # What it is read as: a view of what came in, not a copy.
+    Batch = memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +83,20 @@ class ProduceRequest(Request[ProduceReply]):
     with the first transactional batch of a (producer id, epoch). Safe to retry with the same
     bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
     batches before this one are not acknowledged yet, so a leader that does not know the producer
-    must not begin with this one.
+    must not begin with this one. Nobody changes ``batch`` any more.
     """
 
     method = "produce"
     reply_type = ProduceReply
 
     topic_partition: TopicPartition
-    batch: bytes
     acks: int = -1
     transactional_id: str | None = None
     ticket: bytes | None = None
     leader_epoch: int = NO_LEADER_EPOCH
     timeout_ms: int = 30_000
     follows_unacknowledged: bool = False
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

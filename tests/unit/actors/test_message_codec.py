@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.actors import message_codec
-from oncelog.actors.message_codec import REQUESTS, decode_reply, decode_request, encode
-from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest, Request
+from oncelog.actors.message_codec import (
+    LONG_BYTES,
+    REQUESTS,
+    decode_reply,
+    decode_request,
+    encode,
+    encode_in_parts,
+)
+from oncelog.actors.protocol.messages import FetchReply, ProduceReply, ProduceRequest, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -52,11 +59,35 @@ def test_codes_come_back_as_the_same_members():
     assert decode_reply("produce", encode(reply)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_what_is_decoded_does_not_refer_to_the_buffer_it_came_in():
+@pytest.mark.parametrize("size_bytes", [0, 1, LONG_BYTES, LONG_BYTES + 1, 70_000, 2**24])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_parts_are_the_message_and_a_long_batch_is_not_copied(size_bytes, kind):
+    batch = kind(bytes(size_bytes))
+    request = dataclasses.replace(REQUEST, batch=batch)
+    reply = FetchReply(high_watermark=7, records=batch, aborted_transactions=())
+    for message, decode, method in (
+        (request, decode_request, "produce"),
+        (reply, decode_reply, "fetch"),
+    ):
+        parts = encode_in_parts(message)
+        assert decode(method, b"".join(parts)) == message
+        assert (parts[-1] is batch) == (size_bytes > LONG_BYTES)
+
+
+@pytest.mark.parametrize("batch", [None, "x" * 20_000, [0] * 20_000])
+def test_what_is_no_batch_is_no_part(batch):
+    parts = encode_in_parts(dataclasses.replace(REQUEST, batch=batch))
+    assert len(parts) == 1
+    with pytest.raises(ValueError, match="batch"):
+        decode_request("produce", parts[0])
+
+
+def test_a_batch_is_read_without_a_copy():
     buffer = bytearray(encode(REQUEST))
     request = decode_request("produce", memoryview(buffer))
-    buffer[:] = b"\xff" * len(buffer)
     assert request == REQUEST
+    buffer[-1] ^= 1
+    assert request != REQUEST
 
 
 @pytest.mark.parametrize("acks", [2**64, -(2**63) - 1, object(), "\ud800"])
