@@ -267,11 +267,7 @@ cdef class _Rows:
         return self._rows.split()
 
     def __dealloc__(self):
-        self._rows = None
-        if (
-            self._owner is not None and self._block is not None
-            and Py_REFCNT(<PyObject *>self._block) == 1
-        ):
+        if self._owner is not None and self._block is not None:
             self._owner._keep_spare(self._block)
 
 
@@ -406,12 +402,26 @@ cdef class OpenBatches:
     # blocks stay, as many as ``buffer_bytes_max`` leaves room for beside what is buffered, as in
     # the ``BufferPool`` of Kafka's producer.
 
+    # The sealed batch is the block itself, so a connection may still be sending what was answered
+    # already: a spare block is one that nobody else has when it is asked for.
+
     @property
     def spare_blocks(self):
-        return PyList_Size(self._spares)
+        cdef Py_ssize_t index, count = 0
+        for index in range(PyList_Size(self._spares)):
+            count += Py_REFCNT(PyList_GetItem(self._spares, index)) == 1
+        return count
 
     cdef object _take_spare(self):
-        return self._spares.pop() if self._spares else None
+        """One as large as ``_block_bytes``, the newest that is free; None if there is none."""
+        cdef Py_ssize_t index = PyList_Size(self._spares)
+        while index > 0:
+            index -= 1
+            if Py_REFCNT(PyList_GetItem(self._spares, index)) == 1:
+                block = self._spares.pop(index)
+                PyByteArray_Resize(block, self._block_bytes)
+                return block
+        return None
 
     cdef int _keep_spare(self, object block) except -1:
         # The collector may have taken the list away already. Small blocks are never asked for again.
@@ -425,7 +435,6 @@ cdef class OpenBatches:
             > self._buffer_bytes_max
         ):
             return 0
-        PyByteArray_Resize(block, self._block_bytes)
         self._spares.append(block)
         return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Rows(Protocol):
         base_sequence: int,
         is_transactional: bool,
     ) -> bytearray:
-        """The whole batch, sealed."""
+        """The whole batch, sealed; nobody changes it any more."""
         ...
 
     def split(self) -> tuple[Rows, Rows]:
@@ -77,10 +78,11 @@ class RecordRows:
 class BlockRows:
     """Records that were encoded as they were sent; ``block`` has room for the header."""
 
-    __slots__ = ("_block",)
+    __slots__ = ("_block", "_is_sealed")
 
     def __init__(self, block: RecordBlock) -> None:
         self._block = block
+        self._is_sealed = False
 
     @property
     def record_count(self) -> int:
@@ -96,9 +98,14 @@ class BlockRows:
         base_sequence: int,
         is_transactional: bool,
     ) -> bytearray:
-        """The whole batch, sealed; with each call the header of the one before it is lost."""
+        """The whole batch, sealed: the block itself the first time, then a copy each time."""
+        block = self._block
+        if self._is_sealed:
+            # Somebody may still be sending, or hold, what was made before.
+            block = dataclasses.replace(block, data=bytearray(block.data))
+        self._is_sealed = True
         return seal_block(
-            self._block,
+            block,
             codec=codec,
             producer_id=producer_id,
             producer_epoch=producer_epoch,

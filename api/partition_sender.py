@@ -238,7 +238,7 @@ class PartitionSender:
         self._context.counters.records_sent += batch.rows.record_count
         entry.task = self._owner.spawn(self._deliver(entry))
 
-    def _encode(self, entry: _InFlight) -> bytes:
+    def _encode(self, entry: _InFlight) -> bytearray:
         identity = self._identity
         payload = entry.batch.rows.encode(
             codec=self._context.codec,
@@ -248,7 +248,7 @@ class PartitionSender:
             is_transactional=self._transactional_id is not None,
         )
         self._context.counters.bytes_sent += len(payload)
-        return bytes(payload)
+        return payload
 
     async def _deliver(self, entry: _InFlight) -> None:
         """Call the leader until the outcome of ``entry`` is known or its time is up."""

@@ -20,6 +20,7 @@ from oncelog.api.open_batches import OpenBatches
 from oncelog.api.partitioner import murmur2, partition_for_key
 from oncelog.storage.compression import Codec
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.record_batch import crc_matches, parse_header
 from oncelog.storage.record_codec import encode_records
 
 BACKENDS = sorted({OpenBatches, open_batches.fastest()}, key=lambda kind: kind.__module__)
@@ -289,6 +290,30 @@ def test_a_full_block_is_filled_again_when_nobody_has_it_any_more() -> None:
     assert batches.spare_blocks == 0
     assert b"1" * 100 in sealed
     assert b"2" * 100 not in sealed
+
+
+def test_a_spare_block_that_somebody_still_sends_is_left_alone() -> None:
+    batches = compiled_batches()
+    first, second = filled(batches, b"1" * 100).rows(), filled(batches, b"2" * 100).rows()
+    sealed = second.encode(**IDENTITY)
+    del first, second
+    assert batches.spare_blocks == 1
+    third = filled(batches, b"3" * 100).rows()
+    assert batches.spare_blocks == 0
+    assert sealed.count(b"2" * 100) == third.record_count
+    del sealed
+    assert batches.spare_blocks == 1
+
+
+def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew(kind: type[OpenBatches]) -> None:
+    rows = filled(new(kind), b"v" * 100).rows()
+    first = rows.encode(**IDENTITY)
+    before = bytes(first)
+    second = rows.encode(**(IDENTITY | {"producer_id": 8, "base_sequence": 5}))
+    rows.split()
+    assert bytes(first) == before
+    assert (parse_header(second).producer_id, parse_header(second).base_sequence) == (8, 5)
+    assert crc_matches(second, parse_header(second))
 
 
 def test_blocks_that_no_batch_asks_for_are_not_kept() -> None:

@@ -55,7 +55,9 @@ def test_five_on_their_way_land_once_and_in_order_whichever_of_them_fails_first(
     assert [value[:1] for value in leader.values()] == [b"0", b"1", b"2", b"3", b"4"]
     bytes_of: dict[int, set[bytes]] = {}
     for request in cluster.requests(ProduceRequest):
-        bytes_of.setdefault(parse_header(request.batch).base_sequence, set()).add(request.batch)
+        bytes_of.setdefault(parse_header(request.batch).base_sequence, set()).add(
+            bytes(request.batch)
+        )
     # A retry repeats the very bytes.
     assert [len(copies) for copies in bytes_of.values()] == [1] * 5
 

@@ -162,7 +162,8 @@ def test_a_failed_call_is_repeated_with_the_same_bytes_and_lands_once_in_order(
     assert numbers(cluster.leaders[TopicPartition("t", 0)].values()) == list(range(12))
     batches: dict[int, set[bytes]] = {}
     for request in cluster.requests(ProduceRequest):
-        batches.setdefault(parse_header(request.batch).base_sequence, set()).add(request.batch)
+        copies = batches.setdefault(parse_header(request.batch).base_sequence, set())
+        copies.add(bytes(request.batch))
     assert {len(variants) for variants in batches.values()} == {1}
 
 
