@@ -41,7 +41,7 @@ cdef extern from "<time.h>":
     enum: TIME_UTC
     int timespec_get(timespec *, int)
 
-INTERFACE = 2
+INTERFACE = 3
 """Changes with the classes below, so that a module built from older source is not used."""
 
 # Read here because this layer does not know the operating system.
