@@ -60,7 +60,8 @@ class Pace:
                 call_when_written(asyncio.get_running_loop(), self._open)
 
     def _open(self) -> None:
-        self._is_opening = False
+        # A thread whose time ran out while the loop was writing has not been stalled.
+        self._is_opening = self._is_stalled = False
         while self._gates:
             self._gates.popleft().release()
 

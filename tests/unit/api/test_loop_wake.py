@@ -175,6 +175,32 @@ def test_a_loop_that_sends_nothing_is_waited_for_once_until_it_has_caught_up(
     assert waiting.is_looked_at.is_set()
 
 
+def test_a_thread_whose_time_runs_out_while_the_loop_writes_is_held_back_again(
+    loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when_written: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        loop_wake, "call_when_written", lambda _, callback: when_written.append(callback)
+    )
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
+    waiting = Waiting()
+    waiting.count = waiting.pace.high + 1
+    thread = threading.Thread(target=waiting.pace.keep)
+    thread.start()
+    assert waiting.looks.acquire(timeout=60)
+    assert waiting.looks.acquire(timeout=60)
+    loop_thread.run(waiting.take_until(0))
+    waiting.count = waiting.pace.high + 1
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
+    waiting.pace.keep()
+    (written,) = when_written
+    written()
+    thread.join(60)
+    monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
+    with pytest.raises(ValueError, match="timeout"):
+        waiting.pace.keep()
+
+
 def test_a_loop_is_never_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 1_000_000)
     waiting = Waiting()
