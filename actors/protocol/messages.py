@@ -83,7 +83,8 @@ class ProduceRequest(Request[ProduceReply]):
     with the first transactional batch of a (producer id, epoch). Safe to retry with the same
     bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
     batches before this one are not acknowledged yet, so a leader that does not know the producer
-    must not begin with this one. Nobody changes ``batch`` any more.
+    must not begin with this one. Nobody changes ``batch`` any more; one that came over a connection
+    is a view, which can be neither hashed nor pickled.
     """
 
     method = "produce"
