@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
 
 from oncelog.api import loop_wake
 from oncelog.api.event_loop import LoopThread
-from oncelog.api.loop_wake import Pace, call_and_let_run
+from oncelog.api.loop_wake import Pace, call_and_let_run, call_when_written
 
 
 @pytest.fixture
@@ -40,6 +41,30 @@ def test_the_thread_goes_on_after_the_tasks_have_written_their_calls(
 
     call_and_let_run(loop, begin)
     assert done == ["begun", "written", "written", "written"]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_nobody_is_let_go_before_the_calls_of_the_tasks_are_written(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    done: list[str] = []
+
+    async def call(loop: asyncio.AbstractEventLoop) -> None:
+        # As a connection does, which gathers what leaves in one turn.
+        loop.call_soon(done.append, "written")
+
+    async def take() -> None:
+        loop = asyncio.get_running_loop()
+        call_when_written(loop, lambda: done.append("let go"))
+        task = loop.create_task(call(loop))
+        while len(done) < 2:
+            await asyncio.sleep(0)
+        await task
+
+    loop = new_loop()
+    loop.run_until_complete(take())
+    loop.close()
+    assert done == ["written", "let go"]
 
 
 def test_a_callback_that_fails_keeps_nobody_waiting(
@@ -102,6 +127,16 @@ class Waiting:
         self.looks.release()
         return self.count
 
+    def hold_back(self) -> threading.Thread:
+        """A thread that is too far ahead and waits, where the loop can see it."""
+        self.count = self.pace.high + 1
+        thread = threading.Thread(target=self.pace.keep)
+        thread.start()
+        # It looks a second time once it can be seen.
+        assert self.looks.acquire(timeout=60)
+        assert self.looks.acquire(timeout=60)
+        return thread
+
     async def take_until(self, count: int) -> None:
         while self.count > count:
             self.count -= 1
@@ -117,12 +152,7 @@ def test_a_thread_that_is_ahead_waits_until_the_loop_has_written_half(
         loop_wake, "call_when_written", lambda _, callback: when_written.append(callback)
     )
     waiting = Waiting()
-    waiting.count = waiting.pace.high + 1
-    thread = threading.Thread(target=waiting.pace.keep)
-    thread.start()
-    # The second look is that of a thread which the loop can see.
-    assert waiting.looks.acquire(timeout=60)
-    assert waiting.looks.acquire(timeout=60)
+    thread = waiting.hold_back()
     loop_thread.run(waiting.take_until(waiting.pace.high // 2 + 1))
     assert not when_written
     loop_thread.run(waiting.take_until(0))
@@ -139,11 +169,9 @@ def test_a_thread_that_was_let_go_is_held_back_again(
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
     waiting = Waiting()
     for _ in range(3):
-        waiting.is_looked_at.clear()
-        waiting.count = waiting.pace.high + 1
-        thread = threading.Thread(target=waiting.pace.keep)
-        thread.start()
-        assert waiting.is_looked_at.wait(60)
+        while waiting.looks.acquire(blocking=False):
+            pass
+        thread = waiting.hold_back()
         loop_thread.run(waiting.take_until(0))
         thread.join(60)
         assert not thread.is_alive()
@@ -184,11 +212,7 @@ def test_a_thread_whose_time_runs_out_while_the_loop_writes_is_held_back_again(
     )
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
     waiting = Waiting()
-    waiting.count = waiting.pace.high + 1
-    thread = threading.Thread(target=waiting.pace.keep)
-    thread.start()
-    assert waiting.looks.acquire(timeout=60)
-    assert waiting.looks.acquire(timeout=60)
+    thread = waiting.hold_back()
     loop_thread.run(waiting.take_until(0))
     waiting.count = waiting.pace.high + 1
     monkeypatch.setattr(loop_wake, "PACE_MAX_S", 0.001)
