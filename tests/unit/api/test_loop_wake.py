@@ -57,7 +57,7 @@ def test_nobody_is_let_go_before_the_calls_of_the_tasks_are_written(
         loop = asyncio.get_running_loop()
         call_when_written(loop, lambda: done.append("let go"))
         task = loop.create_task(call(loop))
-        while len(done) < 2:
+        for _ in range(2 * loop_wake.TURNS_TO_WRITE):
             await asyncio.sleep(0)
         await task
 
