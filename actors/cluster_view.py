@@ -2,6 +2,7 @@
 
 An answer is kept and used again as long as it is young enough for the question. When the
 controller does not answer, an old answer still tells where to try, but never that a topic is gone.
+Ages are counted by the event loop, since a wall clock that is set back would make old answers new.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Clock, Transport, actor_of
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.protocol.cluster_messages import MetadataRequest, TopicMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
@@ -40,13 +41,17 @@ class _Known:
 class ClusterView:
     """A cache of topic metadata, bounded by the topics that exist."""
 
-    def __init__(self, *, transport: Transport, clock: Clock, call_timeout_ms: int) -> None:
+    def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
         self._transport = transport
-        self._clock = clock
         self._call_timeout_ms = call_timeout_ms
         self._topics: dict[str, _Known] = {}
         self.cluster_key_version = 0
         self._asking = asyncio.Lock()
+
+    @staticmethod
+    def now_ms() -> int:
+        """Milliseconds of the event loop, which never go back: what ``as_of_ms`` counts in."""
+        return int(1_000 * asyncio.get_running_loop().time())
 
     async def topics(
         self, names: Collection[str], *, as_of_ms: int
@@ -104,7 +109,7 @@ class ClusterView:
         )
 
     async def _ask(self, names: tuple[str, ...]) -> ErrorCode:
-        asked_ms = self._clock.now_ms()
+        asked_ms = self.now_ms()
         reply = await self._transport.call(
             CONTROLLER_ACTOR, MetadataRequest(topics=names), timeout_ms=self._call_timeout_ms
         )

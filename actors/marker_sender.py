@@ -31,7 +31,7 @@ from typing import Final
 
 from oncelog.actors.backoff import backoff_ms
 from oncelog.actors.cluster_view import ANY_AGE_MS, ClusterView
-from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.interfaces import Transport
 from oncelog.actors.protocol.messages import TxnMarker, WriteTxnMarkersRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -70,14 +70,12 @@ class MarkerSender:
         *,
         transport: Transport,
         cluster: ClusterView,
-        clock: Clock,
         rng: random.Random,
         call_timeout_ms: int,
         shard: TopicPartition,
     ) -> None:
         self._transport = transport
         self._cluster = cluster
-        self._clock = clock
         self._rng = rng
         self._call_timeout_ms = call_timeout_ms
         self._shard = shard
@@ -112,7 +110,7 @@ class MarkerSender:
         """Send what is ``due`` to one partition until nothing is left, or all is dropped."""
         attempt = 0
         while due:
-            as_of_ms = self._clock.now_ms() if attempt else ANY_AGE_MS
+            as_of_ms = self._cluster.now_ms() if attempt else ANY_AGE_MS
             location = await self._cluster.locate(tp, as_of_ms=as_of_ms)
             if location.is_gone:
                 _logger.info("%s is gone: it needs no markers", tp)
@@ -163,9 +161,8 @@ class MarkerSender:
         if not refused:
             return
         # Asked after the refusal: a coordinator that caused it had its epoch before that.
-        newest_epoch = await self._cluster.leader_epoch(
-            self._shard, as_of_ms=self._clock.now_ms() + 1
-        )
+        as_of_ms = self._cluster.now_ms() + 1
+        newest_epoch = await self._cluster.leader_epoch(self._shard, as_of_ms=as_of_ms)
         if newest_epoch is None:
             return
         if newest_epoch > sending.coordinator_epoch:

@@ -108,7 +108,7 @@ class TransactionCoordinator:
             on_failure=on_failure,
         )
         timeout_ms = cluster.internal_call_timeout_ms
-        self._cluster = ClusterView(transport=transport, clock=clock, call_timeout_ms=timeout_ms)
+        self._cluster = ClusterView(transport=transport, call_timeout_ms=timeout_ms)
         self._reservation = ProducerIdReservation(
             producer_ids=self._producer_ids,
             transport=transport,
@@ -127,7 +127,6 @@ class TransactionCoordinator:
         self._held_records = HeldRecordsReader(
             transport=transport,
             cluster=self._cluster,
-            clock=clock,
             rng=rng,
             call_timeout_ms=timeout_ms,
         )
@@ -140,7 +139,6 @@ class TransactionCoordinator:
         return MarkerSender(
             transport=self._transport,
             cluster=self._cluster,
-            clock=self._clock,
             rng=self._rng,
             call_timeout_ms=self._config.internal_call_timeout_ms,
             shard=self.replica.topic_partition,
@@ -228,7 +226,7 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         names = {tp.topic for tp in request.partitions}
         error, topics = await self._cluster.topics(
-            names, as_of_ms=self._clock.now_ms() - TOPIC_AGE_MAX_MS
+            names, as_of_ms=self._cluster.now_ms() - TOPIC_AGE_MAX_MS
         )
         if error is not ErrorCode.NONE and len(topics) < len(names):
             return request.failed(
@@ -298,7 +296,7 @@ class TransactionCoordinator:
         A commit never waits for the controller: what is old is asked for anew beside it.
         """
         names = {tp.topic for tp in request.next_partitions}
-        as_of_ms = self._clock.now_ms() - TOPIC_AGE_MAX_MS
+        as_of_ms = self._cluster.now_ms() - TOPIC_AGE_MAX_MS
         is_refreshing = self._refresh is not None and not self._refresh.done()
         if not is_refreshing and len(self._cluster.cached(names, as_of_ms=as_of_ms)) < len(names):
             self._refresh = self._spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
@@ -321,7 +319,7 @@ class TransactionCoordinator:
         self._hear_of_newer_keys()
         owner = (metadata.producer_id, metadata.producer_epoch)
         names = {tp.topic for tp in metadata.ahead_partitions}
-        as_of_ms = self._clock.now_ms() - TOPIC_AGE_MAX_MS
+        as_of_ms = self._cluster.now_ms() - TOPIC_AGE_MAX_MS
         topics = self._cluster.cached(names, as_of_ms=as_of_ms)
         if owner != (reply.producer_id, reply.producer_epoch):
             return ()

@@ -101,6 +101,7 @@ class World:
         self.next_producer_id = 1_000
         self.next_epoch = 5
         self.cluster_key_version = 0
+        self.clock_offset_ms = 0
         self.running: list[Any] = []
         for number in range(2):
             self.add_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, number))
@@ -109,10 +110,10 @@ class World:
     # --- time and calls ---
 
     def now_ms(self) -> int:
-        return START_MS + round(self.loop.time() * 1_000)
+        return START_MS + self.clock_offset_ms + self.passed_ms()
 
     def passed_ms(self) -> int:
-        return self.now_ms() - START_MS
+        return round(self.loop.time() * 1_000)
 
     def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async def body() -> None:
@@ -200,13 +201,12 @@ class World:
     # --- what is under test ---
 
     def cluster_view(self) -> ClusterView:
-        return ClusterView(transport=self, clock=self, call_timeout_ms=5_000)
+        return ClusterView(transport=self, call_timeout_ms=5_000)
 
     def marker_sender(self) -> MarkerSender:
         return MarkerSender(
             transport=self,
             cluster=self.cluster_view(),
-            clock=self,
             rng=self.rng,
             call_timeout_ms=5_000,
             shard=SHARD,

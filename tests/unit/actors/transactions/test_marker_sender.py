@@ -222,7 +222,7 @@ def test_who_is_newest_is_asked_after_the_refusal(world: Any, error: ErrorCode) 
         world.add_partition(FLIGHTS[0])
         world.leader_epochs[SHARD] = 4
         sender = world.marker_sender()
-        await sender._cluster.leader_epoch(SHARD, as_of_ms=world.now_ms())
+        await sender._cluster.leader_epoch(SHARD, as_of_ms=sender._cluster.now_ms())
         world.leader_epochs[SHARD] = 5
         world.answer_markers("partition:flights-0@1", error)
         delivery = await sender.send(

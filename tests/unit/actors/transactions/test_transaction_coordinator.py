@@ -389,6 +389,39 @@ def test_a_winners_leader_that_does_not_answer_makes_the_end_retriable(world: An
     world.run(scenario)
 
 
+HOUR_MS = 3_600_000
+
+
+def test_a_clock_that_is_set_back_keeps_no_end_waiting(world: Any) -> None:
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        winner, epoch = await enlist(coordinator)
+        await add(coordinator, winner, epoch)
+        ending = asyncio.ensure_future(end_run(coordinator, **{f"p{winner}": 10}))
+        await asyncio.sleep(0.1)
+        world.clock_offset_ms = -HOUR_MS
+        assert (await ending).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert world.passed_ms() <= world.config.internal_call_timeout_ms + 2_000
+
+    world.run(scenario)
+
+
+def test_a_clock_that_is_set_back_makes_no_old_answer_new(world: Any) -> None:
+    """The leader is another one since the answer of before."""
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        producer_id, epoch = await begin(world, coordinator)
+        await add(coordinator, producer_id, epoch)
+        world.clock_offset_ms = -HOUR_MS
+        world.add_partition(FLIGHTS, leader=2)
+        world.answer_markers("partition:flights-0@2")
+        assert (await end(coordinator, producer_id, epoch)).visible
+
+    world.run(scenario)
+
+
 def test_a_winners_records_in_a_deleted_topic_are_missed(world: Any) -> None:
     async def scenario() -> None:
         coordinator = await world.coordinator()
