@@ -9,11 +9,12 @@ requests are answered with a code.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+
+from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.controller import Controller, Launcher
@@ -205,7 +206,7 @@ class ReplicaServer:
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
         self.observe_transactions()
-        return dataclasses.replace(
+        return structs.replace(
             self.replica.describe(self.surroundings.process_id),
             late_transaction_count=self.ages.late_count,
             oldest_open_transaction_age_ms=self.ages.oldest_ms,

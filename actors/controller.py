@@ -7,10 +7,11 @@ whether Ray remembered it or not.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
+
+from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import ClusterConfig, TopicConfig
@@ -153,7 +154,7 @@ class Controller:
         """Describe the cluster and the topics asked for."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
-            return dataclasses.replace(
+            return structs.replace(
                 request.failed(error, self.replica.failure or ""), process_id=self._process_id
             )
         founded = self.machine.founded

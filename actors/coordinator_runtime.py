@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec import structs
+
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import ReplyT
@@ -158,7 +160,7 @@ class CoordinatorRuntime:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error is not ErrorCode.NONE:
             self._abandon(transition.key)
-            reply = dataclasses.replace(decision.reply, error=client_error_of_append(error))
+            reply = structs.replace(decision.reply, error=client_error_of_append(error))
             self._answer(transition, reply)
             return
         try:

@@ -21,13 +21,14 @@ Source: KIP-98, "WriteTxnMarkersRequest"; KIP-890 for the epochs.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import enum
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from msgspec import structs
 
 from oncelog.actors.backoff import backoff_ms
 from oncelog.actors.cluster_view import ANY_AGE_MS, ClusterView
@@ -94,7 +95,7 @@ class MarkerSender:
         waiting: dict[TopicPartition, dict[int, TxnMarker]] = {}
         for marker in markers:
             for tp in marker.partitions:
-                alone = dataclasses.replace(marker, partitions=(tp,))
+                alone = structs.replace(marker, partitions=(tp,))
                 waiting.setdefault(tp, {})[marker.producer_id] = alone
         sending = _Sending(coordinator_epoch=coordinator_epoch, is_current=is_current)
         deliveries = [self._deliver(tp, due, sending) for tp, due in waiting.items()]

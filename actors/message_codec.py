@@ -7,13 +7,13 @@ is missing its default.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import struct
 from types import ModuleType
 from typing import Any, Final, cast
 
 import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol import admin_messages, cluster_messages, group_messages, messages
 from oncelog.actors.protocol.messages import FetchReply, ProduceRequest, Reply, Request
@@ -71,7 +71,7 @@ def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
     content = getattr(message, name, None)
     if not isinstance(content, bytes | bytearray | memoryview) or len(content) <= LONG_BYTES:
         return (encode(message),)
-    head = encode(dataclasses.replace(cast("Any", message), **{name: b""}))
+    head = encode(structs.replace(cast("Any", message), **{name: b""}))
     return head.removesuffix(_EMPTY_BIN) + _BIN32.pack(_BIN32_TAG, len(content)), content
 
 

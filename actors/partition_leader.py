@@ -6,10 +6,11 @@ Nothing here is per record: a batch's 61-byte header and its CRC are all a leade
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
+
+from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.log_upkeep import raise_log_start
@@ -217,7 +218,7 @@ class PartitionLeader:
                 aborted = self.replica.log.aborted_transactions(
                     request.fetch_offset, found.next_offset
                 )
-        return dataclasses.replace(
+        return structs.replace(
             self._bounds(ErrorCode.NONE), aborted_transactions=aborted, records=found.records
         )
 

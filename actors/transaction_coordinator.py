@@ -8,11 +8,12 @@ through to COMPLETE.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
+
+from msgspec import structs
 
 from oncelog.actors.cluster_view import ClusterView
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
@@ -288,7 +289,7 @@ class TransactionCoordinator:
             return reply
         visible = await self._completions.is_visible(completion)
         enrolments = self._enrolled_ahead(request, reply)
-        return dataclasses.replace(reply, visible=visible, enrolments=enrolments)
+        return structs.replace(reply, visible=visible, enrolments=enrolments)
 
     def _counts_ahead(self, request: EndTxnRequest) -> Mapping[str, int]:
         """Partitions of the topics that a commit enrols ahead, as far as they are known.
@@ -367,7 +368,7 @@ class TransactionCoordinator:
         completion = self._completions.ensure(request.transactional_id)
         if reply.error is not ErrorCode.NONE:
             return reply
-        return dataclasses.replace(reply, visible=await self._completions.is_visible(completion))
+        return structs.replace(reply, visible=await self._completions.is_visible(completion))
 
     async def delete_transactional_id(
         self, request: DeleteTransactionalIdRequest
@@ -412,7 +413,7 @@ class TransactionCoordinator:
             self._enrolment(tp, topics[tp.topic].topic_id, metadata, owner)
             for tp in request.partitions
         )
-        return dataclasses.replace(reply, enrolments=enrolments)
+        return structs.replace(reply, enrolments=enrolments)
 
     def _enrolment(
         self,

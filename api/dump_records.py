@@ -6,10 +6,12 @@ Chosen by the topic of the directory. What the cluster key is, nobody is told.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol import group_log, transaction_log
 from oncelog.actors.protocol.cluster_log import decode_cluster_record
@@ -136,13 +138,11 @@ _DECODERS: Final = {
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, enums, sets and bytes as what JSON has."""
+    """Structs, enums, sets and bytes as what JSON has."""
     if isinstance(value, TopicPartition):
         return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(each) for name, each in structs.asdict(value).items()}
     if isinstance(value, enum.Enum):
         return value.name if isinstance(value.value, int) else value.value
     if isinstance(value, bytes):

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import (
     DescribeTransactionsRequest,
@@ -204,7 +206,7 @@ async def _write_marker(
             topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
         )
         errors = [result.error for result in reply.results]
-        return replace(reply, error=errors[0]) if errors else reply
+        return structs.replace(reply, error=errors[0]) if errors else reply
 
     reply = await calls.retried(attempt)
     check(reply, f"the abort marker was refused by {topic_partition}: look again what is open")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from random import Random
+
+from msgspec import structs
 
 from oncelog.actors.protocol.group_messages import (
     OffsetAndMetadata,
@@ -104,7 +105,7 @@ async def fetch_committed(
             group_id, request, timeout_ms=min(timeout_ms, REQUEST_TIMEOUT_MS)
         )
         errors = [item.error for item in reply.offsets]
-        return replace(reply, error=_first_error(reply.error, errors))
+        return structs.replace(reply, error=_first_error(reply.error, errors))
 
     reply = await call_with_retries(attempt, random=random, timeout_ms=timeout_ms)
     if reply.error is not ErrorCode.NONE:
@@ -146,7 +147,7 @@ async def commit_offsets(
             group.group_id, request, timeout_ms=min(timeout_ms, REQUEST_TIMEOUT_MS)
         )
         errors = [item.error for item in reply.results]
-        return replace(reply, error=_first_error(reply.error, errors))
+        return structs.replace(reply, error=_first_error(reply.error, errors))
 
     reply = await call_with_retries(
         attempt,

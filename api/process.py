@@ -24,9 +24,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
+
+from msgspec import structs
 
 from oncelog.actors.interfaces import Clock, Transport
 from oncelog.api.event_loop import LoopThread
@@ -184,7 +186,7 @@ class _WorkerHistory:
     def note(self, reply: WorkerStatus) -> None:
         """Take in an answer; one that carries an error only says why there is none."""
         if reply.error is not ErrorCode.NONE:
-            self.latest = replace(
+            self.latest = structs.replace(
                 self.latest, error=reply.error, detail=reply.detail, state=WorkerState.STARTING
             )
             return

@@ -79,8 +79,7 @@ class ProcessConfig:
         return f"{self.group_id}-{self.worker_index}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus(Reply):
+class WorkerStatus(Reply, frozen=True, kw_only=True):
     """What a worker has done since its process started; ``reason`` says why it ended or waits.
 
     Records count once their transaction is committed. ``processed`` holds, for each assigned
@@ -100,16 +99,14 @@ class WorkerStatus(Reply):
     processed: tuple[tuple[TopicPartition, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatusRequest(Request[WorkerStatus]):
+class WorkerStatusRequest(Request[WorkerStatus], frozen=True, kw_only=True):
     """Ask a worker how it does."""
 
     method = "status"
     reply_type = WorkerStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopWorkerRequest(Request[WorkerStatus]):
+class StopWorkerRequest(Request[WorkerStatus], frozen=True, kw_only=True):
     """Tell a worker to commit what it has begun and to end; answered at once."""
 
     method = "stop"

@@ -8,10 +8,11 @@ same arguments, and a reply that carries a retriable code means that ``max_block
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from random import Random
 from typing import Final, Protocol
+
+from msgspec import structs
 
 from oncelog.actors.protocol.group_messages import (
     OffsetAndMetadata,
@@ -187,7 +188,7 @@ class TransactionRequests:
             )
             for result in reply.results:
                 if reply.error is ErrorCode.NONE and result.error is not ErrorCode.NONE:
-                    return dataclasses.replace(
+                    return structs.replace(
                         reply,
                         error=result.error,
                         detail=reply.detail or f"partition {result.topic_partition}",
@@ -243,5 +244,5 @@ def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnR
             detail = reply.detail or f"partition {partition} cannot be enrolled"
             if enrolment.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 detail += f"; create it with admin.create_topic({partition.topic!r}, partitions=N)"
-            return dataclasses.replace(reply, error=enrolment.error, detail=detail)
+            return structs.replace(reply, error=enrolment.error, detail=detail)
     return reply

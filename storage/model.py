@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -76,8 +77,7 @@ class AppendOrigin(enum.Enum):
     REPLICATION = "replication"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
+class TopicPartition(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """One partition of one topic."""
 
     topic: str
@@ -87,8 +87,7 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortedTransaction:
+class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """What a fetch tells a reader of one aborted transaction: skip from ``first_offset`` on."""
 
     producer_id: int

@@ -5,7 +5,7 @@ Source: KIP-664 (finding and aborting hanging transactions), KIP-994 (filters of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from oncelog.actors.protocol.messages import Reply, Request
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
@@ -14,8 +14,7 @@ ANY_DURATION_MS = -1
 """``running_longer_than_ms`` of a question that is about every transactional id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionMember:
+class TransactionMember(msgspec.Struct, frozen=True, kw_only=True):
     """One writer of a distributed write.
 
     ``status`` is ENLISTED while its transaction is open, COMMITTED or ABORTED once decided.
@@ -27,8 +26,7 @@ class TransactionMember:
     partitions: tuple[TopicPartition, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionDescription:
+class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One transactional id as its coordinator knows it; ``state`` is Kafka's name of it.
 
     ``partitions`` holds those of ``members`` too. ``transaction_start_ms`` is -1 when none is
@@ -48,15 +46,13 @@ class TransactionDescription:
     members: tuple[TransactionMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionsReply(Reply):
+class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):
     """The transactional ids asked for that exist on this shard."""
 
     transactions: tuple[TransactionDescription, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeTransactionsRequest(Request[DescribeTransactionsReply]):
+class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=True, kw_only=True):
     """Describe transactional ids; ``None`` means all of the shard that pass the filters.
 
     An id that was asked for by name and is unknown makes the error
@@ -74,15 +70,13 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsReply]):
     running_longer_than_ms: int = ANY_DURATION_MS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortTransactionReply(Reply):
+class AbortTransactionReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the abort is decided, durably; ``visible``: every marker is written as well."""
 
     visible: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortTransactionRequest(Request[AbortTransactionReply]):
+class AbortTransactionRequest(Request[AbortTransactionReply], frozen=True, kw_only=True):
     """Abort the open transaction of (producer id, epoch), as its timeout would. Safe to repeat.
 
     ``producer_id`` and ``producer_epoch`` are those of ``TransactionDescription``: a transaction
@@ -97,13 +91,11 @@ class AbortTransactionRequest(Request[AbortTransactionReply]):
     producer_epoch: int = NO_PRODUCER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTransactionalIdReply(Reply):
+class DeleteTransactionalIdReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the id is durably forgotten, with its commit token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTransactionalIdRequest(Request[DeleteTransactionalIdReply]):
+class DeleteTransactionalIdRequest(Request[DeleteTransactionalIdReply], frozen=True, kw_only=True):
     """Forget a transactional id that is at rest, also one that carries a token.
 
     ``INVALID_TXN_STATE`` while a transaction is open or decided and not complete.

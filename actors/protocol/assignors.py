@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from oncelog.storage.model import TopicPartition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscriber:
+class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
     """A member as an assignor sees it; ``owned_partitions`` matter to *sticky* only."""
 
     member_id: str

@@ -6,11 +6,11 @@ none does so far, so an unknown one is corrupt.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgpack
+import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.storage.exceptions import CorruptDataError
@@ -18,8 +18,7 @@ from oncelog.storage.exceptions import CorruptDataError
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterFounded:
+class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
     """The first record: who the cluster is, and what can never change."""
 
     cluster_id: str
@@ -28,8 +27,7 @@ class ClusterFounded:
     offsets_partitions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterKeyRotated:
+class ClusterKeyRotated(msgspec.Struct, frozen=True, kw_only=True):
     """A new key for tickets. ``rotated_ms`` is the controller's clock; versions count from 0."""
 
     key_version: int
@@ -37,16 +35,14 @@ class ClusterKeyRotated:
     rotated_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerRegistered:
+class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
     """A broker and the data directory it writes to."""
 
     broker_id: int
     data_dir: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicCreated:
+class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
     """A topic, with the replicas (broker ids, preferred leader first) of each partition."""
 
     name: str
@@ -55,16 +51,14 @@ class TopicCreated:
     settings: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfigured:
+class TopicConfigured(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a topic that differ from the default, in place of those before."""
 
     topic_id: str
     settings: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionsCreated:
+class PartitionsCreated(msgspec.Struct, frozen=True, kw_only=True):
     """More partitions of a topic, from ``first_partition`` on, with the replicas of each."""
 
     topic_id: str
@@ -72,15 +66,13 @@ class PartitionsCreated:
     replicas: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDeleted:
+class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
     """A topic that is no more; its name may be used again, its id never is."""
 
     topic_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderElected:
+class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
     """A new leader epoch of one partition, given to one start of one replica."""
 
     topic_id: str
@@ -91,8 +83,7 @@ class LeaderElected:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerIdsAllocated:
+class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):
     """Producer ids below ``next_producer_id`` have been given away."""
 
     next_producer_id: int
@@ -126,7 +117,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 def encode_cluster_record(record: ClusterRecord) -> LogRecord:
     """One record of the metadata log; it has no key, as the log is never compacted."""
-    fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(type(record))}
+    fields = structs.asdict(record)
     value = msgpack.packb({"kind": _NAMES[type(record)], "version": VERSION, **fields})
     return LogRecord(None, value)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from oncelog.actors.protocol.messages import Reply, Request
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionMetadata:
+class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Where a partition is led. ``leader`` is a broker id, -1 when nobody leads."""
 
     partition: int
@@ -20,8 +19,7 @@ class PartitionMetadata:
     isr: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicMetadata:
+class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One topic: its id (32 hexadecimal digits, new at each creation), partitions and settings."""
 
     name: str
@@ -31,16 +29,14 @@ class TopicMetadata:
     settings_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerMetadata:
+class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One broker: a Ray node with a data directory."""
 
     broker_id: int
     data_dir: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataReply(Reply):
+class MetadataReply(Reply, frozen=True, kw_only=True):
     """The cluster as the controller knows it; ``topics`` only those asked for that exist."""
 
     cluster_id: str = ""
@@ -55,8 +51,7 @@ class MetadataReply(Reply):
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataRequest(Request[MetadataReply]):
+class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
     """Describe the cluster and some topics; ``topics`` ``None`` means all, internal included."""
 
     method = "metadata"
@@ -65,15 +60,13 @@ class MetadataRequest(Request[MetadataReply]):
     topics: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopicReply(Reply):
+class CreateTopicReply(Reply, frozen=True, kw_only=True):
     """The new topic's id; its actors are being started and answer soon."""
 
     topic_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopicRequest(Request[CreateTopicReply]):
+class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
     """Create a topic, durably. ``settings`` are names of ``TopicConfig`` with values as text.
 
     ``topic_id`` is chosen by the caller (32 hexadecimal digits), so that a retry is recognised.
@@ -89,13 +82,11 @@ class CreateTopicRequest(Request[CreateTopicReply]):
     settings: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlterTopicReply(Reply):
+class AlterTopicReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the change is durable; leaders that can be reached follow it already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlterTopicRequest(Request[AlterTopicReply]):
+class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
     """Change settings of a topic, and leave the others. ``None``: back to the default."""
 
     method = "alter_topic"
@@ -105,13 +96,11 @@ class AlterTopicRequest(Request[AlterTopicReply]):
     changes: tuple[tuple[str, str | None], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreatePartitionsReply(Reply):
+class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the partitions are durable; the actors of new ones are being started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreatePartitionsRequest(Request[CreatePartitionsReply]):
+class CreatePartitionsRequest(Request[CreatePartitionsReply], frozen=True, kw_only=True):
     """Give a topic more partitions: ``partitions`` is how many it has then. Safe to repeat."""
 
     method = "create_partitions"
@@ -121,13 +110,11 @@ class CreatePartitionsRequest(Request[CreatePartitionsReply]):
     partitions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicReply(Reply):
+class DeleteTopicReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the topic is durably gone and its actors are being stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicRequest(Request[DeleteTopicReply]):
+class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
     """Delete a topic and its data."""
 
     method = "delete_topic"
@@ -136,8 +123,7 @@ class DeleteTopicRequest(Request[DeleteTopicReply]):
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BecomeLeaderReply(Reply):
+class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
     """The epoch to lead with, durable before it is answered, and what a leader needs to know."""
 
     leader_epoch: int = NO_LEADER_EPOCH
@@ -149,8 +135,7 @@ class BecomeLeaderReply(Reply):
     offsets_partitions: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BecomeLeaderRequest(Request[BecomeLeaderReply]):
+class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):
     """A started replica asks for a new leader epoch before it serves.
 
     ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
@@ -164,15 +149,13 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply]):
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotateClusterKeyReply(Reply):
+class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the key of ``key_version`` is durable; who can be reached knows it already."""
 
     key_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotateClusterKeyRequest(Request[RotateClusterKeyReply]):
+class RotateClusterKeyRequest(Request[RotateClusterKeyReply], frozen=True, kw_only=True):
     """Replace the key of ``key_version`` by a new one. A repeated call replaces it once."""
 
     method = "rotate_cluster_key"
@@ -181,28 +164,24 @@ class RotateClusterKeyRequest(Request[RotateClusterKeyReply]):
     key_version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterKeysReply(Reply):
+class ClusterKeysReply(Reply, frozen=True, kw_only=True):
     """The keys that tickets are made with."""
 
     keys: ClusterKeys = NO_KEYS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterKeysRequest(Request[ClusterKeysReply]):
+class ClusterKeysRequest(Request[ClusterKeysReply], frozen=True, kw_only=True):
     """A leader or coordinator asks for the keys: it has met the version of a newer one."""
 
     method = "cluster_keys"
     reply_type = ClusterKeysReply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnKeysReply(Reply):
+class LearnKeysReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the actor uses these keys, or newer ones that it knew already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnKeysRequest(Request[LearnKeysReply]):
+class LearnKeysRequest(Request[LearnKeysReply], frozen=True, kw_only=True):
     """The controller tells leaders and coordinators the keys, after each change."""
 
     method = "learn_keys"
@@ -211,16 +190,14 @@ class LearnKeysRequest(Request[LearnKeysReply]):
     keys: ClusterKeys
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerIdsReply(Reply):
+class AllocateProducerIdsReply(Reply, frozen=True, kw_only=True):
     """A block of producer ids that nobody else will ever get."""
 
     first_producer_id: int = NO_PRODUCER_ID
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply]):
+class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True, kw_only=True):
     """Reserve the next block, durably. A lost reply wastes one block and nothing else."""
 
     method = "allocate_producer_ids"
@@ -229,13 +206,11 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply]):
     broker_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownReply(Reply):
+class ShutdownReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the actor has flushed, written its clean-shutdown mark and released its lock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShutdownRequest(Request[ShutdownReply]):
+class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
     """Stop cleanly. To the controller: stop every actor of the log, then itself.
 
     ``remove_data`` deletes the replica's directory as well: its topic was deleted.

@@ -15,8 +15,9 @@ owned partitions from KIP-429.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from oncelog.actors.protocol.wire import WireReader, WireWriter
 from oncelog.storage.exceptions import CorruptDataError
@@ -27,8 +28,7 @@ SUBSCRIPTION_VERSION: Final = 1
 ASSIGNMENT_VERSION: Final = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     """What a member asks for, and what it holds at that moment (empty before version 1)."""
 
     topics: tuple[str, ...]
@@ -36,8 +36,7 @@ class Subscription:
     user_data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What a member is given, sorted by topic and partition."""
 
     partitions: tuple[TopicPartition, ...]

@@ -6,22 +6,21 @@ record, once it is committed to the log: the same ``apply`` live and on reload.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic
+
+import msgspec
 
 from oncelog.actors.protocol.messages import ReplyT
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(msgspec.Struct, frozen=True):
     """One record of an internal log; ``value`` ``None`` is a tombstone."""
 
     key: bytes | None
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision(Generic[ReplyT]):
+class Decision(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
     """What to write before answering, and the answer.
 
     With no records the reply may be sent at once: nothing changes. Otherwise the shell appends

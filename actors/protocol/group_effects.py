@@ -7,7 +7,8 @@ cancelling one that is not set does nothing.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group_log import GroupValue, group_record
@@ -17,8 +18,7 @@ from oncelog.actors.protocol.messages import Reply
 NO_CALL = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of groups; durations in milliseconds.
 
     ``initial_rebalance_delay_ms`` is how long the first rebalance of an empty group waits for
@@ -46,8 +46,7 @@ class TimerKind(enum.Enum):
     """The time in which a member id that was handed out must be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True):
     """The name of a timer; ``member_id`` is empty for timers of the whole group."""
 
     kind: TimerKind
@@ -55,24 +54,21 @@ class Timer:
     member_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyTo:
+class ReplyTo(msgspec.Struct, frozen=True):
     """Answer the parked call ``call_id``; every call is answered exactly once."""
 
     call_id: int
     reply: Reply
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(msgspec.Struct, frozen=True):
     """Let ``timer`` fire once, ``delay_ms`` from now."""
 
     timer: Timer
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(msgspec.Struct, frozen=True):
     """Make sure that ``timer`` does not fire."""
 
     timer: Timer
@@ -89,8 +85,7 @@ class WriteReason(enum.Enum):
     """The last member left: nothing waits for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteGroup:
+class WriteGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Append ``record``; when it is committed, or failed, tell the machine with ``written``.
 
     ``join_call`` and ``join_reply`` are the parked call and its answer, for ``REPLACED`` only.

@@ -21,8 +21,9 @@ state timestamp, KIP-345 for the instance id, KIP-915 for version 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
@@ -38,23 +39,20 @@ CLIENT_HOST: Final = "/ray"
 """Members call through Ray, which does not tell from which host; the field may not be null."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetKey:
+class OffsetKey(msgspec.Struct, frozen=True):
     """Which group's position in which partition."""
 
     group_id: str
     topic_partition: TopicPartition
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKey:
+class GroupKey(msgspec.Struct, frozen=True):
     """Which group's metadata."""
 
     group_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetValue:
+class OffsetValue(msgspec.Struct, frozen=True, kw_only=True):
     """A committed position; ``expire_timestamp_ms`` only in records of version 1, else -1."""
 
     offset: int
@@ -64,8 +62,7 @@ class OffsetValue:
     expire_timestamp_ms: int = NO_TIMESTAMP
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberValue:
+class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
     """One member of a stable group and what it was given; both byte strings are opaque."""
 
     member_id: str
@@ -78,8 +75,7 @@ class MemberValue:
     client_host: str = CLIENT_HOST
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupValue:
+class GroupValue(msgspec.Struct, frozen=True, kw_only=True):
     """A generation as it became stable, or an empty group. Members stand in joining order."""
 
     protocol_type: str

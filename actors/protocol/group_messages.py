@@ -5,7 +5,7 @@ Assignments and subscriptions travel as opaque bytes; the assignor runs in the g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from oncelog.actors.protocol.messages import Reply, Request
 from oncelog.storage.errors import ErrorCode
@@ -16,16 +16,14 @@ from oncelog.storage.model import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupProtocol:
+class GroupProtocol(msgspec.Struct, frozen=True, kw_only=True):
     """One assignment protocol a member supports, and its subscription for it."""
 
     name: str
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedMember:
+class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member as the group's leader sees it when it assigns."""
 
     member_id: str
@@ -33,8 +31,7 @@ class JoinedMember:
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinGroupReply(Reply):
+class JoinGroupReply(Reply, frozen=True, kw_only=True):
     """The generation joined. ``members`` is filled for the leader only.
 
     With ``MEMBER_ID_REQUIRED`` only ``member_id`` is given: join again with it.
@@ -48,8 +45,7 @@ class JoinGroupReply(Reply):
     members: tuple[JoinedMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinGroupRequest(Request[JoinGroupReply]):
+class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     """Join or rejoin a group; answered when the rebalance has collected its members."""
 
     method = "join_group"
@@ -65,24 +61,21 @@ class JoinGroupRequest(Request[JoinGroupReply]):
     protocols: tuple[GroupProtocol, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberAssignment:
+class MemberAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader gives one member, as opaque bytes."""
 
     member_id: str
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncGroupReply(Reply):
+class SyncGroupReply(Reply, frozen=True, kw_only=True):
     """The caller's own assignment, durable in the offsets log."""
 
     protocol_name: str = ""
     assignment: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncGroupRequest(Request[SyncGroupReply]):
+class SyncGroupRequest(Request[SyncGroupReply], frozen=True, kw_only=True):
     """Hand in (leader) or wait for (others) the assignment of a generation."""
 
     method = "sync_group"
@@ -97,13 +90,11 @@ class SyncGroupRequest(Request[SyncGroupReply]):
     assignments: tuple[MemberAssignment, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatReply(Reply):
+class HeartbeatReply(Reply, frozen=True, kw_only=True):
     """``REBALANCE_IN_PROGRESS`` asks the member to join again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequest(Request[HeartbeatReply]):
+class HeartbeatRequest(Request[HeartbeatReply], frozen=True, kw_only=True):
     """Tell the coordinator that a member lives; restarts its session timer."""
 
     method = "heartbeat"
@@ -115,23 +106,20 @@ class HeartbeatRequest(Request[HeartbeatReply]):
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeavingMember:
+class LeavingMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member that leaves, by member id, or by instance id with an empty member id."""
 
     member_id: str
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveGroupReply(Reply):
+class LeaveGroupReply(Reply, frozen=True, kw_only=True):
     """One code per leaving member, in the order of the request."""
 
     results: tuple[ErrorCode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveGroupRequest(Request[LeaveGroupReply]):
+class LeaveGroupRequest(Request[LeaveGroupReply], frozen=True, kw_only=True):
     """Remove members at once instead of waiting for their sessions to expire."""
 
     method = "leave_group"
@@ -141,8 +129,7 @@ class LeaveGroupRequest(Request[LeaveGroupReply]):
     members: tuple[LeavingMember, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetAndMetadata:
+class OffsetAndMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A committed position: the next offset to read."""
 
     offset: int
@@ -150,23 +137,20 @@ class OffsetAndMetadata:
     metadata: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionResult:
+class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition of a request."""
 
     topic_partition: TopicPartition
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitReply(Reply):
+class OffsetCommitReply(Reply, frozen=True, kw_only=True):
     """One result per partition; durable where it says ``NONE``."""
 
     results: tuple[PartitionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitRequest(Request[OffsetCommitReply]):
+class OffsetCommitRequest(Request[OffsetCommitReply], frozen=True, kw_only=True):
     """Commit positions of a group outside a transaction. Safe to repeat."""
 
     method = "offset_commit"
@@ -179,8 +163,7 @@ class OffsetCommitRequest(Request[OffsetCommitReply]):
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TxnOffsetCommitRequest(Request[OffsetCommitReply]):
+class TxnOffsetCommitRequest(Request[OffsetCommitReply], frozen=True, kw_only=True):
     """Commit positions as part of a transaction: pending until its marker arrives (KIP-447).
 
     ``ticket`` enrols the group's offsets partition, as for ``produce``. ``base_sequence`` counts
@@ -203,8 +186,7 @@ class TxnOffsetCommitRequest(Request[OffsetCommitReply]):
     group_instance_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedOffset:
+class FetchedOffset(msgspec.Struct, frozen=True, kw_only=True):
     """The committed position of one partition; offset -1 when there is none."""
 
     topic_partition: TopicPartition
@@ -214,15 +196,13 @@ class FetchedOffset:
     metadata: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetFetchReply(Reply):
+class OffsetFetchReply(Reply, frozen=True, kw_only=True):
     """One entry per partition asked for, or per committed partition when all were."""
 
     offsets: tuple[FetchedOffset, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetFetchRequest(Request[OffsetFetchReply]):
+class OffsetFetchRequest(Request[OffsetFetchReply], frozen=True, kw_only=True):
     """Committed positions of a group; ``partitions`` ``None`` means all it has.
 
     With ``require_stable`` a partition that an open transaction commits answers
@@ -237,8 +217,7 @@ class OffsetFetchRequest(Request[OffsetFetchReply]):
     require_stable: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMemberDescription:
+class GroupMemberDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One member as ``describe_groups`` shows it."""
 
     member_id: str
@@ -247,8 +226,7 @@ class GroupMemberDescription:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupDescription:
+class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
     """One group; ``state`` is Kafka's name of it."""
 
     group_id: str
@@ -259,15 +237,13 @@ class GroupDescription:
     members: tuple[GroupMemberDescription, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeGroupsReply(Reply):
+class DescribeGroupsReply(Reply, frozen=True, kw_only=True):
     """The groups asked for that exist on this shard."""
 
     groups: tuple[GroupDescription, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeGroupsRequest(Request[DescribeGroupsReply]):
+class DescribeGroupsRequest(Request[DescribeGroupsReply], frozen=True, kw_only=True):
     """Describe groups; ``None`` lists all of the shard."""
 
     method = "describe_groups"
@@ -276,13 +252,11 @@ class DescribeGroupsRequest(Request[DescribeGroupsReply]):
     group_ids: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroupReply(Reply):
+class DeleteGroupReply(Reply, frozen=True, kw_only=True):
     """``NON_EMPTY_GROUP`` while it has members, ``GROUP_ID_NOT_FOUND`` when it is not there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteGroupRequest(Request[DeleteGroupReply]):
+class DeleteGroupRequest(Request[DeleteGroupReply], frozen=True, kw_only=True):
     """Delete an empty group and every offset it committed, durably."""
 
     method = "delete_group"

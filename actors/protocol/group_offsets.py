@@ -10,8 +10,9 @@ Source: KIP-98 (offsets in transactions), KIP-447 (stable reads), KIP-211 (expir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.group_log import (
@@ -47,8 +48,7 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOffset:
+class StoredOffset(msgspec.Struct, frozen=True):
     """A position and where its record stands in the offsets log."""
 
     value: OffsetValue

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
+
+import msgspec
 
 from oncelog.storage.leader_epoch_list import (
     UNDEFINED_END,
@@ -39,8 +40,7 @@ _EPOCH = itemgetter(0)
 _START = itemgetter(1)
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
+class EpochEnd(msgspec.Struct, frozen=True):
     """The end of a leader epoch in one log: ``end_offset`` is exclusive, -1 if undefined."""
 
     leader_epoch: int

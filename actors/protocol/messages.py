@@ -10,8 +10,9 @@ those of the controller, ``admin_messages.py`` those of operators.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import msgspec
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -32,8 +33,7 @@ else:
     Batch = memoryview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What every reply has: the code that the whole request ended with.
 
     ``detail`` is for people: it may name the value that was refused, and is never interpreted.
@@ -46,10 +46,9 @@ class Reply:
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-class Request(Generic[ReplyT]):
+class Request(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
     """Base of every request: the actor method it calls and the reply that method gives."""
 
-    __slots__ = ()
     method: ClassVar[str]
     reply_type: ClassVar[type[Any]]
 
@@ -62,8 +61,7 @@ class Request(Generic[ReplyT]):
 # --- partition leader -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceReply(Reply):
+class ProduceReply(Reply, frozen=True, kw_only=True):
     """``base_offset`` is where the batch stands: the original place if it was a duplicate.
 
     On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
@@ -75,8 +73,7 @@ class ProduceReply(Reply):
     log_start_offset: int = NO_OFFSET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProduceRequest(Request[ProduceReply]):
+class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
     """Append one record batch v2 (with base offset 0) to one partition.
 
     ``ticket`` proves that the partition is enrolled in the transaction; the leader asks for it
@@ -100,8 +97,7 @@ class ProduceRequest(Request[ProduceReply]):
     batch: Batch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchReply(Reply):
+class FetchReply(Reply, frozen=True, kw_only=True):
     """Raw batches from the one that holds ``fetch_offset`` on, and the bounds of the log.
 
     ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
@@ -114,8 +110,7 @@ class FetchReply(Reply):
     records: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest(Request[FetchReply]):
+class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
 
     At least one batch is returned when one is readable, even beyond ``max_bytes``.
@@ -133,16 +128,14 @@ class FetchRequest(Request[FetchReply]):
     leader_epoch: int = NO_LEADER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsReply(Reply):
+class ListOffsetsReply(Reply, frozen=True, kw_only=True):
     """The offset found and the timestamp of its record; both -1 when nothing matches."""
 
     offset: int = NO_OFFSET
     timestamp_ms: int = NO_TIMESTAMP
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListOffsetsRequest(Request[ListOffsetsReply]):
+class ListOffsetsRequest(Request[ListOffsetsReply], frozen=True, kw_only=True):
     """First offset with a timestamp at or after ``timestamp_ms``; -1 latest, -2 earliest, -3 max.
 
     "Latest" is the last stable offset for read_committed and the high watermark otherwise.
@@ -157,8 +150,7 @@ class ListOffsetsRequest(Request[ListOffsetsReply]):
     leader_epoch: int = NO_LEADER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TxnMarker:
+class TxnMarker(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one producer's transaction, for some partitions of one leader.
 
     ``producer_epoch`` is the epoch of the *next* transaction: one above that of the data.
@@ -170,8 +162,7 @@ class TxnMarker:
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkerResult:
+class MarkerResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one partition answered to one marker."""
 
     producer_id: int
@@ -179,15 +170,13 @@ class MarkerResult:
     error: ErrorCode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTxnMarkersReply(Reply):
+class WriteTxnMarkersReply(Reply, frozen=True, kw_only=True):
     """One result for each (marker, partition); durable and replicated where it says ``NONE``."""
 
     results: tuple[MarkerResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply]):
+class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply], frozen=True, kw_only=True):
     """Write markers to the partitions one actor leads. Repeating it is harmless."""
 
     method = "write_txn_markers"
@@ -197,8 +186,7 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply]):
     markers: tuple[TxnMarker, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerDescription:
+class ProducerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader knows of one producer. ``open_record_count`` counts its open transaction."""
 
     producer_id: int
@@ -210,15 +198,13 @@ class ProducerDescription:
     open_record_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeProducersReply(Reply):
+class DescribeProducersReply(Reply, frozen=True, kw_only=True):
     """The live producers of the partition, those asked for or all."""
 
     producers: tuple[ProducerDescription, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeProducersRequest(Request[DescribeProducersReply]):
+class DescribeProducersRequest(Request[DescribeProducersReply], frozen=True, kw_only=True):
     """Describe the producers with state at a leader; ``producer_ids`` ``None`` means all."""
 
     method = "describe_producers"
@@ -228,8 +214,7 @@ class DescribeProducersRequest(Request[DescribeProducersReply]):
     producer_ids: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeReplicaReply(Reply):
+class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     """A replica's bounds, role and process, for people, metrics and fault tests.
 
     ``active_transactional_id_count`` is ``None`` but for transaction coordinators.
@@ -252,23 +237,20 @@ class DescribeReplicaReply(Reply):
     segment_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeReplicaRequest(Request[DescribeReplicaReply]):
+class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):
     """Describe the replica of a partition or of a coordinator's internal log."""
 
     method = "describe_replica"
     reply_type = DescribeReplicaReply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteRecordsReply(Reply):
+class DeleteRecordsReply(Reply, frozen=True, kw_only=True):
     """Records below ``log_start_offset`` are durably gone from every reader's sight."""
 
     log_start_offset: int = NO_OFFSET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteRecordsRequest(Request[DeleteRecordsReply]):
+class DeleteRecordsRequest(Request[DeleteRecordsReply], frozen=True, kw_only=True):
     """Delete what lies below ``offset`` (exclusive); -1 is the high watermark.
 
     Source: KIP-107. Repeating it is harmless: the log start never goes back.
@@ -282,13 +264,11 @@ class DeleteRecordsRequest(Request[DeleteRecordsReply]):
     leader_epoch: int = NO_LEADER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigureReply(Reply):
+class ConfigureReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the replica follows these settings, or newer ones that it knew already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigureRequest(Request[ConfigureReply]):
+class ConfigureRequest(Request[ConfigureReply], frozen=True, kw_only=True):
     """The controller tells a replica the settings of its topic, whole, as values of text.
 
     ``settings_version`` rises with each change, so that calls may overtake each other.
@@ -306,16 +286,14 @@ class ConfigureRequest(Request[ConfigureReply]):
 # --- transaction coordinator ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """One attempt at a whole distributed write; the newest ``started_ns`` wins (ties: ``id``)."""
 
     started_ns: int
     id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitProducerIdReply(Reply):
+class InitProducerIdReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch to use, and the token of the last committed transaction."""
 
     producer_id: int = NO_PRODUCER_ID
@@ -323,8 +301,7 @@ class InitProducerIdReply(Reply):
     commit_token: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitProducerIdRequest(Request[InitProducerIdReply]):
+class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
     """Get a producer id; with a transactional id, fence its older producers (KIP-98, KIP-360).
 
     ``transactional_id`` ``None`` asks for a fresh idempotent producer. ``producer_id`` and
@@ -340,16 +317,14 @@ class InitProducerIdRequest(Request[InitProducerIdReply]):
     producer_epoch: int = NO_PRODUCER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnlistReply(Reply):
+class EnlistReply(Reply, frozen=True, kw_only=True):
     """A member's producer id and epoch; ``ALREADY_COMMITTED`` when the token is decided."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnlistRequest(Request[EnlistReply]):
+class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
     """Join the transaction of a distributed write as one more member.
 
     Not idempotent by itself: a lost reply leaves a member that never wins, and is aborted.
@@ -364,8 +339,7 @@ class EnlistRequest(Request[EnlistReply]):
     transaction_timeout_ms: int = 900_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionEnrolment:
+class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
     """The answer for one partition: its ticket, or why it was not enrolled."""
 
     topic_partition: TopicPartition
@@ -373,15 +347,13 @@ class PartitionEnrolment:
     ticket: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitionsToTxnReply(Reply):
+class AddPartitionsToTxnReply(Reply, frozen=True, kw_only=True):
     """One enrolment per partition asked for; durable before it is answered."""
 
     enrolments: tuple[PartitionEnrolment, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply]):
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
     """Enrol partitions in the open transaction, beginning it if need be. Safe to repeat."""
 
     method = "add_partitions_to_txn"
@@ -393,8 +365,7 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply]):
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply]):
+class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
     """Enrol the offsets partition of a consumer group: ``add_partitions_to_txn`` by group id."""
 
     method = "add_offsets_to_txn"
@@ -406,8 +377,7 @@ class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply]):
     group_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTxnReply(Reply):
+class EndTxnReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch of the next transaction.
 
     ``visible`` tells whether every marker was written before the reply: read your commits.
@@ -421,16 +391,14 @@ class EndTxnReply(Reply):
     enrolments: tuple[PartitionEnrolment, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Winner:
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
     """A member whose records count, and how many records it had acknowledged."""
 
     producer_id: int
     record_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTxnRequest(Request[EndTxnReply]):
+class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
     """Commit or abort. Durable as decided when answered with ``NONE``; safe to repeat.
 
     With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every

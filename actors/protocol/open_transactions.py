@@ -23,15 +23,15 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.storage.model import NO_OFFSET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedTransaction:
+class CompletedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that a marker has just closed: what the aborted index stores if it aborts.
 
     ``first_offset`` and ``last_offset`` (the marker) are inclusive. ``last_stable_offset`` is the

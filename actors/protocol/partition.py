@@ -35,8 +35,9 @@ Source: KIP-98, KIP-101, KIP-890; enrolment tickets are ours (ADR 0002).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages import ProducerDescription
@@ -61,8 +62,7 @@ from oncelog.storage.record_batch import BatchHeader
 __all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachine", "Role"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendVerdict:
+class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader does with a batch.
 
     ``duplicate_base_offset`` is set when the batch already stands in the log, up to

@@ -27,8 +27,9 @@ from __future__ import annotations
 import enum
 import hmac
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 TICKET_BYTES: Final = 49
 TICKET_GRACE_MS: Final = 3_600_000
@@ -54,8 +55,7 @@ class TicketVerdict(enum.Enum):
     """Under a key that this leader has not heard of yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterKeys:
+class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The secret that tickets are made with, and the one before it.
 
     ``version`` counts the changes of the key. ``rotated_ms`` is when ``previous`` was replaced:

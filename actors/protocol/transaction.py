@@ -18,10 +18,11 @@ Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages import (
@@ -170,7 +171,7 @@ class TransactionMachine(TransactionRuns):
             return Decision(reply=reply)
         if member is None:
             return self._decision(reply, begun(metadata, wanted, now_ms))
-        enrolled = dataclasses.replace(member, partitions=member.partitions | wanted)
+        enrolled = structs.replace(member, partitions=member.partitions | wanted)
         return self._member_decision(reply, metadata, enrolled, now_ms)
 
     # --- ends -------------------------------------------------------------------------------

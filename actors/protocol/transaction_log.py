@@ -53,8 +53,9 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from oncelog.actors.protocol.messages import Run
 from oncelog.actors.protocol.transaction_members import Member, Members, MemberStatus
@@ -148,16 +149,14 @@ class _Reader(WireReader):
         return partitions
 
 
-@dataclass(frozen=True, slots=True)
-class MemberKey:
+class MemberKey(msgspec.Struct, frozen=True):
     """Whose record it is: the member ``producer_id`` of ``transactional_id``."""
 
     transactional_id: str
     producer_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberValue:
+class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
     """One member of the run in which its id has ``owner_producer_id`` and ``owner_epoch``."""
 
     owner_producer_id: int

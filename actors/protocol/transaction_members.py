@@ -16,11 +16,12 @@ write. A producer id whose epochs are used up leaves the pool.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol.messages import Winner
 from oncelog.storage.errors import ErrorCode
@@ -39,8 +40,7 @@ class MemberStatus(enum.Enum):
     ABORTED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One producer id of the pool. ``producer_epoch`` is that of its open or next transaction."""
 
     producer_id: int
@@ -53,8 +53,7 @@ Members = Mapping[int, Member]
 """Members by producer id. Never changed in place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldRecords:
+class HeldRecords(msgspec.Struct, frozen=True, kw_only=True):
     """What the leaders hold of open transactions, as they answered.
 
     ``counts`` is by (producer id, producer epoch, partition); what it lacks is 0 on the partitions
@@ -62,7 +61,7 @@ class HeldRecords:
     """
 
     answered: frozenset[TopicPartition] = frozenset()
-    counts: Mapping[tuple[int, int, TopicPartition], int] = dataclasses.field(default_factory=dict)
+    counts: Mapping[tuple[int, int, TopicPartition], int] = msgspec.field(default_factory=dict)
 
 
 def free_member(members: Members) -> Member | None:
@@ -84,7 +83,7 @@ def with_member(members: Members, member: Member) -> Members:
 def decided(members: Members, winners: frozenset[int]) -> Members:
     """Give each enlisted member its outcome and the epoch of its next transaction."""
     return {
-        producer_id: dataclasses.replace(
+        producer_id: structs.replace(
             member,
             producer_epoch=member.producer_epoch + 1,
             status=MemberStatus.COMMITTED if producer_id in winners else MemberStatus.ABORTED,

@@ -16,7 +16,7 @@ Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages import (
@@ -91,7 +91,7 @@ class TransactionRuns(TransactionOperations):
         enlisted = self._newly_enlisted(metadata)
         return self._decision(
             _enlist_reply(enlisted),
-            dataclasses.replace(metadata, members=with_member(metadata.members, enlisted)),
+            structs.replace(metadata, members=with_member(metadata.members, enlisted)),
         )
 
     def _newly_enlisted(self, metadata: TransactionMetadata) -> Member:
@@ -99,7 +99,7 @@ class TransactionRuns(TransactionOperations):
         member = free_member(metadata.members)
         if member is None:
             member = Member(producer_id=self._spare_producer_id(needed=True))
-        return dataclasses.replace(member, status=MemberStatus.ENLISTED)
+        return structs.replace(member, status=MemberStatus.ENLISTED)
 
     def _end_run(
         self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int

@@ -12,12 +12,13 @@ Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import TransactionDescription, TransactionMember
 from oncelog.actors.protocol.messages import Run, TxnMarker
@@ -83,8 +84,7 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
 """From which states each state may be reached. Anything else is a bug (I-12)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionMetadata:
+class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One transactional id. Every field stands in its log record, so reload loses nothing.
 
     ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
@@ -111,7 +111,7 @@ class TransactionMetadata:
     commit_token: bytes | None = None
     run: Run | None = None
     is_run_current: bool = False
-    members: Members = field(default_factory=dict)
+    members: Members = msgspec.field(default_factory=dict)
     ahead_partitions: frozenset[TopicPartition] = frozenset()
 
     @property
@@ -133,14 +133,14 @@ def raised(
     ``spare_producer_id`` is used when the epochs of the present one are exhausted, else ignored.
     """
     if metadata.is_exhausted:
-        return dataclasses.replace(
+        return structs.replace(
             metadata,
             producer_id=spare_producer_id,
             producer_epoch=0,
             previous_producer_id=metadata.producer_id,
             last_producer_epoch=last_producer_epoch,
         )
-    return dataclasses.replace(
+    return structs.replace(
         metadata,
         producer_epoch=metadata.producer_epoch + 1,
         last_producer_epoch=last_producer_epoch,
@@ -151,7 +151,7 @@ def initialised(
     metadata: TransactionMetadata, *, transaction_timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
     """At rest and owned by the id's own producer."""
-    return dataclasses.replace(
+    return structs.replace(
         metadata,
         state=TransactionState.EMPTY,
         transaction_timeout_ms=transaction_timeout_ms,
@@ -168,7 +168,7 @@ def begun(
 ) -> TransactionMetadata:
     """The own producer's transaction with ``partitions`` added, begun now unless it is open."""
     is_open = metadata.state is TransactionState.ONGOING
-    return dataclasses.replace(
+    return structs.replace(
         metadata,
         state=TransactionState.ONGOING,
         partitions=metadata.partitions | partitions,
@@ -182,7 +182,7 @@ def begun(
 def begun_ahead(complete: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """The next transaction, with the partitions that the commit before enrolled in it."""
     ahead_partitions = complete.ahead_partitions
-    return dataclasses.replace(
+    return structs.replace(
         begun(complete, ahead_partitions, now_ms), ahead_partitions=ahead_partitions
     )
 
@@ -196,7 +196,7 @@ def run_begun(
     now_ms: int,
 ) -> TransactionMetadata:
     """The transaction of ``run``, without a member yet. The own producer is fenced."""
-    return dataclasses.replace(
+    return structs.replace(
         raised(
             metadata, spare_producer_id=spare_producer_id, last_producer_epoch=NO_PRODUCER_EPOCH
         ),
@@ -227,7 +227,7 @@ def prepared(
     ``ahead_partitions`` are enrolled in the next transaction.
     """
     is_open = metadata.state is TransactionState.ONGOING
-    return dataclasses.replace(
+    return structs.replace(
         metadata,
         state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
         producer_epoch=metadata.producer_epoch + 1,
@@ -244,7 +244,7 @@ def prepared(
 def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
     """Every marker is written: at rest, with the producer id and epoch of the next transaction."""
     is_committed = metadata.state is TransactionState.PREPARE_COMMIT
-    complete = dataclasses.replace(
+    complete = structs.replace(
         metadata,
         state=TransactionState.COMPLETE_COMMIT if is_committed else TransactionState.COMPLETE_ABORT,
         partitions=frozenset(),
@@ -253,7 +253,7 @@ def completed(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata
     )
     if metadata.next_producer_id == NO_PRODUCER_ID:
         return complete
-    return dataclasses.replace(
+    return structs.replace(
         complete,
         producer_id=metadata.next_producer_id,
         producer_epoch=0,

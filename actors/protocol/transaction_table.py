@@ -8,9 +8,10 @@ Source: KIP-98, "Transaction Coordinator".
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
+
+from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import (
     TransactionDescription,
@@ -125,7 +126,7 @@ class TransactionTable:
         owner = (metadata.producer_id, metadata.producer_epoch)
         is_open = metadata.state is TransactionState.ONGOING and metadata.is_run_current
         if is_open and owner == (found.owner_producer_id, found.owner_epoch):
-            self._transactions[key.transactional_id] = dataclasses.replace(
+            self._transactions[key.transactional_id] = structs.replace(
                 metadata,
                 members=with_member(metadata.members, found.member),
                 last_update_ms=found.last_update_ms,
@@ -332,7 +333,7 @@ class TransactionTable:
             for producer_id, member in sorted(metadata.members.items())
             if member.status is not MemberStatus.FREE
         )
-        return dataclasses.replace(decision, records=decision.records + tombstones)
+        return structs.replace(decision, records=decision.records + tombstones)
 
     def _decision(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
         """The records that lead one id through ``steps``, and the pending mark of the last."""

@@ -6,12 +6,13 @@ protection, and the changes to a random scenario that make its absence felt soon
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
+
+from msgspec import structs
 
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.group_sync import GroupSync
@@ -80,7 +81,7 @@ def _one_epoch_for_all() -> Iterator[None]:
 
     def prepared(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
         decided = real_prepared(metadata, **fields)
-        return dataclasses.replace(decided, producer_epoch=metadata.producer_epoch)
+        return structs.replace(decided, producer_epoch=metadata.producer_epoch)
 
     def end_age(metadata: TransactionMetadata, **fields: Any) -> EndAge | None:
         age = real_age(metadata, **fields)
@@ -137,7 +138,7 @@ def _claims_without_fence() -> Iterator[None]:
     def raised(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
         if metadata.state not in AT_REST:
             return real(metadata, **fields)
-        return dataclasses.replace(metadata, last_producer_epoch=fields["last_producer_epoch"])
+        return structs.replace(metadata, last_producer_epoch=fields["last_producer_epoch"])
 
     with mock.patch.object(transaction, "raised", raised):
         yield
@@ -183,7 +184,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
         metadata = self.machine.metadata(request.transactional_id)
         if metadata is None:
             return ()
-        as_if_open = dataclasses.replace(
+        as_if_open = structs.replace(
             metadata,
             state=TransactionState.ONGOING,
             producer_id=reply.producer_id,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from oncelog.storage.model import TopicPartition
 
@@ -52,10 +54,10 @@ def _shown(value: Any) -> str:
         return value.name
     if isinstance(value, TopicPartition):
         return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, msgspec.Struct):
         parts = [
             f"{field.name}={_shown(found)}"
-            for field in dataclasses.fields(value)
+            for field in structs.fields(type(value))
             if (found := getattr(value, field.name)) != field.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"

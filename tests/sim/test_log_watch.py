@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sim_log_watch import LogWatch
 
 from oncelog.actors.protocol.partition_bounds import Role
@@ -85,7 +85,7 @@ def test_a_whole_transaction_is_in_order(watch):
 
 
 def test_what_a_commit_began_ahead_is_counted(watch):
-    ahead = dataclasses.replace(metadata(S.ONGOING, 5, A), ahead_partitions=frozenset({A}))
+    ahead = structs.replace(metadata(S.ONGOING, 5, A), ahead_partitions=frozenset({A}))
     logs(watch, metadata(S.COMPLETE_COMMIT, 5), ahead, ahead)
     logs(watch, metadata(S.COMPLETE_COMMIT, 5), metadata(S.ONGOING, 5, A))
     assert watch.counts["begun ahead"] == 1

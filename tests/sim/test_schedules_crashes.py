@@ -6,9 +6,8 @@ here; schedules about followers and elections wait for replication.
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 from sim_schedules import TIMES, A, B, C, Call, Play, Writer
 
 from oncelog.storage.errors import ErrorCode
@@ -109,7 +108,7 @@ def test_a_commit_whose_reply_is_lost_is_told_again_and_cannot_be_turned(times):
         play.crash(C)
         assert play.end(ending) is True
         (call, *_) = play.calls("end_txn")
-        turned = Call(C, dataclasses.replace(call.request, committed=False))
+        turned = Call(C, structs.replace(call.request, committed=False))
         assert play.ask(turned, times).error is ErrorCode.INVALID_TXN_STATE
         assert play.ask(call, times).error is ErrorCode.NONE
         assert _has_both(play)

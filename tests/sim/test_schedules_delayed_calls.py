@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 from sim_schedules import TIMES, A, B, C, Call, Play
 
 from oncelog.storage.errors import ErrorCode
@@ -190,9 +189,7 @@ def late():
 
 
 def _opposite(call: Call) -> Call:
-    return Call(
-        call.callee, dataclasses.replace(call.request, committed=not call.request.committed)
-    )
+    return Call(call.callee, structs.replace(call.request, committed=not call.request.committed))
 
 
 @TIMES
@@ -229,7 +226,7 @@ def test_every_call_of_a_transaction_is_refused_once_the_next_one_has_begun(late
     writer.send("a", "a2")
     if is_over:
         writer.commit()
-    astray = dataclasses.replace(produced.request, topic_partition=TopicPartition("b", 0))
+    astray = structs.replace(produced.request, topic_partition=TopicPartition("b", 0))
     end = play.log_end(A), play.log_end(B)
     assert play.ask(ended, times).error is ErrorCode.PRODUCER_FENCED
     assert play.ask(_opposite(ended), times).error is ErrorCode.PRODUCER_FENCED
@@ -253,9 +250,7 @@ def test_a_marker_that_arrives_again_before_the_next_transaction_has_no_effect(l
     writer.commit()
     (marker,) = play.calls("write_txn_markers")
     assert play.ask(marker, times).results[0].error is ErrorCode.NONE
-    older = dataclasses.replace(
-        marker.request, coordinator_epoch=marker.request.coordinator_epoch - 1
-    )
+    older = structs.replace(marker.request, coordinator_epoch=marker.request.coordinator_epoch - 1)
     refusal = ErrorCode.TRANSACTION_COORDINATOR_FENCED
     assert play.ask(Call(A, older), times).results[0].error is refusal
     writer.begin()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 from sim_schedules import TIMES, A, B, C, Call, G, Member, Play, Writer
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -203,7 +203,7 @@ def test_positions_of_a_transaction_that_is_over_move_nothing(times):
         position = play.log_end(A)
         writer.commit()
         (late,) = play.calls("txn_offset_commit")
-        request = dataclasses.replace(late.request, base_sequence=0)
+        request = structs.replace(late.request, base_sequence=0)
         for begins_next in (True, False):
             reply = play.ask(Call(G, request), times)
             codes = {reply.error, *(result.error for result in reply.results)}
@@ -223,7 +223,7 @@ def _age(play: Play, producer_epoch: int) -> None:
     process = play.world.actor(C)
     assert process is not None
     server = process.server
-    metadata = dataclasses.replace(
+    metadata = structs.replace(
         server.machine.metadata("T"), producer_epoch=producer_epoch, last_producer_epoch=-1
     )
     record = LogRecord(encode_key("T"), encode_value(metadata))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from oncelog.actors import message_codec
 from oncelog.actors.message_codec import (
@@ -63,7 +63,7 @@ def test_codes_come_back_as_the_same_members():
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_parts_are_the_message_and_a_long_batch_is_not_copied(size_bytes, kind):
     batch = kind(bytes(size_bytes))
-    request = dataclasses.replace(REQUEST, batch=batch)
+    request = structs.replace(REQUEST, batch=batch)
     reply = FetchReply(high_watermark=7, records=batch, aborted_transactions=())
     for message, decode, method in (
         (request, decode_request, "produce"),
@@ -76,7 +76,7 @@ def test_parts_are_the_message_and_a_long_batch_is_not_copied(size_bytes, kind):
 
 @pytest.mark.parametrize("batch", [None, "x" * 20_000, [0] * 20_000])
 def test_what_is_no_batch_is_no_part(batch):
-    parts = encode_in_parts(dataclasses.replace(REQUEST, batch=batch))
+    parts = encode_in_parts(structs.replace(REQUEST, batch=batch))
     assert len(parts) == 1
     with pytest.raises(ValueError, match="batch"):
         decode_request("produce", parts[0])
@@ -93,7 +93,7 @@ def test_a_batch_is_read_without_a_copy():
 @pytest.mark.parametrize("acks", [2**64, -(2**63) - 1, object(), "\ud800"])
 def test_what_cannot_be_sent_is_a_value_error(acks):
     with pytest.raises(ValueError, match="ProduceRequest cannot be sent"):
-        encode(dataclasses.replace(REQUEST, acks=acks))
+        encode(structs.replace(REQUEST, acks=acks))
 
 
 def test_unknown_fields_are_skipped_and_missing_ones_have_their_default():
@@ -130,8 +130,7 @@ def test_arbitrary_bytes_are_a_request_or_a_value_error(data):
 
 
 def test_a_message_of_another_actor_is_not_taken_for_ours():
-    @dataclasses.dataclass(frozen=True)
-    class OtherProduce(Request[ProduceReply]):
+    class OtherProduce(Request[ProduceReply], frozen=True):
         method = "produce"
         reply_type = ProduceReply
 

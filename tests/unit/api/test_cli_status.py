@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster_messages import (
     BrokerMetadata,
@@ -70,7 +70,7 @@ class Cluster:
         return self.metadata if isinstance(request, MetadataRequest) else self.replies[actor]
 
     def change(self, actor, **fields):
-        self.replies[actor] = dataclasses.replace(self.replies[actor], **fields)
+        self.replies[actor] = structs.replace(self.replies[actor], **fields)
 
     def seen(self):
         return asyncio.run(

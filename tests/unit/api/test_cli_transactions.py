@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import TransactionDescription, TransactionMember
 from oncelog.actors.protocol.messages import ProducerDescription
@@ -140,7 +140,7 @@ def test_members_of_a_distributed_write_are_shown(cluster, capsys):
     member = TransactionMember(
         producer_id=1_001, producer_epoch=2, status="ENLISTED", partitions=(FLIGHTS,)
     )
-    cluster.described = dataclasses.replace(cluster.described, members=(member,))
+    cluster.described = structs.replace(cluster.described, members=(member,))
     assert run("describe", "loader") == 0
     shown = capsys.readouterr().out.splitlines()[-1].split()
     assert shown == ["1001", "2", "ENLISTED", "flights-0"]

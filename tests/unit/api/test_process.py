@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from oncelog.api.process import (
     ProcessFailedError,
@@ -61,7 +61,7 @@ class FakeWorkers:
         return answer
 
     def set(self, index, **changes):
-        self.statuses[index] = replace(self.statuses[index], **changes)
+        self.statuses[index] = structs.replace(self.statuses[index], **changes)
 
 
 @pytest.fixture

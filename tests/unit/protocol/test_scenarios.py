@@ -6,10 +6,10 @@ Source: KIP-98, KIP-360, KIP-890 and the bugs that Kafka had on the way (KAFKA-1
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages import (
@@ -106,7 +106,7 @@ class Coordinator:
         owner = self.init()
         metadata = self.machine.metadata("t")
         assert metadata is not None
-        raised = dataclasses.replace(metadata, producer_epoch=epoch)
+        raised = structs.replace(metadata, producer_epoch=epoch)
         record = LogRecord(encode_key("t"), encode_value(raised))
         self.log.append(record)
         self.machine.apply(record)

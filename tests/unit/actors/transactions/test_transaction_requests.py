@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec import structs
 from transaction_calls import FLIGHTS, RUN, add, begin, end, init
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
@@ -64,8 +65,8 @@ def test_a_replica_that_does_not_lead_starts_no_coordinator(world: Any) -> None:
 def test_an_id_of_another_shard_is_refused(world: Any) -> None:
     async def scenario() -> None:
         coordinator = await world.coordinator()
-        leadership = coordinator.replica.leadership
-        object.__setattr__(leadership, "transaction_state_partitions", 50)
+        replica = coordinator.replica
+        replica.leadership = structs.replace(replica.leadership, transaction_state_partitions=50)
         assert shard_of("loader", 50) != 0
         reply = await init(coordinator)
         assert reply.error is ErrorCode.NOT_COORDINATOR

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,
@@ -335,7 +336,7 @@ class LogCluster:
         )
         if request.producer_epoch == transaction.epoch - 1:
             if transaction.last_committed is request.committed:
-                return replace(next_identity, enrolments=self._ahead(transaction))
+                return structs.replace(next_identity, enrolments=self._ahead(transaction))
             return request.failed(ErrorCode.INVALID_TXN_STATE)
         if request.producer_epoch != transaction.epoch:
             return request.failed(ErrorCode.PRODUCER_FENCED)
@@ -347,7 +348,7 @@ class LogCluster:
         if request.committed and request.next_partitions and self.enrols_ahead:
             transaction.is_open = True
             transaction.partitions = set(request.next_partitions)
-        return replace(
+        return structs.replace(
             next_identity,
             producer_epoch=transaction.epoch,
             enrolments=self._ahead(transaction),

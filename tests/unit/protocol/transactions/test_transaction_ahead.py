@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import (
     AbortTransactionRequest,
@@ -273,7 +273,9 @@ METADATA = TransactionMetadata(
 
 
 def test_partitions_ahead_stand_in_their_tagged_field() -> None:
-    ahead = replace(METADATA, ahead_partitions=frozenset({DELAYS, TopicPartition("delays", 1)}))
+    ahead = structs.replace(
+        METADATA, ahead_partitions=frozenset({DELAYS, TopicPartition("delays", 1)})
+    )
     encoded = encode_value(ahead)
     assert decode_value("loader", encoded) == ahead
     # One more field at the end: tag 10004, its length, one topic with two partitions.

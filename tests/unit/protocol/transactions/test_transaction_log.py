@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from oncelog.actors.protocol.messages import Run
 from oncelog.actors.protocol.transaction_log import (
@@ -158,7 +158,7 @@ def test_a_member_is_read_back(
     enrolled: frozenset[TopicPartition],
     now_ms: int,
 ) -> None:
-    owner = dataclasses.replace(owner, state=TransactionState.ONGOING)
+    owner = structs.replace(owner, state=TransactionState.ONGOING)
     member = Member(
         producer_id=producer_id,
         producer_epoch=epoch,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.messages import EndTxnRequest, EnlistRequest, Run, Winner
 from oncelog.actors.protocol.transaction_log import MemberKey, decode_member_key
@@ -171,7 +171,7 @@ def test_no_more_members_than_the_limit(shard: Any) -> None:
 
 def fields(shard: Any) -> dict[str, Any]:
     known = shard.known
-    return {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
+    return {field.name: getattr(known, field.name) for field in structs.fields(known)}
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_the_leaders_to_ask_are_those_of_the_winners(shard: Any) -> None:
     )
     assert shard.machine.winner_partitions(request) == (FLIGHTS[0], FLIGHTS[2])
     for other in ({"committed": False}, {"run": OLD}, {"transactional_id": "nobody"}):
-        assert shard.machine.winner_partitions(dataclasses.replace(request, **other)) == ()
+        assert shard.machine.winner_partitions(structs.replace(request, **other)) == ()
 
 
 @pytest.mark.parametrize("is_complete", [False, True])

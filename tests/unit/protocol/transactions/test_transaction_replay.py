@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import (
@@ -275,7 +275,7 @@ TestCoordinator = CoordinatorRules.TestCase
 
 
 def test_reload_loses_no_field_of_the_metadata() -> None:
-    names = {field.name for field in dataclasses.fields(TransactionMetadata)}
+    names = {field.name for field in structs.fields(TransactionMetadata)}
     metadata = TransactionMetadata(
         transactional_id="loader",
         producer_id=1,
