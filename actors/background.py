@@ -40,16 +40,17 @@ class ThreadBackground:
     other has nothing to do; work for the other waits there until such syncs have ended.
 
     Two switches between threads take longer than a short sync, so ``try_now`` does such work at
-    once for as long as most of it was short of late. A disk that becomes slow holds up the loop
-    once, or a few times if not much; on the thread its work is timed too, and so it is seen to be
-    quick again.
+    once for as long as most small syncs were short of late, however long large ones take. A disk
+    that becomes slow holds up the loop once, or a few times if not much; on the thread small syncs
+    are timed too, and so it is seen to be quick again.
     """
 
     def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
         self._now_s = now_s
         self._under_way = 0
         self._on_thread = 0
-        self._points = 0
+        self._recent = _Recent()
+        self._recent_small = _Recent()
         self._syncs: DirectSyncs | None = None
         self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
         self._thread = threading.Thread(
@@ -79,37 +80,63 @@ class ThreadBackground:
     @property
     def is_brisk(self) -> bool:
         """Whether most pieces of work were short of late."""
-        return self._points >= BRISK_POINTS
+        return self._recent.is_short
 
     def try_now(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` at once if such work was short of late and the thread has none."""
-        if self._under_way or not self.is_brisk:
+        """Run ``work``, a small sync, at once if such were short of late and none is under way."""
+        if self._under_way or not self._recent_small.is_short:
             return False
         begun_s = self._now_s()
         try:
             work()
         finally:
-            self._note(self._now_s() - begun_s)
+            self._note(self._now_s() - begun_s, is_small=True)
         return True
 
     def _end_on_thread(
-        self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
+        self,
+        work: Callable[[], Any],
+        future: asyncio.Future[Any],
+        result: Any,
+        error: BaseException | None,
+        took_s: float,
     ) -> None:
         if self._syncs is not None:
             # A sync that failed before this work must be known first: the system tells one sync
             # only of a page it has lost, so this work may have succeeded over it.
             self._syncs.take_ended()
         self._on_thread -= 1
-        self._end(future, result, error, took_s)
+        self._end(work, future, result, error, took_s)
 
     def _end(
-        self, future: asyncio.Future[Any], result: Any, error: BaseException | None, took_s: float
+        self,
+        work: Callable[[], Any],
+        future: asyncio.Future[Any],
+        result: Any,
+        error: BaseException | None,
+        took_s: float,
     ) -> None:
         self._under_way -= 1
-        self._note(took_s)
+        self._note(took_s, is_small=isinstance(work, SyncPoint) and work.is_small)
         settle(future, result, error)
 
-    def _note(self, took_s: float) -> None:
+    def _note(self, took_s: float, *, is_small: bool) -> None:
+        self._recent.note(took_s)
+        if is_small:
+            self._recent_small.note(took_s)
+
+
+class _Recent:
+    """Whether most pieces of work of one sort were short of late."""
+
+    def __init__(self) -> None:
+        self._points = 0
+
+    @property
+    def is_short(self) -> bool:
+        return self._points >= BRISK_POINTS
+
+    def note(self, took_s: float) -> None:
         if took_s < SHORT_WORK_S:
             self._points = min(self._points + 1, _POINTS_MAX)
         else:
@@ -137,7 +164,7 @@ def _work_off(queue: SimpleQueue[_Piece | None], now_s: Callable[[], float]) -> 
         except BaseException as raised:
             error = raised
         try:
-            loop.call_soon_threadsafe(ended, future, result, error, now_s() - begun_s)
+            loop.call_soon_threadsafe(ended, work, future, result, error, now_s() - begun_s)
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
         del piece, loop, ended, future, work, wait_for_those_before, result, error

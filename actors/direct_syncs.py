@@ -14,8 +14,10 @@ from oncelog.storage.sync_point import SyncPoint
 
 _logger = logging.getLogger(__name__)
 
-Ended: TypeAlias = Callable[["asyncio.Future[Any]", Any, BaseException | None, float], None]
-"""Told what became of a piece of work: its future, its result or error, and the seconds it took."""
+Ended: TypeAlias = Callable[
+    [Callable[[], Any], "asyncio.Future[Any]", Any, BaseException | None, float], None
+]
+"""Told of a piece of work that ended: its future, its result or error, the seconds it took."""
 
 
 class DirectSyncs:
@@ -86,6 +88,6 @@ class DirectSyncs:
             except OSError as failure:
                 error = failure
             try:
-                self._ended(future, None, error, took_ns / 1e9)
+                self._ended(point, future, None, error, took_ns / 1e9)
             except RuntimeError:
                 _logger.warning("a sync ended after the event loop that asked for it was closed")

@@ -161,6 +161,7 @@ class GroupSync:
         try:
             point = log.sync_point()
             self._begun_offset = point.log_end_offset
+            point.is_small = is_small
             if is_small and not self._rounds and self._background.try_now(point.run):
                 self._finish(log, point)
                 return

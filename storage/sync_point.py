@@ -24,7 +24,8 @@ class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
     Run it at most once; without ``run`` its files must be given back with ``discard``. ``lend``
-    and ``end`` are for who syncs a plain file quicker than ``sync``.
+    and ``end`` are for who syncs a plain file quicker than ``sync``. ``is_small``: whoever took it
+    knows that it covers few bytes.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class SyncPoint:
         "_is_lent",
         "_ledger",
         "generation",
+        "is_small",
         "log_end_offset",
         "marks",
     )
@@ -53,6 +55,7 @@ class SyncPoint:
         self.log_end_offset = log_end_offset
         self.generation = generation
         self.marks = marks
+        self.is_small = False
         self._files = files
         self._directory = directory
         self._filesystem = filesystem

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from oncelog.actors.background import BRISK_POINTS, SHORT_WORK_S, STALL_S, ThreadBackground
+from oncelog.storage.sync_point import SyncPoint
 
 
 def test_work_runs_in_order_on_another_thread():
@@ -83,6 +84,17 @@ class TimedWork:
         return work
 
 
+class TimedSync(SyncPoint):
+    """A sync that is nothing but timed work."""
+
+    def __init__(self, work, *, is_small: bool) -> None:
+        self.sync = work
+        self.is_small = is_small
+
+    def lend(self) -> None:
+        return None
+
+
 def on_a_timed_thread(scenario):
     async def body():
         timed = TimedWork()
@@ -91,9 +103,9 @@ def on_a_timed_thread(scenario):
     asyncio.run(body())
 
 
-async def learn(background, timed, took_s, times=BRISK_POINTS):
+async def learn(background, timed, took_s, times=BRISK_POINTS, *, is_small=True):
     for _ in range(times):
-        await background.run(timed(took_s))
+        await background.run(TimedSync(timed(took_s), is_small=is_small))
 
 
 def test_work_is_done_at_once_when_such_work_was_short_several_times():
@@ -133,6 +145,20 @@ def test_one_stall_sends_the_next_work_to_the_thread():
         await learn(background, timed, 0, times=BRISK_POINTS - 1)
         assert not background.try_now(timed(0))
         await learn(background, timed, 0, times=1)
+        assert background.try_now(timed(0))
+
+    on_a_timed_thread(scenario)
+
+
+def test_how_long_other_work_takes_tells_nothing_of_small_syncs():
+    async def scenario(background, timed):
+        await learn(background, timed, 0, times=100, is_small=False)
+        assert background.is_brisk
+        assert not background.try_now(timed(0))
+        await learn(background, timed, 0)
+        await learn(background, timed, STALL_S, times=100, is_small=False)
+        await background.run(timed(STALL_S))
+        assert not background.is_brisk
         assert background.try_now(timed(0))
 
     on_a_timed_thread(scenario)

@@ -315,7 +315,9 @@ def test_nothing_is_done_at_once_while_a_sync_is_under_way(files, held):
     async def run():
         background = ThreadBackground()
         for _ in range(BRISK_POINTS):
-            synced = background.run(files.point())
+            point = files.point()
+            point.is_small = True
+            synced = background.run(point)
             held.end()
             await synced
         synced = background.run(files.point())

@@ -202,6 +202,18 @@ def test_what_nobody_waits_for_is_not_synced_at_once(harness: Any) -> None:
     play(harness, scenario)
 
 
+@pytest.mark.parametrize(("size", "is_small"), [(100, True), (IN_TURN_BYTES, False)])
+def test_a_round_says_whether_it_is_one_of_those_that_may_run_in_the_turn(
+    harness: Any, size: int, is_small: bool
+) -> None:
+    async def scenario(table: Table) -> None:
+        await table.produce(size)
+        ((point, _),) = table.background.given
+        assert point.is_small is is_small
+
+    play(harness, scenario)
+
+
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_who_waits_is_not_kept_by_what_nobody_waits_for(harness: Any, is_quick: bool) -> None:
     """A COMPLETE record may stay unsynced for a while; the next enrolment may not."""
