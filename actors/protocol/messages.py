@@ -1,4 +1,4 @@
-"""Every request and reply, as frozen dataclasses: what travels between clients and actors.
+"""Every request and reply, as frozen structs: what travels between clients and actors.
 
 Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
 with ``error`` and every other field has a default, so that a lost call is answered by

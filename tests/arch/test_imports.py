@@ -15,8 +15,8 @@ LAYERS = ("storage", "actors.protocol", "actors", "api", "spark_bridge", "exampl
 
 MACHINE_LIBRARIES = frozenset(
     {"__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "functools"}
-    | {"hashlib", "heapq", "hmac", "itertools", "math", "msgpack", "operator", "re", "string"}
-    | {"struct", "types", "typing", "zlib"}
+    | {"hashlib", "heapq", "hmac", "itertools", "math", "msgpack", "msgspec", "operator", "re"}
+    | {"string", "struct", "types", "typing", "zlib"}
 )
 """What else a machine may import: nothing here knows a clock, a disk, chance or a thread."""
 
