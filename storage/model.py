@@ -8,6 +8,7 @@ Offsets are int64. Inclusive: ``base_offset``, ``first_offset``, ``last_offset``
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from typing import Final
 
@@ -104,6 +105,7 @@ def sequence_after(sequence: int, count: int) -> int:
     return (sequence + count) % (SEQUENCE_MAX + 1)
 
 
+@functools.lru_cache(maxsize=10_000)
 def shard_of(key: str, shard_count: int) -> int:
     """The coordinator shard of an id: the 31-polynomial int32 hash over UTF-16 units, mod count.
 
