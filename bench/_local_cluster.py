@@ -28,6 +28,7 @@ from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+from oncelog.storage.sync_point import SyncPoint
 
 
 class TimedTransport:
@@ -58,6 +59,25 @@ class _Switchboard:
         return await getattr(server, request.method)(request)
 
 
+class _TimedWork(SyncPoint):
+    """Work on the thread of the interpreter; a small sync is known for one."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.is_small = isinstance(work, SyncPoint) and work.is_small
+        self.spent_s = 0.0
+        self._work = work
+
+    def __call__(self) -> Any:
+        begun = time.perf_counter()
+        try:
+            return self._work()
+        finally:
+            self.spent_s = time.perf_counter() - begun
+
+    def lend(self) -> None:
+        return None
+
+
 class TimedBackground:
     """``Background`` that keeps the milliseconds of the work and of the way there and back."""
 
@@ -68,20 +88,10 @@ class TimedBackground:
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """See ``Background.run``."""
-        spent = 0.0
-
-        def timed() -> Any:
-            nonlocal spent
-            begun = time.perf_counter()
-            try:
-                return work()
-            finally:
-                spent = time.perf_counter() - begun
-
-        started = time.perf_counter()
+        timed, started = _TimedWork(work), time.perf_counter()
         result = await self._background.run(timed)
-        self.work.append(1e3 * spent)
-        self.way.append(1e3 * (time.perf_counter() - started - spent))
+        self.work.append(1e3 * timed.spent_s)
+        self.way.append(1e3 * (time.perf_counter() - started - timed.spent_s))
         return result
 
     @property
