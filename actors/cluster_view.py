@@ -2,7 +2,7 @@
 
 An answer is kept and used again as long as it is young enough for the question. When the
 controller does not answer, an old answer still tells where to try, but never that a topic is gone.
-Ages are counted by the event loop, since a wall clock that is set back would make old answers new.
+Ages and ``as_of_ms`` are in ``loop_ms``: a wall clock that is set back would make old answers new.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.protocol.cluster_messages import MetadataRequest, TopicMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
@@ -47,11 +48,6 @@ class ClusterView:
         self._topics: dict[str, _Known] = {}
         self.cluster_key_version = 0
         self._asking = asyncio.Lock()
-
-    @staticmethod
-    def now_ms() -> int:
-        """Milliseconds of the event loop, which never go back: what ``as_of_ms`` counts in."""
-        return int(1_000 * asyncio.get_running_loop().time())
 
     async def topics(
         self, names: Collection[str], *, as_of_ms: int
@@ -109,7 +105,7 @@ class ClusterView:
         )
 
     async def _ask(self, names: tuple[str, ...]) -> ErrorCode:
-        asked_ms = self.now_ms()
+        asked_ms = loop_ms()
         reply = await self._transport.call(
             CONTROLLER_ACTOR, MetadataRequest(topics=names), timeout_ms=self._call_timeout_ms
         )

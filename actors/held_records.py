@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from oncelog.actors.backoff import backoff_ms
 from oncelog.actors.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.interfaces import Transport
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.protocol.messages import DescribeProducersRequest, ProducerDescription
 from oncelog.actors.protocol.transaction_members import HeldRecords
 from oncelog.storage.errors import ErrorCode
@@ -39,7 +40,7 @@ class HeldRecordsReader:
         self, partitions: Sequence[TopicPartition], producer_ids: Sequence[int]
     ) -> HeldRecords | None:
         """What ``partitions`` hold of ``producer_ids``; ``None`` if one did not answer in time."""
-        deadline_ms = self._cluster.now_ms() + self._call_timeout_ms
+        deadline_ms = loop_ms() + self._call_timeout_ms
         answers = await asyncio.gather(
             *(self._ask(tp, tuple(producer_ids), deadline_ms) for tp in partitions)
         )
@@ -58,8 +59,8 @@ class HeldRecordsReader:
         """The producers of one partition; none when it is gone, ``None`` when time is over."""
         request = DescribeProducersRequest(topic_partition=tp, producer_ids=producer_ids)
         attempt = 0
-        while (remaining_ms := deadline_ms - self._cluster.now_ms()) > 0:
-            as_of_ms = self._cluster.now_ms() if attempt else ANY_AGE_MS
+        while (remaining_ms := deadline_ms - loop_ms()) > 0:
+            as_of_ms = loop_ms() if attempt else ANY_AGE_MS
             location = await self._cluster.locate(tp, as_of_ms=as_of_ms)
             if location.is_gone:
                 return ()

@@ -33,6 +33,7 @@ from msgspec import structs
 from oncelog.actors.backoff import backoff_ms
 from oncelog.actors.cluster_view import ANY_AGE_MS, ClusterView
 from oncelog.actors.interfaces import Transport
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.protocol.messages import TxnMarker, WriteTxnMarkersRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -111,7 +112,7 @@ class MarkerSender:
         """Send what is ``due`` to one partition until nothing is left, or all is dropped."""
         attempt = 0
         while due:
-            as_of_ms = self._cluster.now_ms() if attempt else ANY_AGE_MS
+            as_of_ms = loop_ms() if attempt else ANY_AGE_MS
             location = await self._cluster.locate(tp, as_of_ms=as_of_ms)
             if location.is_gone:
                 _logger.info("%s is gone: it needs no markers", tp)
@@ -162,7 +163,7 @@ class MarkerSender:
         if not refused:
             return
         # Asked after the refusal: a coordinator that caused it had its epoch before that.
-        as_of_ms = self._cluster.now_ms() + 1
+        as_of_ms = loop_ms() + 1
         newest_epoch = await self._cluster.leader_epoch(self._shard, as_of_ms=as_of_ms)
         if newest_epoch is None:
             return

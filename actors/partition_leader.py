@@ -14,6 +14,7 @@ from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.log_upkeep import raise_log_start
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.protocol.messages import (
     ConfigureReply,
     ConfigureRequest,
@@ -116,7 +117,7 @@ class PartitionLeader:
     async def _append(self, request: ProduceRequest, header: BatchHeader) -> AppendOutcome:
         """Decide and write in one turn; a batch that overtook its predecessors waits for them."""
         replica = self.replica
-        deadline_ms = self._clock.now_ms() + replica.config.cluster.out_of_order_wait_ms
+        deadline_ms = loop_ms() + replica.config.cluster.out_of_order_wait_ms
         stamps_time = replica.topic.message_timestamp_type == "LogAppendTime"
         while True:
             now_ms = self._clock.now_ms()
@@ -140,7 +141,7 @@ class PartitionLeader:
                         verdict.duplicate_timestamp_ms if stamps_time else NO_TIMESTAMP
                     ),
                 )
-            if not verdict.is_early or not await self._predecessor(header, deadline_ms - now_ms):
+            if not verdict.is_early or not await self._predecessor(header, deadline_ms - loop_ms()):
                 break
         if verdict.needs_keys:
             replica.on_newer_keys()
@@ -182,14 +183,14 @@ class PartitionLeader:
     async def fetch(self, request: FetchRequest) -> FetchReply:
         """Return batches from ``fetch_offset`` on, as soon as there are enough or time is over."""
         replica = self.replica
-        deadline_ms = self._clock.now_ms() + request.max_wait_ms
+        deadline_ms = loop_ms() + request.max_wait_ms
         while True:
             error = self._check(request.topic_partition, request.leader_epoch)
             if error is ErrorCode.NONE:
                 error = replica.machine.check_fetch(request.fetch_offset)
             if error is not ErrorCode.NONE:
                 return self._bounds(error)
-            remaining_ms = deadline_ms - self._clock.now_ms()
+            remaining_ms = deadline_ms - loop_ms()
             try:
                 found = self._read(request)
             except CorruptDataError as damage:

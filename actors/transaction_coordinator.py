@@ -19,6 +19,7 @@ from oncelog.actors.cluster_view import ClusterView
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.held_records import HeldRecordsReader
 from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.marker_sender import MarkerSender
 from oncelog.actors.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.protocol.admin_messages import (
@@ -226,9 +227,7 @@ class TransactionCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
         names = {tp.topic for tp in request.partitions}
-        error, topics = await self._cluster.topics(
-            names, as_of_ms=self._cluster.now_ms() - TOPIC_AGE_MAX_MS
-        )
+        error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
         if error is not ErrorCode.NONE and len(topics) < len(names):
             return request.failed(
                 ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
@@ -297,7 +296,7 @@ class TransactionCoordinator:
         A commit never waits for the controller: what is old is asked for anew beside it.
         """
         names = {tp.topic for tp in request.next_partitions}
-        as_of_ms = self._cluster.now_ms() - TOPIC_AGE_MAX_MS
+        as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
         is_refreshing = self._refresh is not None and not self._refresh.done()
         if not is_refreshing and len(self._cluster.cached(names, as_of_ms=as_of_ms)) < len(names):
             self._refresh = self._spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
@@ -320,7 +319,7 @@ class TransactionCoordinator:
         self._hear_of_newer_keys()
         owner = (metadata.producer_id, metadata.producer_epoch)
         names = {tp.topic for tp in metadata.ahead_partitions}
-        as_of_ms = self._cluster.now_ms() - TOPIC_AGE_MAX_MS
+        as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
         topics = self._cluster.cached(names, as_of_ms=as_of_ms)
         if owner != (reply.producer_id, reply.producer_epoch):
             return ()

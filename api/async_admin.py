@@ -1,7 +1,7 @@
 """``AsyncAdmin``: topics, groups and transactions, for asyncio programs.
 
 Every call is retried while that may help, and is safe to repeat. Descriptions are the messages of
-``actors/protocol``: frozen dataclasses with the fields that the actors themselves answer with.
+``actors/protocol``: frozen structs with the fields that the actors themselves answer with.
 """
 
 from __future__ import annotations

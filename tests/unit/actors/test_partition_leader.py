@@ -126,6 +126,20 @@ def test_a_long_poll_wakes_when_data_becomes_readable(play: Play) -> None:
     play(scenario)
 
 
+def test_a_clock_that_is_set_back_keeps_no_reader_and_no_early_batch_waiting(play: Play) -> None:
+    async def scenario(h: Any) -> None:
+        await h.produce(h.batch(b"a", pid=7, epoch=0, seq=0))
+        reading = asyncio.create_task(h.leader.fetch(h.fetch_request(1, max_wait_ms=100)))
+        producing = asyncio.create_task(h.produce(h.batch(b"c", pid=7, epoch=0, seq=2)))
+        await asyncio.sleep(0)
+        h.clock.time_ms -= 3_600_000
+        fetched, produced = await asyncio.wait_for(asyncio.gather(reading, producing), timeout=10)
+        assert (fetched.error, fetched.records) == (ErrorCode.NONE, b"")
+        assert produced.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    play(scenario)
+
+
 def test_a_retry_of_a_batch_gets_its_first_offset_and_is_not_written_again(play: Play) -> None:
     async def scenario(h: Any) -> None:
         batch = h.batch(b"a", pid=7, epoch=0, seq=0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from oncelog.actors.cluster_view import ANY_AGE_MS, Location
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.loop_time import loop_ms
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
@@ -23,7 +24,7 @@ def test_an_answer_is_used_until_it_is_too_old(world: Any) -> None:
             ).actor == f"partition:{FLIGHTS}@1"
         assert len(world.calls) == 1
         await asyncio.sleep(1)
-        await view.topics(["flights"], as_of_ms=view.now_ms())
+        await view.topics(["flights"], as_of_ms=loop_ms())
         assert len(world.calls) == 2
 
     world.run(scenario)
@@ -33,7 +34,7 @@ def test_questions_at_the_same_time_share_one_call(world: Any) -> None:
     async def scenario() -> None:
         world.add_partition(FLIGHTS)
         view = world.cluster_view()
-        await asyncio.gather(*(view.locate(FLIGHTS, as_of_ms=view.now_ms()) for _ in range(5)))
+        await asyncio.gather(*(view.locate(FLIGHTS, as_of_ms=loop_ms()) for _ in range(5)))
         assert len(world.calls) == 1
 
     world.run(scenario)
@@ -56,7 +57,7 @@ def test_a_silent_controller_leaves_the_old_answer(world: Any) -> None:
         await view.locate(FLIGHTS, as_of_ms=ANY_AGE_MS)
         world.actors.pop(CONTROLLER_ACTOR)
         await asyncio.sleep(1)
-        error, topics = await view.topics(["flights", "delays"], as_of_ms=view.now_ms())
+        error, topics = await view.topics(["flights", "delays"], as_of_ms=loop_ms())
         assert error is ErrorCode.NETWORK_EXCEPTION
         assert set(topics) == {"flights"}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.marker_sender import Delivery
 from oncelog.actors.protocol.messages import (
     MarkerResult,
@@ -222,7 +223,7 @@ def test_who_is_newest_is_asked_after_the_refusal(world: Any, error: ErrorCode) 
         world.add_partition(FLIGHTS[0])
         world.leader_epochs[SHARD] = 4
         sender = world.marker_sender()
-        await sender._cluster.leader_epoch(SHARD, as_of_ms=sender._cluster.now_ms())
+        await sender._cluster.leader_epoch(SHARD, as_of_ms=loop_ms())
         world.leader_epochs[SHARD] = 5
         world.answer_markers("partition:flights-0@1", error)
         delivery = await sender.send(
