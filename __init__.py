@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oncelog.api.delivery import RecordMetadata
     from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.member import Membership
+    from oncelog.api.process import ProcessFailedError, ProcessJob
     from oncelog.api.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
     from oncelog.storage.errors import ErrorCode
@@ -35,6 +36,8 @@ __all__ = [
     "IsolationLevel",
     "Membership",
     "OncelogError",
+    "ProcessFailedError",
+    "ProcessJob",
     "Producer",
     "ProducerInterceptor",
     "ProducerRecord",
@@ -57,6 +60,8 @@ _HOMES = {
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.member",
     "OncelogError": "oncelog.storage.exceptions",
+    "ProcessFailedError": "oncelog.api.process",
+    "ProcessJob": "oncelog.api.process",
     "Producer": "oncelog.api.producer",
     "ProducerInterceptor": "oncelog.api.interceptors",
     "ProducerRecord": "oncelog.api.interceptors",

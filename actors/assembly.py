@@ -13,17 +13,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.controller import Controller, Launcher
 from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, Transport
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.log_cleaning import clean_if_dirty
 from oncelog.actors.maintenance import Maintenance
 from oncelog.actors.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    CUT_BYTES,
+    DAMAGED_PLACE_COUNT,
     LAST_STABLE_OFFSET,
     LAST_STABLE_OFFSET_LAG,
     LATE_GRACE_MS,
@@ -51,10 +54,16 @@ from oncelog.actors.protocol.cluster_messages import (
 )
 from oncelog.actors.protocol.messages import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.replica import Replica
+from oncelog.actors.replica_opening import ExpectedLog
 from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.storage.disk_errors import is_passing
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.fs import FileSystem
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    NO_LEADER_EPOCH,
+    TRANSACTION_STATE_TOPIC,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -64,14 +73,15 @@ class Surroundings:
     """What a process finds where it runs.
 
     ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
-    another bug of ours or a ``LeadershipLostError``, and ends the process at once: it does not
-    return.
+    another bug of ours, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process
+    at once: it does not return.
     """
 
     filesystem: FileSystem
     clock: Clock
     background: Background
     transport: Transport
+    drivers: DriverWatch
     random: Random
     incarnation: str
     process_id: int
@@ -81,6 +91,14 @@ class Surroundings:
 
 class LeadershipLostError(Exception):
     """No bug: the controller has given a newer epoch, so this process has to begin again."""
+
+
+class DiskRefusedError(Exception):
+    """No bug: the disk refused something that may pass, so this process has to begin again."""
+
+
+DISK_RESTART_MS: Final = 2_000
+"""How long a process whose replica is offline for something that may pass waits with its end."""
 
 
 class ReplicaServer:
@@ -99,9 +117,11 @@ class ReplicaServer:
             clock=surroundings.clock,
             background=surroundings.background,
             epoch_source=self.ask_for_epoch,
+            log_source=self.ask_for_log,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
         self.replica.on_bug = surroundings.die
+        self.replica.on_restart = self.restart_later
         self._key_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
@@ -126,16 +146,32 @@ class ReplicaServer:
         """Open the replica and whatever is on top of it."""
         await self.replica.start()
 
-    async def ask_for_epoch(self, _last_epoch: int) -> BecomeLeaderReply:
-        """Ask the controller for an epoch that nobody had before."""
+    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """Ask the controller for the epoch after ``last_epoch``, if that is the current one."""
         request = BecomeLeaderRequest(
             topic_partition=self.replica.topic_partition,
             broker_id=self.config.broker_id,
             incarnation=self.surroundings.incarnation,
+            expected_epoch=last_epoch,
         )
         return await self.transport.call(
             CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
         )
+
+    async def ask_for_log(self) -> ExpectedLog | None:
+        """Ask the controller whether our partition has been led; ``None`` if it does not say."""
+        request = MetadataRequest(topics=(self.config.topic,))
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        for topic in reply.topics:
+            for known in topic.partitions:
+                if known.partition == self.config.partition:
+                    return ExpectedLog(
+                        topic_id=topic.topic_id,
+                        has_been_led=known.leader_epoch != NO_LEADER_EPOCH,
+                    )
+        return None
 
     async def refresh_settings(self) -> None:
         """Follow the settings that the controller has of the topic, in case a call was lost."""
@@ -163,6 +199,15 @@ class ReplicaServer:
             if is_ours and is_serving and known.leader_epoch > epoch:
                 lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
                 self.surroundings.die(LeadershipLostError(lost))
+
+    def restart_later(self, reason: str) -> None:
+        """End the process in a while, unless it is stopped: it then recovers from its log."""
+
+        def restart() -> None:
+            if not self.is_stopped:
+                self.surroundings.die(DiskRefusedError(f"{self!r} {reason}"))
+
+        asyncio.get_running_loop().call_later(DISK_RESTART_MS / 1000, restart)
 
     def refresh_keys_soon(self) -> None:
         """Ask the controller for the keys of tickets, once however often this is called."""
@@ -198,6 +243,11 @@ class ReplicaServer:
                 self.maintenance.start()
         except InvariantViolation as error:
             self.surroundings.die(error)
+        except OSError as error:
+            self.failure = f"could not start: {error}"
+            _logger.error("%r: %s", self, self.failure)
+            if is_passing(error):
+                self.restart_later(self.failure)
         except Exception as error:
             # Kept for ``health``: the actor lives on and answers that it does not lead.
             _logger.exception("%r could not start", self)
@@ -242,6 +292,10 @@ class ReplicaServer:
         self.report(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
         self.report(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
         self.report(LATE_TRANSACTION_COUNT, self.ages.late_count)
+        damaged = self.replica.damage.places(machine.log_start_offset)
+        self.report(DAMAGED_PLACE_COUNT, len(damaged))
+        cut = self.replica.directory.cut
+        self.report(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
 
     def report(self, metric: Metric, value: float) -> None:
         """Set one figure of this process."""
@@ -254,6 +308,8 @@ class ReplicaServer:
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
+        if request.topic_id != self.replica.known_topic_id():
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
         self.is_stopped = True
         await self.maintenance.stop()
         await self.stop_serving(remove_data=request.remove_data)
@@ -287,6 +343,7 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
             transport=self.transport,
             clock=self.clock,
             rng=surroundings.random,
+            drivers=surroundings.drivers,
             on_failure=surroundings.die,
         )
         self.begin()
@@ -320,6 +377,7 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
         GroupCoordinator.__init__(
             self,
             replica=self.replica,
+            transport=self.transport,
             clock=self.clock,
             random=surroundings.random,
             settings=group_settings(config.cluster),
@@ -369,6 +427,12 @@ class ControllerServer(Controller, ReplicaServer):
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log: its directory lock lets one process lead it."""
         return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+    async def ask_for_log(self) -> ExpectedLog | None:
+        """There is a metadata log, unless the directory says that the cluster is to be founded."""
+        identity = self.replica.directory.identity()
+        is_new = identity is not None and identity.is_founding
+        return ExpectedLog(topic_id="", has_been_led=not is_new)
 
     async def refresh_settings(self) -> None:
         """Nothing to ask for: the metadata log has no settings."""

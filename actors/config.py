@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from oncelog.actors import processor_idle
+from oncelog.actors.pin import Pin
 from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
@@ -37,6 +38,12 @@ this much is some 25,000 records, about a second. Compacted, the rest is one rec
 
 PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
 """No producer is forgotten sooner: tickets live for 12 h, and clocks differ."""
+
+TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
+"""No transaction may last longer: its tickets, which count from its begin, must outlive it."""
+
+FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
+"""Of ``ClusterConfig``: fixed when the cluster is founded."""
 
 _INT64_MAX: Final = 2**63 - 1
 _NUMBERS: Final[Mapping[type, str]] = {int: "whole number", float: "number"}
@@ -202,7 +209,7 @@ class ClusterConfig:
     group_initial_rebalance_delay_ms: int = 0
     out_of_order_wait_ms: int = 1_000
     log_retention_check_interval_ms: int = 300_000
-    log_checkpoint_interval_ms: int = 60_000
+    log_checkpoint_interval_ms: int = 1_000
     log_cleaner_backoff_ms: int = 15_000
     producer_id_expiration_check_interval_ms: int = 600_000
     transactional_id_expiration_check_interval_ms: int = 3_600_000
@@ -221,6 +228,12 @@ class ClusterConfig:
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
         check_choice("processor_idle", self.processor_idle, processor_idle.POLICIES)
+        check_range(
+            "transaction_max_timeout_ms",
+            self.transaction_max_timeout_ms,
+            1,
+            TRANSACTION_TIMEOUT_LIMIT_MS,
+        )
         # An old ticket must be dead before the leader forgets the epoch that refuses it.
         check_range(
             "producer_id_expiration_ms",
@@ -235,6 +248,14 @@ class ClusterConfig:
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
                 f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}"
             )
+
+    def to_text(self) -> tuple[tuple[str, str], ...]:
+        """Every setting that differs from its default, by name, with its value as text."""
+        return tuple(
+            (field.name, str(getattr(self, field.name)))
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
@@ -255,13 +276,19 @@ def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """What the process of one replica is started with; the rest it learns from the controller."""
+    """What the process of one replica is started with; the rest it learns from the controller.
+
+    ``cluster_id`` is whose the data directory must be; empty for a log that is of no cluster.
+    ``pin`` is the node that every actor of the broker runs on; only Ray asks for it.
+    """
 
     topic: str
     partition: int
     broker_id: int
     data_dir: str
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    cluster_id: str = ""
+    pin: Pin | None = None
 
     @property
     def directory(self) -> Path:

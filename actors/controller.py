@@ -7,15 +7,17 @@ whether Ray remembered it or not.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import structs
 
 from oncelog import __version__
-from oncelog.actors.config import ClusterConfig, TopicConfig
+from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
+from oncelog.actors.data_directory import DirectoryIdentity
 from oncelog.actors.interfaces import (
     Clock,
     Transport,
@@ -111,22 +113,49 @@ class Controller:
         self._names: dict[str, asyncio.Lock] = {}
 
     async def start(self) -> None:
-        """Load the metadata log, found the cluster if it is new, and start every replica."""
+        """Load the metadata log, found the cluster if it is to be, and start every replica."""
         await self.replica.start()
         if self._runtime.replica.availability() is not ErrorCode.NONE:
             return
         for batch in self.replica.replay():
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
-        await self._found()
+        if not await self._found():
+            return
         # Before anybody is answered: a topic that is created meanwhile would be taken for one.
         await self._end_undeclared()
         self._runtime.is_loaded = True
         await self._launcher.start(self.machine.placements())
 
-    async def _found(self) -> None:
+    async def _found(self) -> bool:
+        """Found the cluster, if its directory says that it is to be; whether it is founded.
+
+        A metadata log that tells of no cluster, or of another one, is not the one to lead: nobody
+        is answered from it.
+        """
+        directory = self.replica.directory
+        identity = directory.identity()
+        if self.machine.founded is None and identity is not None and identity.is_founding:
+            await self._write_founding(identity)
+        founded = self.machine.founded
+        if founded is None or identity is None or founded.cluster_id != identity.cluster_id:
+            wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
+            found = "none" if founded is None else f"cluster {founded.cluster_id}"
+            self.replica.refuse(
+                f"the metadata log in {self.replica.config.directory} should tell of {wanted}, and "
+                f"tells of {found}: put the right one back"
+            )
+            return False
+        if identity.is_founding:
+            try:
+                directory.finish_founding(identity)
+            except OSError as error:
+                _logger.warning("the next start marks the cluster as founded: %s", error)
+        return True
+
+    async def _write_founding(self, identity: DirectoryIdentity) -> None:
         founded = ClusterFounded(
-            cluster_id=self._token_bytes(16).hex(),
+            cluster_id=identity.cluster_id,
             cluster_key=self._token_bytes(CLUSTER_KEY_BYTES),
             transaction_state_partitions=self._config.transaction_state_partitions,
             offsets_partitions=self._config.offsets_partitions,
@@ -169,7 +198,16 @@ class Controller:
             cluster_key_version=self.machine.keys.version,
             process_id=self._process_id,
             version=__version__,
+            settings=self._settings(),
         )
+
+    def _settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings in force: what the founding fixed is not what a later start asked for."""
+        founded = self.machine.founded
+        if founded is None:
+            return self._config.to_text()
+        fixed = {name: getattr(founded, name) for name in FOUNDING_SETTINGS}
+        return dataclasses.replace(self._config, **fixed).to_text()
 
     async def create_topic(self, request: CreateTopicRequest) -> CreateTopicReply:
         """Create a topic and start its replicas."""
@@ -256,15 +294,13 @@ class Controller:
             return await self._delete_topic(request)
 
     async def _delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
-        known = self.machine.metadata([request.name])
-        replicas = self.machine.placements(request.name) if known else []
+        actors = self._topic_ids_of_actors(request.name)
         reply = await self._runtime.execute(
             _ALL, lambda _now_ms: self.machine.decide_delete_topic(request)
         )
         if reply.error is ErrorCode.NONE:
-            actors = [actor_of(tp, broker_id) for tp, broker_id in replicas]
             await self._stop(actors, remove_data=True)
-            await self._launcher.end(actors)
+            await self._launcher.end(list(actors))
         return reply
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
@@ -313,19 +349,31 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        await self._stop([actor_of(tp, broker) for tp, broker in self.machine.placements()])
+        await self._stop(self._topic_ids_of_actors(), remove_data=False)
         await self.replica.stop()
         return ShutdownReply()
 
-    async def _stop(self, actors: list[str], *, remove_data: bool = False) -> None:
-        request = ShutdownRequest(remove_data=remove_data)
+    def _topic_ids_of_actors(self, *names: str) -> dict[str, str]:
+        """The topic ids of all actors, or those of some topics, by the actor's name."""
+        return {
+            actor_of(tp, broker): topic.topic_id
+            for topic in self.machine.metadata(names or None)
+            for tp, broker in self.machine.placements(topic.name)
+        }
+
+    async def _stop(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
+        """Stop actors, each if it is still of its topic."""
         replies = await asyncio.gather(
             *(
-                self._transport.call(actor, request, timeout_ms=SHUTDOWN_TIMEOUT_MS)
-                for actor in actors
+                self._transport.call(
+                    actor,
+                    ShutdownRequest(remove_data=remove_data, topic_id=topic_id),
+                    timeout_ms=SHUTDOWN_TIMEOUT_MS,
+                )
+                for actor, topic_id in topic_ids.items()
             )
         )
-        for actor, reply in zip(actors, replies, strict=True):
+        for actor, reply in zip(topic_ids, replies, strict=True):
             if reply.error is not ErrorCode.NONE:
                 _logger.warning("%s did not stop cleanly: %s", actor, reply.error.name)
 

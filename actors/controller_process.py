@@ -19,7 +19,7 @@ class ControllerProcess(ControllerServer, ReplicaProcess):
         super().__init__(
             config,
             production(config),
-            launcher=RayLauncher(data_dir=config.data_dir, config=config.cluster),
+            launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
         )
         self.listener = make_listener(super())

@@ -16,7 +16,8 @@ from typing import Any, Final
 from oncelog.actors.apply_queue import ApplyQueue
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordinator_runtime import client_error_of_append
-from oncelog.actors.interfaces import Clock
+from oncelog.actors.group_topics import GroupTopics
+from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group import GroupMachine, is_valid_group_id
 from oncelog.actors.protocol.group_effects import (
@@ -64,6 +65,9 @@ from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition, shard_of
 EXPIRY_SCAN_MS: Final = 600_000
 """How often unused positions are looked for."""
 
+DELETED_TOPICS_SCAN_MS: Final = 60_000
+"""How often positions in topics that are deleted by now are looked for, and at each load."""
+
 LOAD_BATCHES_PER_TURN: Final = 256
 """Batches replayed before other work of the event loop gets its turn."""
 
@@ -100,12 +104,17 @@ class GroupCoordinator:
         self,
         *,
         replica: Replica,
+        transport: Transport,
         clock: Clock,
         random: Random,
         settings: GroupSettings,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replica = replica
+        self._topics = GroupTopics(
+            transport=transport,
+            call_timeout_ms=replica.config.cluster.internal_call_timeout_ms,
+        )
         self._clock = clock
         self._random = random
         self._settings = settings
@@ -149,6 +158,7 @@ class GroupCoordinator:
         self._epoch = self.replica.leader_epoch
         self._run(machine.finish_load(self._clock.now_ms()))
         self._spawn(self._expire_for_ever())
+        self._spawn(self._forget_deleted_topics_for_ever())
 
     def resign(self) -> None:
         """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""
@@ -246,8 +256,13 @@ class GroupCoordinator:
     async def _commit(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest
     ) -> OffsetCommitReply:
-        """Admit, append, wait, apply, answer. Nothing waits between the first two."""
+        """Learn the topics; admit and append, with no wait between; wait, apply, answer."""
         error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        error, topic_ids = await self._topics.ids_named_by(request)
+        if error is ErrorCode.NONE:
+            error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
         now_ms = self._clock.now_ms()
@@ -255,7 +270,7 @@ class GroupCoordinator:
         self._run(effects)
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        decision = self._machine.offsets.decide_commit(request, now_ms)
+        decision = self._machine.offsets.decide_commit(request, now_ms, topic_ids)
         if not decision.records:
             return decision.reply
         transaction = request if isinstance(request, TxnOffsetCommitRequest) else None
@@ -355,6 +370,28 @@ class GroupCoordinator:
         while True:
             await asyncio.sleep(EXPIRY_SCAN_MS / 1000)
             await self.expire_offsets()
+
+    async def forget_deleted_topics(self) -> None:
+        """Remove committed positions in topics that are deleted by now, durably."""
+        if self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        gone = await self._topics.gone(self._machine.offsets.topic_ids())
+        if not gone or self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        now_ms = self._clock.now_ms()
+        outcomes = [
+            self._queue.append(group_id, records, now_ms)
+            for group_id, records in self._machine.of_deleted_topics(gone, self._queue.group_ids)
+        ]
+        for outcome in outcomes:
+            await self._committed(outcome)
+
+    async def _forget_deleted_topics_for_ever(self) -> None:
+        while True:
+            await self.forget_deleted_topics()
+            await asyncio.sleep(DELETED_TOPICS_SCAN_MS / 1000)
 
     # --- log ------------------------------------------------------------------------------
 

@@ -7,6 +7,10 @@ A *round* takes all that is unsynced at the end of a turn. While the disk is bri
 middle of a turn, as soon as ``ROUND_BYTES`` are unsynced: the disk then works while the loop goes
 on appending. Such a round may wait behind another, so that the disk has work at once when that one
 ends. On a slow disk two rounds cost more than one.
+
+A round that was refused something which may pass by itself, as a descriptor or room for an index
+entry, is repeated: with the next append, or after ``DISK_RETRY_MS``. What is for good is told by
+the table of ``storage.disk_errors``.
 """
 
 from __future__ import annotations
@@ -14,17 +18,24 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.actors.interfaces import Background
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.replica_waiters import ReplicaWaiters
+from oncelog.storage.disk_errors import is_passing
 from oncelog.storage.partition_log import PartitionLog
 from oncelog.storage.sync_point import SyncPoint
 
+_logger = logging.getLogger(__name__)
+
 UNAWAITED_SYNC_MS: Final = 20
 """How long something that nobody waits for may stay unsynced: time for others to share a sync."""
+
+DISK_RETRY_MS: Final = 1_000
+"""How soon something that the disk refused is tried again, if it may pass by itself."""
 
 ROUND_BYTES: Final = 128 * 1024
 """With so many bytes a round begins at once: writing them takes the disk longer than to begin."""
@@ -77,6 +88,10 @@ class GroupSync:
         self._is_offline = is_offline
         self._begun_offset = 0
         """Everything below is durable, or in a round that has begun."""
+        self._begun_generation = 0
+        """The log's at that time; once it was truncated, the offset says nothing."""
+        self._is_refused = False
+        """The last round was, so this has been told."""
         self._unbegun_bytes = 0
         self._hurry = _Hurry.NONE
         self._rounds: set[asyncio.Future[None]] = set()
@@ -84,10 +99,11 @@ class GroupSync:
         """The end of this turn or, if nobody waits, a timer: the next round begins then."""
         self._is_next_later = False
 
-    def begin(self) -> None:
+    def begin(self, log: PartitionLog) -> None:
         """Take all that is in the machine for durable: its log was synced when it was opened."""
         self._begun_offset = self._machine.log_end_offset
-        self._machine.advance_high_watermark(self._begun_offset)
+        self._begun_generation = log.generation
+        self._advance(log, self._begun_offset)
 
     def request(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
         """Have ``size_bytes`` that were appended synced soon.
@@ -98,8 +114,7 @@ class GroupSync:
             self._hurry = _AWAITED
         else:
             # The sync goes on behind, so that a restart has little to scan.
-            self._machine.advance_high_watermark(self._machine.log_end_offset)
-            self._waiters.release(self._machine.high_watermark)
+            self._advance(log, log.indexed_end_offset)
             self._hurry = max(self._hurry, _Hurry.SOON)
         self._unbegun_bytes = unbegun_bytes = self._unbegun_bytes + size_bytes
         is_large = unbegun_bytes >= ROUND_BYTES
@@ -130,11 +145,11 @@ class GroupSync:
         if self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
 
-    def _begin_later(self, log: PartitionLog) -> None:
+    def _begin_later(self, log: PartitionLog, delay_ms: int = UNAWAITED_SYNC_MS) -> None:
         """Begin the next round in a while, unless an append brings it sooner."""
         if self._next is None:
             loop = asyncio.get_running_loop()
-            self._next = loop.call_later(UNAWAITED_SYNC_MS / 1000, self._end_turn, log)
+            self._next = loop.call_later(delay_ms / 1000, self._end_turn, log)
             self._is_next_later = True
 
     def _forget_next(self) -> None:
@@ -146,12 +161,14 @@ class GroupSync:
     def _end_turn(self, log: PartitionLog) -> None:
         self._next = None
         self._is_next_later = False
-        if not self._rounds and not self._is_offline() and self._is_unbegun:
+        if not self._rounds and not self._is_offline() and self._is_unbegun(log):
             self._begin_round(log)
 
-    @property
-    def _is_unbegun(self) -> bool:
-        return self._begun_offset < self._machine.log_end_offset
+    def _is_unbegun(self, log: PartitionLog) -> bool:
+        return (
+            self._begun_offset < self._machine.log_end_offset
+            or self._begun_generation != log.generation
+        )
 
     def _begin_round(self, log: PartitionLog) -> None:
         """Sync all that is unsynced now: in this very turn if that is quicker, else beside it."""
@@ -161,13 +178,15 @@ class GroupSync:
         try:
             point = log.sync_point()
             self._begun_offset = point.log_end_offset
+            self._begun_generation = point.generation
             point.is_small = is_small
             if is_small and not self._rounds and self._background.try_now(point.run):
                 self._finish(log, point)
+                self._go_on(log)
                 return
             round_ = asyncio.ensure_future(self._background.run(point))
         except OSError as error:
-            self._on_failure(error)
+            self._repeat_or_give_up(log, error)
             return
         except Exception as bug:
             self._on_bug(bug)
@@ -185,20 +204,43 @@ class GroupSync:
             round_.result()
             self._finish(log, point)
         except OSError as error:
-            self._on_failure(error)
+            self._repeat_or_give_up(log, error)
             return
         except Exception as bug:
             self._on_bug(bug)
             return
-        if self._rounds or not self._is_unbegun:
+        self._go_on(log)
+
+    def _go_on(self, log: PartitionLog) -> None:
+        """A round has ended: bring the next one on its way, if there is need of one."""
+        if self._rounds or not self._is_unbegun(log):
             return
-        if self._hurry is _Hurry.NONE:
+        if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
+            self._begin_later(log, DISK_RETRY_MS)
+        elif self._hurry is _Hurry.NONE:
             self._begin_later(log)
         else:
             self._begin_at_end_of_turn(log)
 
+    def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
+        """Do a refused round again later, as long as the log itself does not call it lost."""
+        if log.failure is not None or not is_passing(error):
+            self._on_failure(error)
+            return
+        if not self._is_refused:
+            self._is_refused = True
+            _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
+        self._begun_offset = log.recovery_point
+        self._begin_later(log, DISK_RETRY_MS)
+
     def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
         """The point is durable: so everybody may see and believe what it covers."""
-        log.mark_synced(point)
-        self._machine.advance_high_watermark(point.log_end_offset)
+        if log.mark_synced(point):
+            self._is_refused = False
+            self._advance(log, point.log_end_offset)
+
+    def _advance(self, log: PartitionLog, offset: int) -> None:
+        """Readers and waiters may have what lies below ``offset``."""
+        self._machine.advance_high_watermark(offset)
+        log.high_watermark = self._machine.high_watermark
         self._waiters.release(self._machine.high_watermark)

@@ -1,6 +1,7 @@
 """What shells and clients need from the world, so that the simulator can be the world.
 
-Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground`` and ``storage.fs.FileSystem``.
+Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground``, ``ProcessTable`` and
+``storage.fs.FileSystem``.
 Timers and futures are asyncio's; the simulator brings an event loop with virtual time.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from oncelog.actors.protocol.messages import ReplyT, Request
+from oncelog.actors.protocol.messages import DriverProcess, ReplyT, Request
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 ResultT = TypeVar("ResultT")
@@ -20,6 +21,14 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
+        ...
+
+
+class DriverWatch(Protocol):
+    """Knows whether the process of a driver lives, if it can see it."""
+
+    def is_gone(self, driver: DriverProcess) -> bool:
+        """Whether the process has certainly ended. False also where nothing can be seen of it."""
         ...
 
 
@@ -84,4 +93,6 @@ def actor_of(tp: TopicPartition, broker_id: int) -> str:
 
 
 CONTROLLER_ACTOR = "controller"
+LOG_ACTORS = (CONTROLLER_ACTOR, "partition:", "transaction:", "group:")
+"""How the names of actors that hold logs begin."""
 NAMESPACE = "oncelog"

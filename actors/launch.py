@@ -6,11 +6,12 @@ The classes are not decorated, so a restarted actor runs the code that is instal
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any, Final
 
 import ray
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import NAMESPACE, actor_of
 from oncelog.actors.processes import (
     GroupCoordinatorProcess,
@@ -27,23 +28,22 @@ from oncelog.storage.model import (
 MAX_CONCURRENCY: Final = 100_000
 """Calls one actor may hold at once; long polls are many and cost nothing until they are."""
 
-BROKER_LABEL: Final = "broker"
-"""The node label that pins a replica to the node that has its directory."""
-
 
 def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
-    It survives its creator, restarts by itself and never repeats a call by itself.
+    It survives its creator, restarts by itself, there and nowhere else, and never repeats a call by
+    itself.
     """
+    if config.pin is None:
+        raise ValueError(f"{name} has to be pinned to the node of its data directory")
     options: dict[str, Any] = {
         "name": name,
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "get_if_exists": True,
+        **config.pin.options(),
     }
-    if any(BROKER_LABEL in node["Labels"] for node in ray.nodes() if node["Alive"]):
-        options["label_selector"] = {BROKER_LABEL: str(config.broker_id)}
     make_remote: Any = ray.remote
     remote_class = make_remote(
         num_cpus=0,
@@ -56,10 +56,9 @@ def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -
 
 
 class RayLauncher:
-    """``Launcher`` on Ray."""
+    """``Launcher`` on Ray: every actor is where the controller is, which has ``config``."""
 
-    def __init__(self, *, data_dir: str, config: ClusterConfig) -> None:
-        self._data_dir = data_dir
+    def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
 
     async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
@@ -68,12 +67,8 @@ class RayLauncher:
 
     def _start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
         for tp, broker_id in replicas:
-            config = ReplicaConfig(
-                topic=tp.topic,
-                partition=tp.partition,
-                broker_id=broker_id,
-                data_dir=self._data_dir,
-                cluster=self._config,
+            config = dataclasses.replace(
+                self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
             )
             launch_actor(_class_of(tp.topic), actor_of(tp, broker_id), config)
 
@@ -83,10 +78,11 @@ class RayLauncher:
 
     async def running(self) -> list[str]:
         """Names of all actors in our namespace."""
-        return await asyncio.to_thread(_running_actors)
+        return await asyncio.to_thread(running_actors)
 
 
-def _running_actors() -> list[str]:
+def running_actors() -> list[str]:
+    """Names of all actors in our namespace."""
     actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 

@@ -23,8 +23,8 @@ async def raise_log_start(replica: Replica, offset: int) -> ErrorCode:
         error = await replica.sync_all()
         if error is not ErrorCode.NONE:
             return error
-    replica.advance_log_start(offset)
-    return await replica.sync_all()
+    error = replica.advance_log_start(offset)
+    return error if error is not ErrorCode.NONE else await replica.sync_all()
 
 
 def has_old_segments(replica: Replica, now_ms: int) -> bool:

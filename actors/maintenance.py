@@ -3,10 +3,11 @@
 | work | how often | setting |
 |---|---|---|
 | settings that a lost call did not bring; retention | 300 s | log_retention_check_interval_ms |
-| the checkpoint, durably | 60 s | log_checkpoint_interval_ms |
+| the checkpoint, durably, if it is behind | 1 s | log_checkpoint_interval_ms |
 | producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
 | compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
 | the figures that operators watch | 10 s | metrics_interval_ms |
+| a piece of the log read through for damage | 10 s, after all of it a day of rest | |
 
 Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
@@ -24,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.log_scrub import SCRUB_PIECE_INTERVAL_MS, LogScrub
 from oncelog.actors.log_upkeep import has_old_segments, remove_old_segments
 from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
@@ -81,6 +83,7 @@ class Maintenance:
             ("checkpoint", cluster.log_checkpoint_interval_ms, self._checkpoint),
             ("retention", cluster.log_retention_check_interval_ms, self._retain),
             ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
+            ("scrub", SCRUB_PIECE_INTERVAL_MS, LogScrub(self.replica).piece),
         ]
         if self._report is not None:
             plan.append(("metrics", cluster.metrics_interval_ms, self._report_figures))
@@ -152,7 +155,9 @@ class Maintenance:
     # --- the work -------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
-        await self.replica.sync_all()
+        """The older it is when power fails, the less is known of what was acknowledged."""
+        if self.replica.log.has_old_checkpoint:
+            await self.replica.sync_all()
 
     async def _retain(self) -> None:
         if self._refresh is not None:

@@ -71,6 +71,16 @@ ACTIVE_TRANSACTIONAL_ID_COUNT: Final = Metric(
     unit="ids",
     description="Transactional ids with a transaction that is open or not complete.",
 )
+DAMAGED_PLACE_COUNT: Final = Metric(
+    name="damaged_place_count",
+    unit="places",
+    description="Places of the log found to be unreadable; see `oncelog status`.",
+)
+CUT_BYTES: Final = Metric(
+    name="cut_bytes",
+    unit="bytes",
+    description="What the last start cut from the end of the log; see `oncelog status`.",
+)
 METRICS: Final = (
     PRODUCER_ID_COUNT,
     OPEN_TRANSACTION_COUNT,
@@ -78,6 +88,8 @@ METRICS: Final = (
     LAST_STABLE_OFFSET_LAG,
     OLDEST_OPEN_TRANSACTION_AGE_MS,
     LATE_TRANSACTION_COUNT,
+    DAMAGED_PLACE_COUNT,
+    CUT_BYTES,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
 )

@@ -1,6 +1,7 @@
 """The leader of one partition: what clients and coordinators call.
 
-Nothing here is per record: a batch's 61-byte header and its CRC are all a leader looks at.
+Nothing here is per record: a batch's 61-byte header is all that this looks at. One compiled call
+checks its CRC, and that uncompressed records can be decoded.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.replica import Replica
 from oncelog.actors.replica_log import AppendOutcome
 from oncelog.actors.topic_rules import check_topic_rules
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     EARLIEST_TIMESTAMP,
@@ -54,7 +56,6 @@ from oncelog.storage.model import (
 from oncelog.storage.partition_log import LogSlice
 from oncelog.storage.record_batch import (
     BatchHeader,
-    check_client_batch,
     parse_header,
     stamp_log_append_time,
 )
@@ -112,6 +113,7 @@ class PartitionLeader:
             base_offset=outcome.base_offset,
             log_append_time_ms=outcome.log_append_time_ms,
             log_start_offset=replica.machine.log_start_offset,
+            is_ticket_old=outcome.is_ticket_old,
         )
 
     async def _append(self, request: ProduceRequest, header: BatchHeader) -> AppendOutcome:
@@ -130,6 +132,7 @@ class PartitionLeader:
                 transactional_id=request.transactional_id,
                 ticket=request.ticket,
                 follows_unacknowledged=request.follows_unacknowledged,
+                batch=request.batch,
                 now_ms=now_ms,
             )
             if verdict.duplicate_base_offset is not None:
@@ -155,6 +158,8 @@ class PartitionLeader:
         outcome = replica.write(batch, header, None, now_ms=now_ms)
         if stamps_time:
             outcome = outcome._replace(log_append_time_ms=now_ms)
+        if verdict.is_ticket_old:
+            outcome = outcome._replace(is_ticket_old=True)
         for waiter in self._early.pop(header.producer_id, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -186,6 +191,11 @@ class PartitionLeader:
         deadline_ms = loop_ms() + request.max_wait_ms
         while True:
             error = self._check(request.topic_partition, request.leader_epoch)
+            if error is ErrorCode.NONE and request.topic_id not in (
+                "",
+                replica.leadership.topic_id,
+            ):
+                error = ErrorCode.UNKNOWN_TOPIC_ID
             if error is ErrorCode.NONE:
                 error = replica.machine.check_fetch(request.fetch_offset)
             if error is not ErrorCode.NONE:
@@ -193,6 +203,13 @@ class PartitionLeader:
             remaining_ms = deadline_ms - loop_ms()
             try:
                 found = self._read(request)
+            except CorruptRecordError as damage:
+                replica.damage.note(damage)
+                return structs.replace(
+                    self._bounds(ErrorCode.CORRUPT_MESSAGE),
+                    detail=str(damage),
+                    resume_offset=damage.next_offset,
+                )
             except CorruptDataError as damage:
                 return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
             except OSError as refusal:
@@ -209,6 +226,7 @@ class PartitionLeader:
             request.fetch_offset,
             max_bytes=min(request.max_bytes, MESSAGE_LIMIT_BYTES),
             upper_offset=bound,
+            is_checked=request.is_checked,
         )
 
     def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:

@@ -31,6 +31,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.message_codec import decode_request, encode
 from oncelog.actors.process_metrics import RayMetrics
+from oncelog.actors.process_table import ProcessTable
 from oncelog.actors.processor_idle import POLL, keep_processors_awake
 from oncelog.actors.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode, InvariantViolation
@@ -113,6 +114,7 @@ def production(config: ReplicaConfig) -> Surroundings:
         clock=SystemClock(),
         background=ThreadBackground(),
         transport=ActorTransport(RayTransport()),
+        drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),

@@ -2,8 +2,9 @@
 
 Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
 between. The high watermark, and so every acknowledgement and every reader, covers only what is on
-disk: see ``group_sync``. A failed write or sync takes the replica offline; nobody guesses what
-reached the disk. How a replica comes to lead, and how it stops, is in ``replica``.
+disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
+itself (``storage.disk_errors``); nobody guesses what reached the disk. How a replica comes to lead,
+and how it stops, is in ``replica``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.found_damage import FoundDamage
 from oncelog.actors.group_sync import GroupSync
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
@@ -24,6 +26,7 @@ from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.replica_opening import ReplayedBatch, index_if_aborted, read_back
 from oncelog.actors.replica_waiters import ReplicaWaiters, answer
 from oncelog.storage.control_record import ControlRecord, encode_marker
+from oncelog.storage.disk_errors import is_passing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_OFFSET,
@@ -53,12 +56,15 @@ class AppendOutcome(NamedTuple):
     log_append_time_ms: int = NO_TIMESTAMP
     is_duplicate: bool = False
     """The batch stood there before: its first copy tells what became of it."""
+    is_ticket_old: bool = False
+    """Its producer should renew its plain ticket."""
 
 
 class ReplicaLog:
     """The log of one partition and everything that is known about it.
 
-    ``failure`` says why it is offline. ``on_bug`` ends the process. Whoever opens the log sets
+    ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
+    replica is offline for something that may pass. Whoever opens the log sets
     ``_log``, ``_is_leading`` and ``leadership``.
     """
 
@@ -69,8 +75,11 @@ class ReplicaLog:
         self.topic = TopicConfig()
         self.leadership = BecomeLeaderReply()
         self.failure: str | None = None
+        self.damage = FoundDamage(self.topic_partition)
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
+        self.on_restart: Callable[[str], None] = lambda _reason: None
+        self.restarts_itself = False
         self._background = background
         self._log: PartitionLog | None = None
         self._is_leading = False
@@ -79,7 +88,7 @@ class ReplicaLog:
             machine=self.machine,
             background=background,
             waiters=self._waiters,
-            on_failure=self._note_failed_sync,
+            on_failure=functools.partial(self._give_up, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
             is_offline=lambda: self.failure is not None,
         )
@@ -109,6 +118,24 @@ class ReplicaLog:
         self.failure = reason
         self._is_leading = False
         self._waiters.send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _give_up(self, doing: str, error: OSError) -> None:
+        """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
+        if self.failure is not None:
+            return
+        self._go_offline(f"cannot {doing} {self.config.directory}: {error}")
+        if is_passing(error):
+            self.restarts_itself = True
+            self.on_restart(f"cannot {doing} {self.config.directory}: {error}")
+
+    def _note_refusal(self, doing: str, error: OSError) -> None:
+        """The disk refused something that is done again when it is due: give up only if it must."""
+        if self._log is None or self._log.failure is not None or not is_passing(error):
+            self._give_up(doing, error)
+        else:
+            _logger.warning(
+                "%s: cannot %s %s: %s", self.topic_partition, doing, self.config.directory, error
+            )
 
     # --- append ---------------------------------------------------------------------------
 
@@ -194,8 +221,8 @@ class ReplicaLog:
 
         ``batch`` is not changed: its bytes go to the disk as they are, but for what a leader sets.
 
-        A full disk refuses the batch and leaves the replica as it was; any other error of the
-        disk takes it offline.
+        An error of the disk that may pass, as a full one, refuses the batch and leaves the replica
+        as it was; any other takes it offline.
         """
         log, machine = self._log or self.log, self.machine
         base_offset = machine.log_end_offset
@@ -214,11 +241,11 @@ class ReplicaLog:
                 index_if_aborted(log, completed)
         except OSError as error:
             if log.failure is not None:
-                self._go_offline(f"cannot write to {self.config.directory}: {error}")
+                self._give_up("write to", error)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self._request_sync(log, len(batch), is_awaited=is_awaited)
         return tuple.__new__(
-            AppendOutcome, (_NONE, base_offset, log.log_end_offset, NO_TIMESTAMP, False)
+            AppendOutcome, (_NONE, base_offset, log.log_end_offset, NO_TIMESTAMP, False, False)
         )
 
     # --- group sync -----------------------------------------------------------------------
@@ -257,11 +284,11 @@ class ReplicaLog:
         else:
             self._sync.request_later(log, size_bytes)
 
-    def _note_failed_sync(self, error: OSError) -> None:
-        self._go_offline(f"cannot sync {self.config.directory}: {error}")
-
     async def sync_all(self) -> ErrorCode:
-        """Make all that is unsynced now durable, the checkpoint included, and wait for it."""
+        """Make all that is unsynced now durable, the checkpoint included, and wait for it.
+
+        ``KAFKA_STORAGE_ERROR`` also for what may pass: the replica serves on then.
+        """
         error = self.availability()
         if error is not ErrorCode.NONE:
             return error
@@ -274,29 +301,31 @@ class ReplicaLog:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)
         except OSError as failure:
-            self._note_failed_sync(failure)
+            self._note_refusal("sync", failure)
+            return ErrorCode.KAFKA_STORAGE_ERROR
         return self.availability()
 
-    def advance_log_start(self, offset: int) -> bool:
+    def advance_log_start(self, offset: int) -> ErrorCode:
         """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
 
-        At most the recovery point. Returns whether the log start moved.
+        At most the recovery point; a lower one than now changes nothing. With an error nothing
+        has changed.
         """
         try:
             if not self.log.advance_log_start(offset):
-                return False
+                return ErrorCode.NONE
         except OSError as error:
-            self._go_offline(f"cannot write to {self.config.directory}: {error}")
-            return False
+            self._note_refusal("write to", error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
         self.machine.advance_log_start(offset)
         # The last stable offset may have risen over a transaction that lost its head.
         self._waiters.wake_readers()
-        return True
+        return ErrorCode.NONE
 
     def check_log(self) -> None:
         """Go offline if the log went: work beside appends has met an error of the disk."""
         if self._log is not None and self._log.failure is not None and self.failure is None:
-            self._go_offline(f"cannot use {self.config.directory}: {self._log.failure}")
+            self._give_up("use", self._log.failure)
 
     async def run_beside(self, work: Callable[[], ResultT]) -> ResultT:
         """Run work with files beside the event loop; its result and its errors are the caller's."""

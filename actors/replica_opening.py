@@ -1,7 +1,11 @@
-"""How a replica comes by its log: the lock on its directory, recovery, and whose files they are.
+"""How a replica comes by its log: whose files they are, the lock on its directory, and recovery.
 
-``lock``, ``open``, then with the epoch ``claim``; ``close`` and ``release`` at the end. Blocking
-but for ``lock``: the caller runs the others beside the event loop.
+``refusal``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end. Blocking but for
+``lock``: the caller runs the others beside the event loop.
+
+A log that was led before and is not there is missing, never empty: the directory bears the id of
+its topic, durably, before its replica asks for its first leader epoch. So where the controller has
+given an epoch and the directory does not bear the id, it is another disk's, or has lost its files.
 """
 
 from __future__ import annotations
@@ -9,10 +13,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.data_directory import (
+    LOG_SUFFIX,
+    DirectoryIdentity,
+    read_identity,
+    refusal,
+    write_identity,
+)
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import CompletedTransaction, PartitionMachine
@@ -24,10 +36,13 @@ from oncelog.storage.checkpoint import (
 )
 from oncelog.storage.control_record import ControlRecord, decode_control
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
+from oncelog.storage.log_tail import TailCut
 from oncelog.storage.partition_log import LogSettings, PartitionLog
 from oncelog.storage.record_batch import BatchHeader
 from oncelog.storage.record_codec import Record, decode_records
+from oncelog.storage.topic_id_file import read_topic_id, write_topic_id
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +55,21 @@ LOCK_RETRY_MS: Final = 50
 
 EPOCH_RETRY_MAX_MS: Final = 1_000
 """The longest pause between two questions for an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLog:
+    """What the controller knows of the log of a partition.
+
+    ``has_been_led``: a leader epoch was given, so that there are files that bear ``topic_id``.
+    """
+
+    topic_id: str
+    has_been_led: bool
+
+
+class MissingLogError(Exception):
+    """The log should be here and is not; whoever starts the replica looks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +92,45 @@ class ReplicaDirectory:
         clock: Clock,
         machine: PartitionMachine,
     ) -> None:
+        self._config = config
         self._path = config.directory
         self._filesystem = filesystem
         self._clock = clock
         self._machine = machine
         self._lock: Lock | None = None
+        self.cut: TailCut | None = None
+        """What the attempts to open the log have cut from its end."""
+
+    def identity(self) -> DirectoryIdentity | None:
+        """Whose the data directory is. OSError, CorruptDataError."""
+        return read_identity(self._filesystem, Path(self._config.data_dir))
+
+    def finish_founding(self, identity: DirectoryIdentity) -> None:
+        """Take the mark away that lets a metadata log be begun, durably. OSError."""
+        founded = replace(identity, is_founding=False)
+        write_identity(self._filesystem, Path(self._config.data_dir), founded)
+
+    def check_owner(self) -> None:
+        """MissingLogError if the data directory is not that of our cluster and broker. OSError."""
+        if self._config.cluster_id:
+            refused = refusal(
+                self._filesystem,
+                Path(self._config.data_dir),
+                cluster_id=self._config.cluster_id,
+                broker_id=self._config.broker_id,
+            )
+            if refused is not None:
+                raise MissingLogError(refused)
+
+    def check_log(self, expected: ExpectedLog) -> None:
+        """MissingLogError if the partition has been led and these are not its files. OSError."""
+        found = read_topic_id(self._filesystem, self._path)
+        if expected.has_been_led and found != expected.topic_id:
+            what = "has no log" if found is None else f"has the log of another topic ({found})"
+            raise MissingLogError(
+                f"the log is missing: {self._path} {what}, and there was one (topic id "
+                f"{expected.topic_id or 'none'}). Mount its disk or put its files back"
+            )
 
     async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
         """Take the directory for this process, waiting until an earlier incarnation let go."""
@@ -91,6 +155,7 @@ class ReplicaDirectory:
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
         )
+        self.cut = log.cut or self.cut
         try:
             self._restore(log)
         except BaseException:
@@ -105,33 +170,65 @@ class ReplicaDirectory:
         # A snapshot below the log start tells of producers by what stands between the two.
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-        replay_from = machine.replay_from
+        needed_from = machine.replay_from
         # A snapshot remembers one batch per producer, also that of a clean stop; the batches
         # before it restore the other four, so that the retry of any that was in flight is known.
-        replay_from = min(replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX))
-        for header, batch in log.replay_state(replay_from):
-            control = decode_control(batch, header) if header.is_control else None
-            index_if_aborted(log, machine.apply(header, control))
+        history_from = min(needed_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX))
+        try:
+            self._replay(log, history_from)
+        except CorruptDataError as damage:
+            if history_from == needed_from:
+                raise
+            # The state does not need them: whoever reads them will be told.
+            _logger.error(
+                "%s: batches before the last snapshot are damaged: %s", self._path, damage
+            )
+            machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
+            if needed_from < log.log_end_offset:
+                self._replay(log, needed_from)
         machine.advance_log_start(log.log_start_offset)
+        log.settle_aborted()
+        log.end_restore()
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
 
-    def claim(self, log: PartitionLog, topic_id: str, topic: TopicConfig) -> PartitionLog:
-        """Make sure that the files are those of this topic, not of a deleted one of its name.
+    def _replay(self, log: PartitionLog, from_offset: int) -> None:
+        for header, batch in log.replay_state(from_offset):
+            control = decode_control(batch, header) if header.is_control else None
+            index_if_aborted(log, self._machine.apply(header, control))
 
-        Returns the log to use: ``log``, or a new one in the place of the deleted topic's.
+    def claim(self, expected: ExpectedLog) -> None:
+        """Make sure that the files are those of this topic, durably, before the log is opened.
+
+        Those of a deleted topic of its name go. MissingLogError: see ``check_log``.
         """
-        filesystem, path = self._filesystem, self._path / PARTITION_METADATA_FILE
-        claim = f"version: 0\ntopic_id: {topic_id}\n".encode()
-        if filesystem.exists(path) and filesystem.read_whole(path) != claim:
+        self.check_log(expected)
+        found = read_topic_id(self._filesystem, self._path)
+        if found is None:
+            self._refuse_strangers()
+        elif found != expected.topic_id:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
-            log.close(None)
             self._remove_files()
-            log = self.open(topic)
-        if not filesystem.exists(path):
-            filesystem.write_atomically(path, claim)
-        return log
+        write_topic_id(self._filesystem, self._path, expected.topic_id)
+
+    def _refuse_strangers(self) -> None:
+        """A new partition begins with nothing; records that say no topic are not thrown away."""
+        for name in self._filesystem.list_directory(self._path):
+            path = self._path / name
+            if path.suffix == LOG_SUFFIX and self._filesystem.file_size(path):
+                raise MissingLogError(
+                    f"{path} has records, but {PARTITION_METADATA_FILE}, which says of which "
+                    f"topic, is missing: put it back, or move the files away"
+                )
+
+    def topic_id(self) -> str:
+        """The id of the topic whose files these are; "" while they are nobody's or unreadable."""
+        try:
+            return read_topic_id(self._filesystem, self._path) or ""
+        except (OSError, CorruptDataError) as error:
+            _logger.warning("%s: nobody knows whose files these are: %s", self._path, error)
+            return ""
 
     def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
         """Flush and write the clean-shutdown mark, unless the log failed; remove all if asked to.
@@ -192,11 +289,18 @@ async def ask_until_told(
     *,
     is_wanted: Callable[[], bool],
 ) -> BecomeLeaderReply:
-    """Ask for the epoch to lead with, ever less often, until it is told or not wanted any more."""
+    """Ask for the epoch to lead with, ever less often, until it is told or not wanted any more.
+
+    Another epoch than the log's last one may be current: one that was given to an earlier start,
+    which died before it wrote it down, or that of a new topic beside the log of a deleted one.
+    """
     delay_ms = LOCK_RETRY_MS
     while True:
         reply = await epoch_source(last_epoch)
         if reply.error is ErrorCode.NONE or not is_wanted():
             return reply
+        if reply.error is ErrorCode.FENCED_LEADER_EPOCH and reply.leader_epoch != last_epoch:
+            last_epoch = reply.leader_epoch
+            continue
         await asyncio.sleep(delay_ms / 1000)
         delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)

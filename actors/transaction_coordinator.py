@@ -18,9 +18,10 @@ from msgspec import structs
 from oncelog.actors.cluster_view import ClusterView
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.held_records import HeldRecordsReader
-from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.interfaces import Clock, DriverWatch, Transport
 from oncelog.actors.loop_time import loop_ms
 from oncelog.actors.marker_sender import MarkerSender
+from oncelog.actors.plain_producers import PlainProducers
 from oncelog.actors.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.protocol.admin_messages import (
     AbortTransactionReply,
@@ -36,6 +37,8 @@ from oncelog.actors.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -51,6 +54,7 @@ from oncelog.actors.protocol.transaction_checks import FINE, Refusal, check_tran
 from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
 from oncelog.actors.replica import Replica
 from oncelog.actors.transaction_completions import TransactionCompletions
+from oncelog.actors.transaction_scans import TransactionScans
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -87,6 +91,7 @@ class TransactionCoordinator:
         transport: Transport,
         clock: Clock,
         rng: random.Random,
+        drivers: DriverWatch,
         on_failure: Callable[[BaseException], None] = _raise_in_loop,
     ) -> None:
         cluster = replica.config.cluster
@@ -118,6 +123,7 @@ class TransactionCoordinator:
             call_timeout_ms=timeout_ms,
             spawn=self._spawn,
         )
+        self._plain = PlainProducers(replica, clock, self._producer_ids, self._reservation)
         self._completions = TransactionCompletions(
             machine=self.machine,
             runtime=self._runtime,
@@ -126,11 +132,9 @@ class TransactionCoordinator:
             visibility_wait_ms=cluster.transaction_visibility_wait_ms,
             spawn=self._spawn,
         )
+        self._scans = self._transaction_scans(drivers)
         self._held_records = HeldRecordsReader(
-            transport=transport,
-            cluster=self._cluster,
-            rng=rng,
-            call_timeout_ms=timeout_ms,
+            transport=transport, cluster=self._cluster, rng=rng, call_timeout_ms=timeout_ms
         )
         self._is_stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -144,6 +148,17 @@ class TransactionCoordinator:
             rng=self._rng,
             call_timeout_ms=self._config.internal_call_timeout_ms,
             shard=self.replica.topic_partition,
+        )
+
+    def _transaction_scans(self, drivers: DriverWatch) -> TransactionScans:
+        return TransactionScans(
+            machine=self.machine,
+            runtime=self._runtime,
+            completions=self._completions,
+            reservation=self._reservation,
+            drivers=drivers,
+            config=self._config,
+            clock=self._clock,
         )
 
     # --- start and stop -------------------------------------------------------------------
@@ -165,8 +180,8 @@ class TransactionCoordinator:
                     return
         self._runtime.is_loaded = True
         self._completions.resume()
-        self._spawn(self._scan_timeouts())
-        self._spawn(self._scan_idle())
+        self._spawn(self._scans.abort_left_open())
+        self._spawn(self._scans.forget_idle())
 
     async def stop(self) -> None:
         """Stop sending markers and looking for timeouts; call it before the replica stops."""
@@ -183,7 +198,10 @@ class TransactionCoordinator:
         """Give a producer its id and epoch, durably; with a transactional id, fence others."""
         transactional_id = request.transactional_id
         if transactional_id is None:
-            return await self._idempotent_producer(request)
+            error = self._runtime.unavailable()
+            if error is not ErrorCode.NONE:
+                return request.failed(error)
+            return await self._plain.identity(request)
         error, detail = self._refusal(transactional_id)
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
@@ -194,18 +212,17 @@ class TransactionCoordinator:
         self._completions.ensure(transactional_id)
         return reply
 
-    async def _idempotent_producer(self, request: InitProducerIdRequest) -> InitProducerIdReply:
-        """A fresh producer id without any state: it only ever de-duplicates."""
-        error = self._runtime.unavailable()
+    async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
+        """Begin a run of a distributed write, durably; older ones are fenced."""
+        error, detail = self._refusal(request.transactional_id)
         if error is not ErrorCode.NONE:
-            return request.failed(error)
+            return request.failed(error, detail)
         await self._reservation.ensure()
-        producer_id = self._producer_ids.take()
-        if producer_id is None:
-            return request.failed(
-                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "no producer id is reserved at the moment"
-            )
-        return InitProducerIdReply(producer_id=producer_id, producer_epoch=0)
+        reply = await self._runtime.execute(
+            request.transactional_id, lambda now_ms: self.machine.decide_begin_run(request, now_ms)
+        )
+        self._completions.ensure(request.transactional_id)
+        return reply
 
     async def enlist(self, request: EnlistRequest) -> EnlistReply:
         """Make the caller a member of the distributed write, durably."""
@@ -434,43 +451,6 @@ class TransactionCoordinator:
             transaction_timeout_ms=metadata.transaction_timeout_ms,
         )
         return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
-
-    # --- timers ---------------------------------------------------------------------------
-
-    async def _scan_timeouts(self) -> None:
-        """Abort what is open for too long, and see to whatever is decided and not completed."""
-        while True:
-            await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
-            if self._runtime.unavailable() is not ErrorCode.NONE:
-                continue
-            self._completions.resume()
-            for transactional_id in self.machine.expired_transactions(self._clock.now_ms()):
-                _logger.info("the transaction of %r timed out: aborting", transactional_id)
-                await self._reservation.ensure()
-                await self._abort_expired(transactional_id)
-
-    async def _abort_expired(self, transactional_id: str) -> None:
-        await self._runtime.execute(
-            transactional_id,
-            lambda now_ms: self.machine.decide_timeout(transactional_id, now_ms),
-        )
-        self._completions.ensure(transactional_id)
-
-    async def _scan_idle(self) -> None:
-        """Forget ids that nobody has used for long."""
-        interval_ms = self._config.transactional_id_expiration_check_interval_ms
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            if self._runtime.unavailable() is not ErrorCode.NONE:
-                continue
-            for transactional_id in self.machine.idle_ids(self._clock.now_ms()):
-                await self._expire(transactional_id)
-
-    async def _expire(self, transactional_id: str) -> None:
-        await self._runtime.execute(
-            transactional_id,
-            lambda now_ms: self.machine.decide_expire(transactional_id, now_ms),
-        )
 
     # --- tasks ----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from oncelog.api.open_batches import (
     TopicBatches,
 )
 from oncelog.api.partitioner import StickyPartitions, partition_for_key
-from oncelog.storage.exceptions import OncelogError, UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.record_codec import RecordInput
 
@@ -112,7 +112,8 @@ class Accumulator:
         self._now = now
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
-        self._undelivered: set[BatchDelivery] = set()
+        # With the time at which each was begun, and so in that order.
+        self._undelivered: dict[BatchDelivery, float] = {}
         self._is_linger_told = False
         self._is_full_told = False
         self.closed_count = 0
@@ -183,8 +184,8 @@ class Accumulator:
             queue = self._grow(topic, partition + 1)[partition]
             self._close(topic, partition)
             delivery = BatchDelivery(topic_partition, rows.record_count)
-            self._track(delivery)
-            self._enqueue(queue, PendingBatch(rows, delivery, self._now()))
+            created_s = self._undelivered[delivery] = self._now()
+            self._enqueue(queue, PendingBatch(rows, delivery, created_s))
             self._open.hold(size_bytes)
             self._release_later(delivery, size_bytes)
             return delivery, self._wake(True)
@@ -223,7 +224,7 @@ class Accumulator:
     def is_delivered(self, deliveries: frozenset[BatchDelivery]) -> bool:
         """Whether the outcome of all of ``deliveries`` is known."""
         with self._lock:
-            return self._undelivered.isdisjoint(deliveries)
+            return deliveries.isdisjoint(self._undelivered)
 
     def waiting(self) -> list[TopicPartition]:
         """The partitions that have records waiting, be they due or not."""
@@ -258,8 +259,28 @@ class Accumulator:
         self._on_taken()
         return batch
 
-    def drop(self, error: OncelogError) -> list[PendingBatch]:
-        """Fail every batch that was not taken yet; these batches."""
+    def oldest_s(self) -> float | None:
+        """When the oldest batch whose outcome is not known was begun; ``None`` without one."""
+        with self._lock:
+            return next(iter(self._undelivered.values()), None)
+
+    def take_old(self, begun_before_s: float) -> list[PendingBatch]:
+        """Every batch that was not taken and was begun no later than ``begun_before_s``."""
+        with self._lock:
+            old: list[PendingBatch] = []
+            for queue in self._all_queues():
+                topic, partition = queue.topic_partition.topic, queue.topic_partition.partition
+                if self._has_open(queue):
+                    batch = self._open.topics[topic].batches[partition]
+                    if batch is not None and batch.created_s <= begun_before_s:
+                        self._close(topic, partition)
+                while queue.closed and queue.closed[0].created_s <= begun_before_s:
+                    old.append(queue.closed.popleft())
+            self.closed_count -= len(old)
+            return old
+
+    def drop(self) -> list[PendingBatch]:
+        """Every batch that was not taken yet, for the caller to fail."""
         with self._lock:
             dropped: list[PendingBatch] = []
             self._close_all()
@@ -267,9 +288,7 @@ class Accumulator:
                 dropped.extend(queue.closed)
                 queue.closed.clear()
             self.closed_count = 0
-        for batch in dropped:
-            batch.delivery.fail(error)
-        return dropped
+            return dropped
 
     # --- internals, under the lock ------------------------------------------------------------
 
@@ -320,7 +339,7 @@ class Accumulator:
 
     def _new_batch(self, queue: _Queue) -> OpenBatch:
         batch = self._open.new_batch(BatchDelivery(queue.topic_partition), self._now())
-        self._track(batch.delivery)
+        self._undelivered[batch.delivery] = batch.created_s
         return batch
 
     def _close_all(self) -> None:
@@ -350,13 +369,10 @@ class Accumulator:
         queue.closed.append(batch)
         self.closed_count += 1
 
-    def _track(self, delivery: BatchDelivery) -> None:
-        self._undelivered.add(delivery)
-
     def _release_later(self, delivery: BatchDelivery, size_bytes: int) -> None:
         def release() -> None:
             with self._lock:
-                self._undelivered.discard(delivery)
+                self._undelivered.pop(delivery, None)
                 self._open.hold(-size_bytes)
             self._on_done()
 

@@ -45,13 +45,24 @@ class Admin:
     # --- topics -------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, partitions: int = 1, replication_factor: int = 1, **settings: Any
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        *,
+        exist_ok: bool = False,
+        **settings: Any,
     ) -> str:
-        """Create a topic, durably, and wait until its partitions can be written; its new id.
+        """Create a topic, durably, and wait until its partitions can be written; its id.
 
-        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if there is one.
+        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if there is one of
+        that name; with ``exist_ok`` that one is left as it is, however many partitions it has.
         """
-        return self._run(self._admin.create_topic(name, partitions, replication_factor, **settings))
+        return self._run(
+            self._admin.create_topic(
+                name, partitions, replication_factor, exist_ok=exist_ok, **settings
+            )
+        )
 
     def create_partitions(self, name: str, partitions: int) -> None:
         """Give a topic more partitions, ``partitions`` in all, and wait until they can be written.

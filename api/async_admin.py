@@ -89,7 +89,13 @@ class AsyncAdmin:
     # --- topics -------------------------------------------------------------------------------
 
     async def create_topic(
-        self, name: str, partitions: int = 1, replication_factor: int = 1, **settings: Any
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        *,
+        exist_ok: bool = False,
+        **settings: Any,
     ) -> str:
         """See ``Admin.create_topic``."""
         if not isinstance(name, str) or not is_valid_topic_name(name):
@@ -111,6 +117,11 @@ class AsyncAdmin:
             settings=config.to_text(),
         )
         reply = await self._calls.controller(request)
+        if exist_ok and reply.error is ErrorCode.TOPIC_ALREADY_EXISTS:
+            found = (await self._router.metadata((name,), refresh=True)).get(name)
+            if found is not None:
+                await self._wait_until_led(name, len(found.partitions))
+                return found.topic_id
         check(reply)
         await self._wait_until_led(name, partitions)
         return reply.topic_id

@@ -16,9 +16,11 @@ from typing import Final
 from oncelog import __version__
 from oncelog.actors.ray_environment import keep_output_clean
 from oncelog.api import (
+    cli_accept_cut,
     cli_cluster,
     cli_dump,
     cli_groups,
+    cli_jobs,
     cli_records,
     cli_status,
     cli_topics,
@@ -76,9 +78,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_topic_commands(commands)
     _add_record_commands(commands)
     cli_groups.add_commands(commands)
+    cli_jobs.add_commands(commands)
     cli_transactions.add_commands(commands)
     _add_rotate_key(commands)
     _add_dump(commands)
+    _add_accept_cut(commands)
     _add_demo(commands)
     return parser
 
@@ -151,6 +155,9 @@ def _add_topic_commands(commands: Commands) -> None:
         default=1,
         metavar="N",
         help="how many partitions (default: 1)",
+    )
+    create.add_argument(
+        "--if-not-exists", action="store_true", help="leave one that exists as it is"
     )
     create.add_argument(
         "--config",
@@ -255,6 +262,9 @@ def _add_record_commands(commands: Commands) -> None:
     consume.add_argument(
         "--timeout-ms", type=whole_number(0), metavar="T", help="stop after T ms without a record"
     )
+    consume.add_argument(
+        "--skip-damaged", action="store_true", help="pass over what cannot be read, with a warning"
+    )
     add_cluster_arguments(consume)
 
 
@@ -273,6 +283,19 @@ def _add_dump(commands: Commands) -> None:
         help="check instead: CRCs, indexes, snapshots; exit status 1 if something is wrong",
     )
     dump.add_argument("--json", action="store_true", help="a JSON object per line")
+
+
+def _add_accept_cut(commands: Commands) -> None:
+    accept = add_command(
+        commands,
+        "accept-cut",
+        "Give up the records of a replica that is offline for damage, from an offset on.",
+        cli_accept_cut.accept_cut,
+    )
+    accept.add_argument("directory", metavar="DIRECTORY", help="of the partition, as refused")
+    accept.add_argument(
+        "offset", type=whole_number(0), metavar="OFFSET", help="where it is cut, as refused"
+    )
 
 
 # --- the demo ---------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any, Final
 from oncelog.api import connection, head
 from oncelog.api.cli_connect import connect, data_dir_of, find, quiet_libraries, running_on
 from oncelog.api.cli_output import PROGRAM, CliError, UsageError, say, split_advice
+from oncelog.storage.exceptions import ConnectionFailedError
 
 LOG_FILE: Final = "oncelog.log"
 START_TIMEOUT_S: Final = 120.0
@@ -45,6 +46,8 @@ def start(args: argparse.Namespace) -> int:
     path = connection.check_data_dir(data_dir_of(args))
     running = running_on(path)
     if running is not None:
+        if args.config or args.num_cpus is not None or args.dashboard_port is not None:
+            _check_running(running, path, args, settings)
         say(f"runs already, process {running.process_id}")
         _describe(path, running)
         return 0
@@ -53,6 +56,25 @@ def start(args: argparse.Namespace) -> int:
         check_port(args.dashboard_port)
     _describe(path, _spawn(args, path))
     return 0
+
+
+def _check_running(
+    running: connection.Discovery,
+    path: Path,
+    args: argparse.Namespace,
+    settings: dict[str, Any],
+) -> None:
+    """Refuse settings that the running cluster does not have."""
+    quiet_libraries()
+    from oncelog.api import client
+
+    client.init(
+        path,
+        address=running.address,
+        num_cpus=args.num_cpus,
+        dashboard_port=args.dashboard_port,
+        **settings,
+    ).close()
 
 
 def check_port(port: int) -> None:
@@ -75,6 +97,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
     cluster = client.init(data_dir_of(args), address=found.address, **settings)
     say(f"serving {cluster.data_dir}")
+    say(f"cluster    {cluster.cluster_id}")
     say(f"address    {cluster.address}")
     say(f"dashboard  {cluster.dashboard_url or 'none'}")
     say(f"reach it with --address {cluster.address}, or export RAY_ADDRESS={cluster.address}")
@@ -175,7 +198,14 @@ def stop(args: argparse.Namespace) -> int:
     quiet_libraries()
     from oncelog.api import client
 
-    cluster = client.connect(found.address)
+    try:
+        cluster = client.connect(found.address)
+    except ConnectionFailedError as error:
+        # Its node is away, or its log is missing: there is nobody to flush anything.
+        if not connection.end_log():
+            raise
+        say(f"stopped without its controller ({error}); what was acknowledged is on its disk")
+        return 0
     path = Path(cluster.data_dir)
     holder = connection.read_discovery(path)
     if holder is not None and holder.address == cluster.address and is_head(holder.process_id):

@@ -17,6 +17,7 @@ from oncelog.api.cli_connect import connect
 from oncelog.api.cli_output import CliError, UsageError, bytes_as_json, say, table
 from oncelog.api.cli_topics import known_topic
 from oncelog.storage.exceptions import (
+    CorruptRecordError,
     IllegalGenerationError,
     RebalanceInProgressError,
     UnknownMemberIdError,
@@ -179,7 +180,15 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
     while left is None or left > 0:
         wait_ms = POLL_MS if args.timeout_ms is None else min(POLL_MS, args.timeout_ms)
         room = POLL_RECORDS_MAX if left is None else min(POLL_RECORDS_MAX, left)
-        records = consumer.poll(timeout_ms=wait_ms, max_records=room)
+        try:
+            records = consumer.poll(timeout_ms=wait_ms, max_records=room)
+        except CorruptRecordError as error:
+            if not args.skip_damaged:
+                raise CliError(
+                    str(error), "see `oncelog status`; --skip-damaged passes over it"
+                ) from error
+            pass_over(consumer, error)
+            records = []
         now = time.monotonic()
         if records:
             _write(records, is_json=args.json)
@@ -195,6 +204,18 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
             idle_since = now
         elif args.timeout_ms is not None and (now - idle_since) * 1_000 >= args.timeout_ms:
             return
+
+
+def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
+    """Go on behind records that cannot be read, and say so."""
+    if error.topic_partition is None:
+        raise error
+    count = error.next_offset - error.offset
+    sys.stderr.write(
+        f"warning: {error.topic_partition}: passing over {count} unreadable "
+        f"{'offset' if count == 1 else 'offsets'} from {error.offset}\n"
+    )
+    consumer.seek(error.topic_partition, error.next_offset)
 
 
 def _write(records: list[ConsumerRecord], *, is_json: bool) -> None:

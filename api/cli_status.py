@@ -48,8 +48,19 @@ class ActorStatus:
         return self.reply.error is ErrorCode.NONE and self.reply.is_leader
 
     @property
+    def is_damaged(self) -> bool:
+        """Whether some of its records are known to be unreadable."""
+        return self.reply.damaged_place_count > 0
+
+    @property
     def state(self) -> str:
-        """``serving``, or why it does not."""
+        """``serving``, with what is damaged or its start has cut, or why it does not serve."""
+        if self.is_serving and self.is_damaged:
+            more = self.reply.damaged_place_count - 1
+            places = f" and {more} more" if more else ""
+            return f"serving, but damaged at offset {self.reply.damaged_offset}{places}"
+        if self.is_serving and self.reply.cut_offset >= 0:
+            return f"serving; cut {self.reply.cut_bytes} bytes at offset {self.reply.cut_offset}"
         if self.is_serving:
             return "serving"
         if self.reply.error is ErrorCode.NETWORK_EXCEPTION:
@@ -151,9 +162,23 @@ def status(args: argparse.Namespace) -> int:
         )
     say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
     if seen.is_serving:
-        return 0
+        damaged = [actor for actor in seen.actors if actor.is_damaged]
+        return report(has_damage(damaged)) if damaged else 0
     idle = [actor.name for actor in seen.actors if not actor.is_serving]
     return report(not_serving(idle)) if idle else STATUS_ERROR
+
+
+def has_damage(actors: list[ActorStatus]) -> CliError:
+    """The error of a cluster that serves, but not all of its records."""
+    shown = ", ".join(
+        f"{actor.name} at offset {actor.reply.damaged_offset}" for actor in actors[:3]
+    )
+    more = f" and {len(actors) - 3} more" if len(actors) > 3 else ""
+    return CliError(
+        f"damaged: {shown}{more}",
+        "readers get an error there and can go on behind it: `oncelog consume --skip-damaged`; "
+        "`oncelog dump PATH --verify` shows what is damaged",
+    )
 
 
 def not_serving(names: list[str]) -> CliError:
@@ -174,7 +199,7 @@ def as_text(seen: ClusterStatus) -> str:
     metadata = seen.metadata
     facts = (
         ("cluster", metadata.cluster_id or "unknown"),
-        ("state", "serving" if seen.is_serving else "not serving"),
+        ("state", _state(seen)),
         ("data dir", ", ".join(seen.data_dirs) or "unknown"),
         ("address", seen.address),
         ("dashboard", seen.dashboard_url or "none"),
@@ -188,6 +213,13 @@ def as_text(seen: ClusterStatus) -> str:
     )
     head = "\n".join(f"{name:<10} {value}" for name, value in facts)
     return f"{head}\n\n{table(_HEADINGS, map(_row, seen.actors))}\n\n{actors}"
+
+
+def _state(seen: ClusterStatus) -> str:
+    if not seen.is_serving:
+        return "not serving"
+    is_damaged = any(actor.is_damaged for actor in seen.actors)
+    return "serving, but damaged" if is_damaged else "serving"
 
 
 def _row(actor: ActorStatus) -> list[object]:
@@ -242,11 +274,17 @@ def _bounds(reply: DescribeReplicaReply) -> dict[str, int | None]:
         "open_transaction_count",
         "late_transaction_count",
         "oldest_open_transaction_age_ms",
+        "damaged_place_count",
+        "cut_bytes",
     )
     has_answered = reply.topic_partition is not None
     shown: dict[str, int | None] = {
         name: getattr(reply, name) if has_answered else None for name in names
     }
+    if reply.damaged_place_count:
+        shown["damaged_offset"] = reply.damaged_offset
+    if reply.cut_bytes:
+        shown["cut_offset"] = reply.cut_offset
     if reply.active_transactional_id_count is not None:
         shown["active_transactional_id_count"] = reply.active_transactional_id_count
     return shown

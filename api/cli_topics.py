@@ -44,7 +44,16 @@ def create_topic(args: argparse.Namespace) -> int:
     settings = parse_settings(args.config)
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     with connect(args) as cluster:
-        cluster.admin().create_topic(args.topic, partitions=args.partitions, **settings)
+        admin = cluster.admin()
+        # Looked for first, so that what is said is true; if it is made meanwhile, that is fine too.
+        if args.if_not_exists and args.topic in {
+            topic.name for topic in admin.describe_cluster().topics
+        }:
+            say(f"{args.topic} exists already and is left as it is")
+            return 0
+        admin.create_topic(
+            args.topic, partitions=args.partitions, exist_ok=args.if_not_exists, **settings
+        )
     say(f"created {args.topic}, partitions 0 to {args.partitions - 1}")
     return 0
 

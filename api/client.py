@@ -14,9 +14,10 @@ import ray
 
 from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.clock import SystemClock
-from oncelog.actors.config import check_range
+from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch import end_actors
+from oncelog.actors.process_table import ProcessTable
 from oncelog.actors.protocol.cluster_messages import (
     MetadataReply,
     MetadataRequest,
@@ -30,16 +31,28 @@ from oncelog.api.client_context import ClientContext
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import AsyncConsumer, Consumer
 from oncelog.api.event_loop import LoopThread
-from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait
+from oncelog.api.member import (
+    TRANSACTION_TIMEOUT_MS,
+    Membership,
+    RunEnd,
+    TransactionMember,
+    begin_run_and_wait,
+    end_run_and_wait,
+)
 from oncelog.api.process import ProcessJob
-from oncelog.api.process_actor import launch_job
+from oncelog.api.process_actor import attach, launch_workers, running_jobs
 from oncelog.api.process_bound import ProcessBound
 from oncelog.api.process_loop import worker_settings
 from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.producer import AsyncProducer, Producer
 from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import ConnectionFailedError, exception_for
+from oncelog.storage.exceptions import (
+    ConnectionFailedError,
+    GroupIdNotFoundError,
+    InvalidSettingError,
+    exception_for,
+)
 from oncelog.storage.model import TopicPartition
 
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
@@ -61,27 +74,34 @@ def init(
     the one that runs on ``data_dir`` already; else starts a local one that ends with this process
     (its data stays). ``settings`` are those of ``ClusterConfig``. Raises ``InvalidSettingError``
     for an impossible directory or setting, ``ConnectionFailedError`` when the cluster has another
-    data directory or cannot be started.
+    data directory or cannot be started. On a cluster that runs, settings that differ from its own
+    are refused by ``InvalidSettingError``; those that are not given are not asked about.
     """
-    path = connection.check_data_dir(data_dir)
+    path = connection.directory_path(data_dir)
     config = connection.check_cluster_settings(settings)
-    is_starter = False
-    if not ray.is_initialized():
-        running = connection.read_discovery(path)
-        if address is None and running is not None:
-            address = running.address
+    running = connection.read_discovery(path)
+    # What this process itself has left there, Ray knows better: it may be shut down since.
+    if address is None and running is not None and running.process_id != os.getpid():
+        address = running.address
+    is_starter = address is None and not ray.is_initialized()
+    if is_starter:
+        path = connection.check_data_dir(data_dir)
+        connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
+    else:
         if address is not None:
             connection.join_ray(address)
-        else:
-            connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
-            is_starter = True
-    if not connection.has_controller():
-        connection.start_log(path, config)
+        connection.check_joined(num_cpus=num_cpus, dashboard_port=dashboard_port)
+    is_launcher = not connection.is_log_started()
+    if is_launcher:
+        connection.start_log(path, config, is_ours=is_starter)
     cluster = Cluster()
     try:
         cluster.expect_data_dir(path)
+        cluster.expect_settings(settings)
     except BaseException:
-        cluster.close()
+        # What does not fit would go on to be in the way of what does.
+        end = cluster.shutdown if is_launcher else cluster.close
+        end()
         raise
     if is_starter:
         connection.write_discovery(
@@ -101,10 +121,12 @@ def connect(address: str = "auto") -> Cluster:
     Raises ``ConnectionFailedError`` when there is none, or when it runs no log.
     """
     connection.join_ray(address)
-    if not connection.has_controller():
+    if not connection.is_log_started():
+        was = connection.where_log_was()
         raise ConnectionFailedError(
-            f"the Ray cluster at {connection.ray_address()} runs no oncelog: start it there with "
-            "oncelog.init() or `oncelog start`"
+            f"the Ray cluster at {connection.ray_address()} runs no oncelog"
+            f"{f' now (it ran {was})' if was else ''}: start it there with oncelog.init() or "
+            "`oncelog start`"
         )
     return Cluster()
 
@@ -121,9 +143,12 @@ class Cluster(ProcessBound):
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock)
+        self._processes = ProcessTable(ray.util.get_node_ip_address())
         self.address = connection.ray_address()
         try:
-            self._metadata = self._loop_thread.run(connection.wait_until_ready(self._transport))
+            self._metadata = self._loop_thread.run(
+                connection.wait_until_ready(self._transport, connection.away_log)
+            )
         except BaseException:
             self._loop_thread.close()
             raise
@@ -163,14 +188,26 @@ class Cluster(ProcessBound):
                 "running cluster first"
             )
 
+    def expect_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that this cluster does not have: it was started with its own."""
+        own, default = dict(self._metadata.settings), ClusterConfig()
+        for name, value in settings.items():
+            found = own.get(name, str(getattr(default, name)))
+            if str(value) != found:
+                raise InvalidSettingError(
+                    f"{name}={value!r} is not what the cluster of {self.data_dir} has, which is "
+                    f"{found}: leave it out, or stop the cluster and start it with that"
+                    + (" in a new directory" if name in FOUNDING_SETTINGS else "")
+                )
+
     @property
     def context(self) -> ClientContext:
         """What the bridges to other systems build their clients from; see ``ClientContext``."""
         return ClientContext(
             router=self._router,
             loop_thread=self._loop_thread,
-            clock=self._clock,
             random=self._random,
+            processes=self._processes,
         )
 
     # --- what is made from it -------------------------------------------------------------
@@ -210,6 +247,32 @@ class Cluster(ProcessBound):
         router = Router(self._transport, self._clock)
         return AsyncConsumer(router, ConsumerSettings.from_options(settings), self._random)
 
+    def begin_run(
+        self,
+        transactional_id: str,
+        *,
+        token: bytes = b"",
+        transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+        ends_with_process: bool = True,
+    ) -> Membership:
+        """Begin a run of a distributed write, which fences older ones; see ``api.member``.
+
+        The run ends with this process, if it goes before ``end_run``: then it is aborted within
+        seconds, if the coordinator runs on the same host, else by its timeout. With
+        ``ends_with_process=False`` another process may end it, and only the timeout counts.
+        """
+        driver = self._processes.process(os.getpid()) if ends_with_process else None
+        return begin_run_and_wait(
+            self._router,
+            self._loop_thread,
+            ProducerSettings(),
+            transactional_id,
+            token=token,
+            transaction_timeout_ms=transaction_timeout_ms,
+            driver=driver,
+            random=self._random,
+        )
+
     def member(self, membership: Membership, **settings: Any) -> TransactionMember:
         """One task attempt of a distributed write; see ``oncelog.api.member``."""
         return TransactionMember(
@@ -246,18 +309,22 @@ class Cluster(ProcessBound):
         commit_interval_ms: int = 100,
         max_poll_records: int = 5_000,
         max_function_failures: int = 3,
+        max_worker_deaths: int = 10,
         producer_settings: Mapping[str, Any] | None = None,
         consumer_settings: Mapping[str, Any] | None = None,
     ) -> ProcessJob:
         """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
 
         See ``oncelog.api.process`` for what the function gets and returns. The workers outlive
-        this program: ``job.stop()`` ends them. A later job of the same ``group_id`` goes on where
-        this one ended. Raises ``UnknownTopicOrPartitionError`` if a topic is missing,
-        ``InvalidSettingError`` for an impossible setting, ``IllegalStateError`` if a job of this
-        ``group_id`` runs.
+        this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A later job of
+        the same ``group_id`` goes on where this one ended. A worker fails, for good and visibly,
+        after ``max_function_failures`` in a row of the function, whatever it raises, or after
+        ``max_worker_deaths`` processes in a row that ended over the same input. Raises
+        ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an
+        impossible setting, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """
         check_range("workers", workers, 1, WORKERS_MAX)
+        job_id = secrets.token_hex(8)
         for topic in (source, sink):
             self._loop_thread.run(self._router.partition_count(topic))
         configs = [
@@ -271,18 +338,44 @@ class Cluster(ProcessBound):
                 commit_interval_ms=commit_interval_ms,
                 records_max=max_poll_records,
                 max_function_failures=max_function_failures,
+                max_worker_deaths=max_worker_deaths,
+                job_id=job_id,
                 producer_settings=producer_settings or {},
                 consumer_settings=consumer_settings or {},
             )
             for worker_index in range(workers)
         ]
         worker_settings(configs[0])
-        return launch_job(
-            configs,
+        launch_workers(configs)
+        return self._attach(group_id, range(workers), source, sink)
+
+    def jobs(self) -> list[ProcessJob]:
+        """The jobs of ``process`` that this cluster runs, by group id, whoever started them.
+
+        One whose workers have all failed is among them until it is stopped.
+        """
+        return [self._attach(group_id, found) for group_id, found in running_jobs().items()]
+
+    def job(self, group_id: str) -> ProcessJob:
+        """The job with this group id; ``GroupIdNotFoundError`` if there is none."""
+        jobs = running_jobs()
+        if group_id not in jobs:
+            known = "those of " + ", ".join(map(repr, jobs)) if jobs else "none"
+            raise GroupIdNotFoundError(f"no job with group_id={group_id!r} runs; running: {known}")
+        return self._attach(group_id, jobs[group_id])
+
+    def _attach(
+        self, group_id: str, worker_indexes: Sequence[int], source: str = "", sink: str = ""
+    ) -> ProcessJob:
+        return attach(
+            group_id,
+            worker_indexes,
             router=self._router,
             transport=self._transport,
             loop_thread=self._loop_thread,
             chance=self._random,
+            source=source,
+            sink=sink,
         )
 
     # --- actor handles --------------------------------------------------------------------

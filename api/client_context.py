@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from oncelog.actors.interfaces import Clock
+from oncelog.actors.process_table import ProcessTable
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.routing import Router
 
@@ -20,5 +20,5 @@ class ClientContext:
 
     router: Router
     loop_thread: LoopThread
-    clock: Clock
     random: Random
+    processes: ProcessTable

@@ -11,23 +11,30 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig, build_settings
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport, actor_of
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    LOG_ACTORS,
+    NAMESPACE,
+    Transport,
+    actor_of,
+)
+from oncelog.actors.pin import BROKER_LABEL, LOCAL_BROKER_ID
 from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages import DescribeReplicaRequest
 from oncelog.actors.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
+from oncelog.api import ray_probe
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.process_bound import AFTER_FORK
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
 
-LOCAL_BROKER_ID: Final = 1
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
 CALL_TIMEOUT_MS: Final = 5_000
@@ -44,6 +51,8 @@ class Discovery:
     address: str
     dashboard_url: str
     process_id: int
+    life: str = field(default="", compare=False)
+    """Which process of that number it is: the boot of the machine and the time it began at."""
 
 
 def refuse_after_fork(loop_thread: LoopThread) -> None:
@@ -57,6 +66,11 @@ def _forbid_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forbid_in_child)
+
+
+def directory_path(data_dir: str | os.PathLike[str]) -> Path:
+    """The data directory's path, absolute and without links as far as this machine knows it."""
+    return Path(data_dir).expanduser().absolute().resolve()
 
 
 def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
@@ -84,15 +98,29 @@ def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
 
 
 def join_ray(address: str) -> None:
-    """Connect this process to the Ray cluster at ``address``, if it is not connected to one yet."""
+    """Connect this process to the Ray cluster at ``address``, unless it is connected to it.
+
+    Raises ``ConnectionFailedError`` within seconds if there is none, or if this process is
+    connected to another one: it can be in one at a time.
+    """
     prepare_to_join()
     import ray
 
+    if ray.is_initialized() and address in {"auto", ray_address()}:
+        return
+    place = _host_and_port(address)
+    cluster = ray_probe.ray_cluster_at(place, address)
     if ray.is_initialized():
+        if not cluster.endswith(_ray_cluster_id()):
+            raise ConnectionFailedError(
+                f"this process is connected to the Ray cluster at {ray_address()}, so it cannot "
+                f"use the one at address={address!r}: use another process, or call ray.shutdown() "
+                "before"
+            )
         return
     try:
         ray.init(
-            address=address,
+            address=place,
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -101,9 +129,54 @@ def join_ray(address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConnectionFailedError(
-            f"no Ray cluster answers at address={address!r} ({reason}): start one with "
-            "`oncelog start`, or pass the address of one that runs"
+            f"the Ray cluster at address={address!r} cannot be joined from here ({reason}): a "
+            "program needs a Ray node on its own machine"
         ) from None
+
+
+def _host_and_port(address: str) -> str:
+    """Where Ray would connect to: also for "auto", and for this machine as it calls it itself."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    if "://" in address:
+        raise ConnectionFailedError(
+            f"address={address!r} is not a Ray address: give host:port, without a scheme"
+        )
+    try:
+        return str(canonicalize_bootstrap_address_or_die(address))
+    except (ConnectionError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConnectionFailedError(
+            f"no Ray cluster can be at address={address!r} ({reason}): start one with "
+            "`oncelog start`, or pass the host:port of one that runs"
+        ) from None
+
+
+def _ray_cluster_id() -> bytes:
+    """What names the Ray cluster that this process is connected to."""
+    from ray._private.worker import global_worker
+
+    worker: Any = global_worker
+    return bytes(worker.gcs_client.cluster_id.binary())
+
+
+def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
+    """Refuse what a Ray cluster that this program did not start has otherwise."""
+    import ray
+
+    if num_cpus is not None:
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if cpus != num_cpus:
+            raise InvalidSettingError(
+                f"num_cpus={num_cpus} is not what the Ray cluster at {ray_address()} has, which "
+                f"is {cpus}: leave it out, or stop that cluster first"
+            )
+    url = dashboard_url()
+    if dashboard_port is not None and not url.endswith(f":{dashboard_port}"):
+        raise InvalidSettingError(
+            f"dashboard_port={dashboard_port} is not what the Ray cluster at {ray_address()} has, "
+            f"whose dashboard is {url or 'off'}: leave it out, or stop that cluster first"
+        )
 
 
 def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
@@ -120,7 +193,7 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
             address="local",
             namespace=NAMESPACE,
             num_cpus=num_cpus,
-            labels={"broker": str(LOCAL_BROKER_ID)},
+            labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
             include_dashboard=True,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -158,6 +231,7 @@ def write_discovery(data_dir: Path, discovery: Discovery) -> None:
             "address": discovery.address,
             "dashboard_url": discovery.dashboard_url,
             "process_id": discovery.process_id,
+            "life": discovery.life or life_of(discovery.process_id),
         }
     )
     temporary = data_dir / f".{DISCOVERY_FILE}.{os.getpid()}"
@@ -173,10 +247,11 @@ def read_discovery(data_dir: Path) -> Discovery | None:
             address=str(fields["address"]),
             dashboard_url=str(fields["dashboard_url"]),
             process_id=int(fields["process_id"]),
+            life=str(fields.get("life", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return discovery if _is_alive(discovery.process_id) else None
+    return discovery if _is_alive(discovery) else None
 
 
 def forget_discovery(data_dir: Path) -> None:
@@ -184,14 +259,27 @@ def forget_discovery(data_dir: Path) -> None:
     (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
 
 
-def _is_alive(process_id: int) -> bool:
+def life_of(process_id: int) -> str:
+    """Which process of that number lives now; empty if none does, or if the system does not say."""
     try:
-        os.kill(process_id, 0)
+        stat = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    # The name of the program is in parentheses, and may hold any character.
+    started = stat.rpartition(")")[2].split()[19]
+    return f"{boot_id} {started}"
+
+
+def _is_alive(discovery: Discovery) -> bool:
+    """Whether the starter lives, and is not another process that has got its number since."""
+    try:
+        os.kill(discovery.process_id, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    return not discovery.life or discovery.life == life_of(discovery.process_id)
 
 
 # --- the log ----------------------------------------------------------------------------------
@@ -213,26 +301,82 @@ def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
     return build_settings(ClusterConfig, settings)
 
 
-def start_log(data_dir: Path, config: ClusterConfig) -> None:
-    """Start the controller on ``data_dir``; it starts every other actor of the log."""
+def is_log_started() -> bool:
+    """Whether the log runs, or comes back by itself: its node is alive.
+
+    What was pinned to a node that is away is started again elsewhere only if its data is there.
+    """
+    from oncelog.actors import home
+
+    if not has_controller():
+        return False
+    known = home.read_home()
+    return known is None or not home.is_away(known)
+
+
+def where_log_was() -> str:
+    """What Ray remembers of a log that does not run, for an error; empty if there never was one."""
+    from oncelog.actors import home
+
+    known = home.read_home()
+    if known is None:
+        return ""
+    state = "is away" if home.is_away(known) else "is alive, but the log was stopped there"
+    return f"{known}; that node {state}"
+
+
+def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
+    """Start the controller where the data is; it starts every other actor of the log.
+
+    What is left of a log whose node is away is ended before: it would wait for that node for ever.
+    ``is_ours``: this process has started Ray. Raises ``ConnectionFailedError`` and
+    ``InvalidSettingError`` as ``find_home`` does.
+    """
+    from oncelog.actors import home
     from oncelog.actors.controller_process import launch_controller
 
+    known = home.read_home()
+    found = home.find_home(str(data_dir), known, is_ours=is_ours)
+    if known not in {None, found}:
+        end_log()
+    home.write_home(found)
     launch_controller(
         ReplicaConfig(
             topic=CLUSTER_METADATA_TOPIC,
             partition=0,
-            broker_id=LOCAL_BROKER_ID,
-            data_dir=str(data_dir),
+            broker_id=found.broker_id,
+            data_dir=found.data_dir,
             cluster=config,
+            cluster_id=found.cluster_id,
+            pin=found.pin,
         )
     )
 
 
-async def wait_until_ready(transport: Transport) -> MetadataReply:
+def end_log() -> list[str]:
+    """Kill every actor of the log, as kill -9 would, and name them; acknowledged data is safe."""
+    from oncelog.actors.launch import end_actors, running_actors
+
+    ours = [name for name in running_actors() if name.startswith(LOG_ACTORS)]
+    end_actors(ours)
+    return ours
+
+
+def away_log() -> str:
+    """Where the log is, if its node has died: nobody needs to wait for it. Else empty."""
+    from oncelog.actors import home
+
+    known = home.read_home()
+    return f"this is {known}; that node is away" if known and home.is_away(known) else ""
+
+
+async def wait_until_ready(
+    transport: Transport, away: Callable[[], str] = lambda: ""
+) -> MetadataReply:
     """Wait until the controller answers and every coordinator shard is led.
 
     Raises ``ConnectionFailedError`` with the last reason when that takes over a minute, or at
-    once when the actor named as the controller is not one.
+    once when the actor named as the controller is not one, or the log is ``away``, as that says.
     """
     request = MetadataRequest(topics=tuple(sorted(INTERNAL_TOPICS)))
     loop = asyncio.get_running_loop()
@@ -246,6 +390,8 @@ async def wait_until_ready(transport: Transport) -> MetadataReply:
                 f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
                 f"({reply.detail}): stop it, or use another Ray cluster"
             )
+        if reason := await asyncio.to_thread(away):
+            raise ConnectionFailedError(f"the log cannot be reached: {reason}")
         is_offline = reply.error is ErrorCode.NOT_CONTROLLER and reply.detail
         if is_offline or loop.time() > deadline:
             reason = reply.detail or reply.error.name

@@ -2,11 +2,12 @@
 
 One consumer is for one thread (or one task) at a time, as in Kafka. Errors are raised as
 ``OncelogError``; what a retry mends is retried inside.
+
+One file: the two faces have the same methods, which are read side by side.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping
 from random import Random
 from types import TracebackType
@@ -16,6 +17,7 @@ from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consumer_core import ConsumerCore
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.handover import Handover
 from oncelog.api.offsets import fetch_committed, list_offsets
 from oncelog.api.process_bound import ProcessBound
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
@@ -46,7 +48,7 @@ class AsyncConsumer(ProcessBound):
 
     def __init__(self, router: Router, settings: ConsumerSettings, random: Random) -> None:
         self._core = ConsumerCore(router=router, settings=settings, random=random)
-        self._unread: deque[ConsumerRecord] = deque()
+        self._handover = Handover()
 
     @property
     def settings(self) -> ConsumerSettings:
@@ -93,22 +95,35 @@ class AsyncConsumer(ProcessBound):
         self, timeout_ms: float = 0, max_records: int | None = None
     ) -> list[ConsumerRecord]:
         """See ``Consumer.poll``."""
+        records = await self._poll_noted(timeout_ms, max_records)
+        self._handover.before = None
+        return records
+
+    async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
+        """``poll`` for a caller that tells when it has the records; see ``Handover``."""
         self._settle()
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
         taken = await self._core.poll(
-            lambda fetcher: fetcher.take_records(count_max), timeout_ms=timeout_ms
+            self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
+            timeout_ms=timeout_ms,
         )
         return taken or []
 
     async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """See ``Consumer.poll_arrow``."""
+        table = await self._poll_arrow_noted(timeout_ms, max_records)
+        self._handover.before = None
+        return table
+
+    async def _poll_arrow_noted(self, timeout_ms: float, max_records: int | None) -> pa.Table:
         from oncelog.api.record_table import record_table
 
         self._settle()
         _check_poll(timeout_ms, 1 if max_records is None else max_records)
         taken = await self._core.poll(
-            lambda fetcher: fetcher.take_columns(max_records), timeout_ms=timeout_ms
+            self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
+            timeout_ms=timeout_ms,
         )
         return record_table(taken or ())
 
@@ -116,33 +131,38 @@ class AsyncConsumer(ProcessBound):
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        while not self._unread:
-            if self._core.is_closed:
-                raise StopAsyncIteration
-            self._unread.extend(await self.poll(ITERATION_POLL_MS))
-        return self._unread.popleft()
+        handover = self._handover
+        if handover.delivered == len(handover.records) and not await self._iterate():
+            raise StopAsyncIteration
+        handover.delivered += 1
+        return handover.records[handover.delivered - 1]
+
+    async def _iterate(self) -> bool:
+        """Poll until an iteration can go on; false once the consumer is closed."""
+        while not self._core.is_closed:
+            records = await self._poll_noted(ITERATION_POLL_MS, None)
+            self._handover.iterate_over(records)
+            if records:
+                return True
+        return False
 
     def _settle(self) -> None:
-        """Give back what an iteration has polled and not delivered, before anything else moves."""
-        first_offsets = _first_offsets(self._unread)
-        self._unread.clear()
-        for topic_partition, offset in first_offsets.items():
-            if topic_partition in self._core.fetcher.partitions:
-                self._core.fetcher.seek(topic_partition, offset)
+        """Give back what the application did not get, before anything else moves."""
+        self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
 
     async def position(self, partition: TopicPartition) -> int:
         """See ``Consumer.position``."""
-        unread = _first_offsets(self._unread)
-        if partition in unread:
-            return unread[partition]
+        first_offsets = self._handover.first_offsets()
+        if partition in first_offsets:
+            return first_offsets[partition]
         return await self._core.position(partition)
 
     async def positions(self) -> dict[TopicPartition, int]:
         """See ``Consumer.positions``."""
         self._core.check_open()
-        return self._core.positions() | _first_offsets(self._unread)
+        return self._core.positions() | self._handover.first_offsets()
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """See ``Consumer.seek``."""
@@ -202,6 +222,11 @@ class AsyncConsumer(ProcessBound):
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """See ``Consumer.committed``."""
+        found = await self.committed_with_metadata(partition)
+        return None if found is None else found.offset
+
+    async def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """See ``Consumer.committed_with_metadata``."""
         self._core.check_open()
         found = await fetch_committed(
             self._core.router,
@@ -210,7 +235,7 @@ class AsyncConsumer(ProcessBound):
             random=self._core.random,
             timeout_ms=self.settings.default_api_timeout_ms,
         )
-        return found[partition].offset if partition in found else None
+        return found.get(partition)
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """See ``Consumer.beginning_offsets``."""
@@ -337,9 +362,12 @@ class Consumer(ProcessBound):
         """Up to ``max_records`` records (default ``max_poll_records``), waiting for the first.
 
         Records of one partition come in offset order. Empty after ``timeout_ms`` without any.
-        Joins and rejoins the group, so call it more often than ``max_poll_interval_ms``.
+        Joins and rejoins the group, so let less than ``max_poll_interval_ms`` pass from one poll to
+        the next. Interrupted by Ctrl-C it loses nothing: the next poll gives what it had taken.
         """
-        return self._run(self._consumer.poll(timeout_ms, max_records))
+        records = self._run(self._consumer._poll_noted(timeout_ms, max_records))
+        self._consumer._handover.before = None
+        return records
 
     def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
         """What was fetched ahead as one Arrow table, waiting for the first rows; the fast way.
@@ -348,20 +376,21 @@ class Consumer(ProcessBound):
         ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
         ``max_records`` bounded by ``fetch_max_bytes``. Without rows the table is empty.
         """
-        return self._run(self._consumer.poll_arrow(timeout_ms, max_records))
+        table = self._run(self._consumer._poll_arrow_noted(timeout_ms, max_records))
+        self._consumer._handover.before = None
+        return table
 
     def __iter__(self) -> Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
         # Records wait in the inner consumer, so that its thread is asked once per poll.
-        unread = self._consumer._unread
-        if unread:
-            return unread.popleft()
-        try:
-            return self._run(self._consumer.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        handover = self._consumer._handover
+        if handover.delivered == len(handover.records) and not self._run(self._consumer._iterate()):
+            raise StopIteration
+        record = handover.records[handover.delivered]
+        handover.delivered += 1
+        return record
 
     # --- positions ----------------------------------------------------------------------------
 
@@ -393,7 +422,10 @@ class Consumer(ProcessBound):
         self._run(self._consumer.seek_to_committed(*partitions))
 
     def pause(self, *partitions: Partitions) -> None:
-        """Deliver nothing of these partitions until ``resume``; they stay assigned."""
+        """Deliver nothing of these partitions until ``resume``; they stay assigned.
+
+        What was fetched of them is kept, or fetched again if others need the memory meanwhile.
+        """
         self._run(self._consumer.pause(*partitions))
 
     def resume(self, *partitions: Partitions) -> None:
@@ -419,6 +451,10 @@ class Consumer(ProcessBound):
     def committed(self, partition: TopicPartition) -> int | None:
         """The group's committed offset, ``None`` if there is none; waits for open transactions."""
         return self._run(self._consumer.committed(partition))
+
+    def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """``committed`` with what ``commit`` was given beside the offset."""
+        return self._run(self._consumer.committed_with_metadata(partition))
 
     def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """The first offset of each partition."""
@@ -477,13 +513,6 @@ def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
         if not isinstance(item, TopicPartition):
             raise TypeError(f"{item!r} is no partition: give TopicPartition(topic, number)")
     return list(flat)
-
-
-def _first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
-    first: dict[TopicPartition, int] = {}
-    for record in records:
-        first.setdefault(record.topic_partition, record.offset)
-    return first
 
 
 def _check_poll(timeout_ms: float, max_records: int) -> None:

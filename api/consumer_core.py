@@ -14,8 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Final, TypeVar
+
+from msgspec import structs
 
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
@@ -69,6 +72,7 @@ class ConsumerCore:
         self._commit_lock = asyncio.Lock()
         self._auto_commit: asyncio.Task[None] | None = None
         self._next_auto_commit_s: float | None = None
+        self._left: ConsumerGroupMetadata | None = None
         self._is_closed = False
 
     # --- what is read -------------------------------------------------------------------------
@@ -97,6 +101,7 @@ class ConsumerCore:
         self.check_open()
         if self._membership is not None:
             raise IllegalStateError("topics are subscribed to; unsubscribe() first")
+        self._left = None
         self._stop_maintenance()
         self.fetcher.assign(topic_partitions)
 
@@ -127,25 +132,47 @@ class ConsumerCore:
         return self.settings.group_id
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """The member's identity in its group, for ``send_offsets_to_transaction``."""
+        """The member's identity in its group, for ``send_offsets_to_transaction``.
+
+        Without a subscription it is that of the last membership, which a group refuses: what was
+        read under it may be another member's by now. ``assign`` begins anew, as nobody's member.
+        """
         if self._membership is not None:
-            return self._membership.metadata()
-        return ConsumerGroupMetadata(group_id=self.group_id("group_metadata"))
+            identity = self._membership.metadata()
+        elif self._left is not None:
+            return self._left
+        else:
+            identity = ConsumerGroupMetadata(group_id=self.group_id("group_metadata"))
+        topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
+        return replace(identity, topic_ids=topic_ids)
 
     # --- poll ---------------------------------------------------------------------------------
 
-    async def poll(self, take: Callable[[Fetcher], TakenT], *, timeout_ms: float) -> TakenT | None:
+    async def poll(
+        self, take: Callable[[Fetcher], TakenT | None], *, timeout_ms: float
+    ) -> TakenT | None:
         """Return ``take(fetcher)`` as soon as that is not empty, or ``None`` after ``timeout_ms``.
 
         Raises what neither waiting nor retrying mends; the next poll then goes on.
         """
         self.check_open()
-        if self._membership is None and not self.fetcher.partitions:
-            raise IllegalStateError("nothing to poll: call subscribe() or assign() first")
+        membership = self._membership
+        if membership is None:
+            if not self.fetcher.partitions:
+                raise IllegalStateError("nothing to poll: call subscribe() or assign() first")
+            return await self._poll(take, timeout_ms)
+        membership.is_polled = True
+        try:
+            return await self._poll(take, timeout_ms)
+        finally:
+            membership.is_polled = False
+            membership.note_poll()
+
+    async def _poll(
+        self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float
+    ) -> TakenT | None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
-        if self._membership is not None:
-            self._membership.note_poll()
         self._begin_auto_commit()
         while True:
             self._wake.clear()
@@ -178,6 +205,14 @@ class ConsumerCore:
             return
         partition, failure = failed
         reset = _RESETS.get(self.settings.auto_offset_reset)
+        if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
+            _log.warning(
+                "%s was deleted and created again: reading goes on as in a topic that is new",
+                partition.topic_partition,
+            )
+            self.fetcher.reset(partition.topic_partition, None)
+            self._maintain(may_join=False)
+            return
         if failure.code is ErrorCode.OFFSET_OUT_OF_RANGE and reset is not None:
             _log.warning(
                 "%s: offset %s is out of range, going to the %s",
@@ -255,6 +290,7 @@ class ConsumerCore:
         """One attempt to find the position of each of ``partitions``."""
         moves = {partition: partition.moves for partition in partitions}
         committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        topics = await self.router.metadata({p.topic_partition.topic for p in partitions})
         asked = [p.topic_partition for p in partitions if p.reset_timestamp is None]
         if asked and self.settings.group_id is not None:
             committed = await fetch_committed(
@@ -267,7 +303,11 @@ class ConsumerCore:
         targets: dict[TopicPartition, int] = {}
         for partition in partitions:
             topic_partition = partition.topic_partition
+            if topic_partition.topic in topics:
+                # Whatever is found holds in this topic only: the leader refuses it in another.
+                partition.topic_id = topics[topic_partition.topic].topic_id
             if partition.reset_timestamp is None and topic_partition in committed:
+                partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
                 self._set_position(partition, moves, committed[topic_partition].offset)
             else:
                 targets[topic_partition] = self._reset_target(partition)
@@ -330,7 +370,27 @@ class ConsumerCore:
         """Commit ``offsets`` as this member; durable on return."""
         self.check_open()
         self.group_id("commit")
-        await self._commit(offsets, timeout_ms=self.settings.default_api_timeout_ms)
+        await self._commit(
+            self._in_their_topics(offsets), timeout_ms=self.settings.default_api_timeout_ms
+        )
+
+    def _in_their_topics(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """``offsets`` with the ids of the topics that they were read in."""
+        partitions = self.fetcher.partitions
+        return {
+            tp: structs.replace(position, topic_id=partitions[tp].topic_id)
+            if tp in partitions and not position.topic_id
+            else position
+            for tp, position in offsets.items()
+        }
+
+    def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What an automatic commit commits: all that was delivered until now."""
+        return self._in_their_topics(
+            {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
+        )
 
     async def _commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int
@@ -373,14 +433,13 @@ class ConsumerCore:
             return
         self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
         self._auto_commit = asyncio.get_running_loop().create_task(
-            self._commit_quietly(self.positions(), self.settings.default_api_timeout_ms)
+            self._commit_quietly(self._delivered(), self.settings.default_api_timeout_ms)
         )
 
     async def _commit_quietly(
-        self, positions: Mapping[TopicPartition, int], timeout_ms: int
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
     ) -> None:
-        """Commit ``positions``; a failure is logged, since a later commit covers this one."""
-        offsets = {tp: OffsetAndMetadata(offset=offset) for tp, offset in positions.items()}
+        """Commit ``offsets``; a failure is logged, since a later commit covers this one."""
         try:
             await self._commit(offsets, timeout_ms=timeout_ms)
         except OncelogError as error:
@@ -389,7 +448,7 @@ class ConsumerCore:
     async def _commit_last(self, membership: GroupMembership | None) -> None:
         """The automatic commit before partitions are given up, if the member still owns them."""
         if self._commits_automatically and (membership is None or membership.may_commit):
-            await self._commit_quietly(self.positions(), CLOSE_TIMEOUT_MS)
+            await self._commit_quietly(self._delivered(), CLOSE_TIMEOUT_MS)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -404,10 +463,12 @@ class ConsumerCore:
     async def _give_up(self) -> None:
         self._stop_maintenance()
         membership = self._membership
+        topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
         try:
             await self._commit_last(membership)
         finally:
             self._membership = None
             self.fetcher.assign(())
             if membership is not None:
+                self._left = replace(membership.metadata(), topic_ids=topic_ids)
                 await membership.close()

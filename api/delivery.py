@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 
 _logger = logging.getLogger("oncelog.producer")
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class BatchDelivery:
         "_lock",
         "_log_append_time_ms",
         "_parts",
+        "_whole",
+        "has_waiter",
         "is_done",
         "record_count",
         "topic_partition",
@@ -66,6 +70,9 @@ class BatchDelivery:
         self.topic_partition = topic_partition
         self.record_count = record_count
         self.is_done = False
+        self.has_waiter = False
+        """Whether anybody has looked at the outcome of one of its records, or asked for it."""
+        self._whole: BatchDelivery | TableDelivery | None = None
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], object]] = []
@@ -73,7 +80,16 @@ class BatchDelivery:
         self._log_append_time_ms = NO_TIMESTAMP
         self._error: OncelogError | None = None
         self._parts: tuple[BatchDelivery, ...] = ()
-        self._awaited: list[tuple[RecordFuture, asyncio.Future[RecordMetadata]]] | None = None
+        self._awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]] | None = None
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether anybody hears of the outcome of the batch, or of what it is a part of."""
+        return self.has_waiter or (self._whole is not None and self._whole.is_observed)
+
+    def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
+        """Whoever looks at ``whole`` sees this outcome too."""
+        self._whole = whole
 
     @property
     def error(self) -> OncelogError | None:
@@ -100,6 +116,7 @@ class BatchDelivery:
         """Deliver the batch in parts of ``counts`` records; it is done when each part is."""
         self._parts = tuple(BatchDelivery(self.topic_partition, count) for count in counts)
         for part in self._parts:
+            part.belong_to(self)
             part.add_done_callback(self._part_done)
         return self._parts
 
@@ -143,18 +160,15 @@ class BatchDelivery:
         )
 
     def await_record(
-        self, record: RecordFuture, loop: asyncio.AbstractEventLoop, *, is_failure_told: bool
+        self, record: RecordFuture, loop: asyncio.AbstractEventLoop
     ) -> asyncio.Future[RecordMetadata]:
-        """A future of ``loop`` for a record of the batch, whose outcome is set on ``loop`` too.
-
-        With ``is_failure_told`` asyncio does not complain if nobody looks at a failure.
-        """
-        awaitable: asyncio.Future[RecordMetadata] = loop.create_future()
+        """A future of ``loop`` for a record of the batch, whose outcome is set on ``loop`` too."""
+        awaitable: AwaitableOutcome[RecordMetadata] = AwaitableOutcome(self, loop)
         if self._awaited is not None and not self.is_done:
             self._awaited.append((record, awaitable))
             return awaitable
         awaited = self._awaited = [(record, awaitable)]
-        self.add_done_callback(lambda: _settle(awaited, is_failure_told=is_failure_told))
+        self.add_done_callback(lambda: _settle(awaited))
         return awaitable
 
     def _part_done(self) -> None:
@@ -219,11 +233,19 @@ class RecordFuture(Future[RecordMetadata]):
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record stands; waits up to ``timeout`` seconds. Raises what went wrong."""
+        self._delivery.has_waiter = True
         if not self._delivery.wait(timeout):
             raise FutureTimeoutError
+        metadata = self.outcome()
+        if isinstance(metadata, OncelogError):
+            raise metadata
+        return metadata
+
+    def outcome(self) -> RecordMetadata | OncelogError:
+        """What ``result`` returns or raises, once it is known; does not count as a look at it."""
         offset, log_append_time_ms, error = self._delivery.outcome(self._index)
         if error is not None:
-            raise error
+            return error
         topic_partition = self._delivery.topic_partition
         timestamp_ms = self._timestamp_ms if log_append_time_ms < 0 else log_append_time_ms
         return RecordMetadata(
@@ -232,6 +254,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def exception(self, timeout: float | None = None) -> OncelogError | None:
         """What went wrong, or ``None``; waits up to ``timeout`` seconds."""
+        self._delivery.has_waiter = True
         if not self._delivery.wait(timeout):
             raise FutureTimeoutError
         return self._delivery.outcome(self._index)[2]
@@ -246,13 +269,12 @@ class RecordFuture(Future[RecordMetadata]):
                 # As in concurrent.futures: a callback's mistake must not stop the producer.
                 _logger.exception("a callback of a record's future raised")
 
+        self._delivery.has_waiter = True
         self._delivery.add_done_callback(run)
 
-    def awaitable(self, *, is_failure_told: bool) -> asyncio.Future[RecordMetadata]:
+    def awaitable(self) -> asyncio.Future[RecordMetadata]:
         """The same for coroutines of the running loop, which has to be the producer's."""
-        return self._delivery.await_record(
-            self, asyncio.get_running_loop(), is_failure_told=is_failure_told
-        )
+        return self._delivery.await_record(self, asyncio.get_running_loop())
 
     def _copy_outcome(self) -> None:
         error = self.exception(0)
@@ -262,22 +284,79 @@ class RecordFuture(Future[RecordMetadata]):
             self.set_result(self.result(0))
 
 
-def _settle(
-    awaited: list[tuple[RecordFuture, asyncio.Future[RecordMetadata]]], *, is_failure_told: bool
-) -> None:
+class AwaitableOutcome(asyncio.Future[ResultT]):
+    """A future for coroutines that notes whether anybody awaits it or looks at it.
+
+    A failure that nobody looks at is the producer's to tell, once and not once per record.
+    """
+
+    def __init__(
+        self, delivery: BatchDelivery | TableDelivery, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(loop=loop)
+        self._delivery = delivery
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        """Wait for the outcome."""
+        self._delivery.has_waiter = True
+        return super().__await__()
+
+    def result(self) -> ResultT:
+        """See ``asyncio.Future.result``."""
+        self._delivery.has_waiter = True
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """See ``asyncio.Future.exception``."""
+        self._delivery.has_waiter = True
+        return super().exception()
+
+    def add_done_callback(self, *arguments: Any, **options: Any) -> None:
+        """See ``asyncio.Future.add_done_callback``."""
+        self._delivery.has_waiter = True
+        super().add_done_callback(*arguments, **options)
+
+    def fail(self, error: BaseException) -> None:
+        """Set ``error`` without asyncio's complaint if nobody looks at it."""
+        self.set_exception(error)
+        super().exception()
+
+
+def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]) -> None:
     """Hand the outcome of records to those who wait for it on this loop."""
     for record, awaitable in awaited:
         if awaitable.done():
             continue
-        error = record.exception(0)
-        if error is None:
-            awaitable.set_result(record.result(0))
-            continue
-        awaitable.set_exception(error)
-        if is_failure_told:
-            awaitable.exception()
+        outcome = record.outcome()
+        if isinstance(outcome, OncelogError):
+            awaitable.fail(outcome)
+        else:
+            awaitable.set_result(outcome)
     # Its batch need not keep it any longer.
     awaited.clear()
+
+
+class _TableFuture(Future[tuple[BatchMetadata, ...]]):
+    """The future of a table; notes whether anybody looks at it."""
+
+    def __init__(self, delivery: TableDelivery) -> None:
+        super().__init__()
+        self._delivery = delivery
+
+    def result(self, timeout: float | None = None) -> tuple[BatchMetadata, ...]:
+        """See ``concurrent.futures.Future.result``."""
+        self._delivery.has_waiter = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See ``concurrent.futures.Future.exception``."""
+        self._delivery.has_waiter = True
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[tuple[BatchMetadata, ...]]], object]) -> None:
+        """See ``concurrent.futures.Future.add_done_callback``."""
+        self._delivery.has_waiter = True
+        super().add_done_callback(fn)
 
 
 class TableDelivery:
@@ -287,18 +366,43 @@ class TableDelivery:
     """
 
     def __init__(self) -> None:
-        self.future: Future[tuple[BatchMetadata, ...]] = Future()
+        self.has_waiter = False
+        self.future: Future[tuple[BatchMetadata, ...]] = _TableFuture(self)
         self.future.set_running_or_notify_cancel()
         self._deliveries: list[BatchDelivery] = []
         self._lock = threading.Lock()
         # One more than the batches until ``seal``, so that it cannot be done too early.
         self._missing = 1
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether anybody hears of the outcome of the table."""
+        return self.has_waiter
+
+    def awaitable(
+        self, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[tuple[BatchMetadata, ...]]:
+        """The same for coroutines of ``loop``, where the outcome is set too."""
+        awaitable: AwaitableOutcome[tuple[BatchMetadata, ...]] = AwaitableOutcome(self, loop)
+
+        def settle(done: Future[tuple[BatchMetadata, ...]]) -> None:
+            if awaitable.done():
+                return
+            error = Future.exception(done)
+            if error is not None:
+                awaitable.fail(error)
+            else:
+                awaitable.set_result(Future.result(done))
+
+        Future.add_done_callback(self.future, settle)
+        return awaitable
+
     def add(self, delivery: BatchDelivery) -> None:
         """One more batch belongs to the table."""
         with self._lock:
             self._deliveries.append(delivery)
             self._missing += 1
+        delivery.belong_to(self)
         delivery.add_done_callback(self._one_done)
 
     def seal(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.api.aborted_filter import VisibleBatch, VisibleBatches
 from oncelog.api.records import ConsumerRecord
-from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, OncelogError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.record_batch import Buffer
 
@@ -54,8 +54,10 @@ class AssignedPartition:
     ``reset_timestamp`` says how to find it: ``EARLIEST_TIMESTAMP`` or ``LATEST_TIMESTAMP`` after a
     seek, ``None`` for the committed offset or else the reset policy. ``readable_end`` (exclusive)
     is the bound of the last reply: the last stable offset or the high watermark. ``failure`` is
-    raised to the user once everything fetched before it is taken. ``moves`` counts seeks and
-    resets, so that an answer looked up for an older place is known as such.
+    raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
+    was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
+    an answer looked up for an older place is known as such. ``topic_id`` is that of the topic which
+    the position is in, "" until it is known.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -66,8 +68,10 @@ class AssignedPartition:
         self.readable_end: int | None = None
         self.is_paused = False
         self.failure: OncelogError | None = None
+        self.is_suspicious = False
         self.aborted_record_count = 0
         self.moves = 0
+        self.topic_id = ""
         self._pieces: deque[_Piece] = deque()
 
     @property
@@ -97,12 +101,33 @@ class AssignedPartition:
         self.position = None
         self.fetch_offset = None
         self.reset_timestamp = timestamp
+        self.topic_id = ""
+
+    def drop_ahead(self) -> None:
+        """Forget what was fetched; the next fetch begins at the position again."""
+        if self.position is not None:
+            self.seek(self.position)
 
     def _forget(self) -> None:
         self._pieces.clear()
         self.moves += 1
         self.failure = None
+        self.is_suspicious = False
         self.reset_timestamp = None
+
+    def corrupt(self, detail: str, offset: int, next_offset: int) -> CorruptRecordError:
+        """The error for records from ``offset`` to ``next_offset`` that cannot be read.
+
+        -1: nobody knows where they end, and the next offset is as good as any.
+        """
+        next_offset = max(next_offset, offset + 1)
+        return CorruptRecordError(
+            f"{self.topic_partition} at offset {offset}: {detail}; to pass over it, seek to "
+            f"offset {next_offset}",
+            topic_partition=self.topic_partition,
+            offset=offset,
+            next_offset=next_offset,
+        )
 
     def add(self, records: Buffer, visible: VisibleBatches) -> None:
         """Hold one filtered reply; an empty one that leads nowhere is dropped."""
@@ -117,7 +142,7 @@ class AssignedPartition:
     def take_records(self, count_max: int) -> list[ConsumerRecord]:
         """Up to ``count_max`` records from the position on, which moves behind them.
 
-        Raises ``CorruptDataError`` for a batch that cannot be decoded; records of the batches
+        Raises ``CorruptRecordError`` for a batch that cannot be decoded; records of the batches
         before it are returned first, and the position stays at the damaged batch.
         """
         taken: list[ConsumerRecord] = []
@@ -147,7 +172,7 @@ class AssignedPartition:
         """The records from the position on as columns, one record batch per held reply.
 
         Schema as ``record_codec.decode_columns``. ``None`` takes everything that is held. Raises
-        ``CorruptDataError`` as ``take_records`` does, but for a whole reply at once.
+        as ``take_records`` does.
         """
         taken: list[pa.RecordBatch] = []
         left = count_max
@@ -174,18 +199,24 @@ class AssignedPartition:
         batch = piece.visible.batches[piece.batches_taken]
         topic, partition = self.topic_partition.topic, self.topic_partition.partition
         position = self.position or 0
+        try:
+            records = decode_tuples(piece.records, batch.header, batch.position)
+        except CorruptDataError as error:
+            raise self._undecodable(batch, error) from error
         return [
             # ``ConsumerRecord(...)`` without its Python frame, which would cost as much again.
             tuple.__new__(ConsumerRecord, (topic, partition, *record))
-            for record in decode_tuples(piece.records, batch.header, batch.position)
+            for record in records
             if record[0] >= position
         ]
+
+    def _undecodable(self, batch: VisibleBatch, error: CorruptDataError) -> CorruptRecordError:
+        offset = max(batch.header.base_offset, self.position or 0)
+        return self.corrupt(str(error), offset, batch.header.next_offset)
 
     def _decode_columns(self, piece: _Piece, count_max: int | None) -> pa.RecordBatch:
         """Take whole batches of ``piece`` until there are ``count_max`` rows; then cut."""
         import pyarrow.compute as pc
-
-        from oncelog.storage.record_codec import decode_columns
 
         batches = []
         row_count = 0
@@ -194,12 +225,7 @@ class AssignedPartition:
                 break
             batches.append(batch)
             row_count += batch.header.record_count
-        try:
-            columns = decode_columns(_runs(piece, batches))
-        except ValueError:
-            # Together they decompress to more than one Arrow array may hold: go one by one.
-            del batches[1:]
-            columns = decode_columns(_runs(piece, batches))
+        columns = self._decode_sound(piece, batches)
         offsets = columns.column("offset")
         if len(offsets) and offsets[0].as_py() < (self.position or 0):
             columns = columns.filter(pc.greater_equal(offsets, self.position))
@@ -213,6 +239,25 @@ class AssignedPartition:
             piece.batches_taken += len(batches)
             self.position = batches[-1].header.next_offset
         return columns
+
+    def _decode_sound(self, piece: _Piece, batches: list[VisibleBatch]) -> pa.RecordBatch:
+        """Decode ``batches``, or fewer of them, which are then the only ones left in the list.
+
+        Together they may decompress to more than one Arrow array can hold, and what is sound must
+        not wait for one that is damaged. CorruptRecordError if that is the first.
+        """
+        from oncelog.storage.record_codec import decode_columns
+
+        while True:
+            try:
+                return decode_columns(_runs(piece, batches))
+            except (ValueError, CorruptDataError) as error:
+                if len(batches) > 1:
+                    del batches[len(batches) // 2 :]
+                elif isinstance(error, CorruptDataError):
+                    raise self._undecodable(batches[0], error) from error
+                else:
+                    raise
 
     def _finish_batch(self, piece: _Piece) -> None:
         self.position = piece.visible.batches[piece.batches_taken].header.next_offset

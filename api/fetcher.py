@@ -31,7 +31,7 @@ from oncelog.storage.exceptions import (
     OncelogError,
     exception_for,
 )
-from oncelog.storage.model import IsolationLevel, TopicPartition
+from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,18 +67,24 @@ class Fetcher:
 
     @property
     def partitions(self) -> Mapping[TopicPartition, AssignedPartition]:
-        """The assigned partitions, for reading their positions and bounds."""
+        """The assigned partitions, for reading their positions and bounds.
+
+        A new assignment is a new mapping, so any thread may go through this one.
+        """
         return self._partitions
 
     def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
         """Fetch for exactly ``topic_partitions``; those kept keep position, pause and data."""
         wanted = dict.fromkeys(topic_partitions)
-        for topic_partition in self._partitions.keys() - wanted.keys():
+        former = self._partitions
+        self._partitions = {tp: partition for tp, partition in former.items() if tp in wanted} | {
+            tp: AssignedPartition(tp) for tp in wanted if tp not in former
+        }
+        for topic_partition in former.keys() - wanted.keys():
             self._stop(topic_partition)
-            del self._partitions[topic_partition], self._room[topic_partition]
+            del self._room[topic_partition]
         for topic_partition in wanted:
-            if topic_partition not in self._partitions:
-                self._partitions[topic_partition] = AssignedPartition(topic_partition)
+            if topic_partition not in former:
                 self._room[topic_partition] = asyncio.Event()
                 self._start(topic_partition)
 
@@ -103,8 +109,12 @@ class Fetcher:
         self._restart(topic_partition)
 
     def pause(self, topic_partition: TopicPartition) -> None:
-        """Deliver nothing of the partition and begin no fetch; what is held is kept."""
+        """Deliver nothing of the partition and begin no fetch.
+
+        What is held is kept as long as others have room beside it.
+        """
         self.partition(topic_partition).is_paused = True
+        self._make_room()
 
     def resume(self, topic_partition: TopicPartition) -> None:
         """Undo ``pause``."""
@@ -140,7 +150,7 @@ class Fetcher:
     def take_records(self, count_max: int) -> list[ConsumerRecord]:
         """Up to ``count_max`` records, one partition after another, a new one first each time.
 
-        Raises ``CorruptDataError`` when the first thing to be taken cannot be decoded.
+        Raises ``CorruptRecordError`` when the first thing to be taken cannot be decoded.
         """
         taken: list[ConsumerRecord] = []
         for partition in self._ready():
@@ -215,7 +225,7 @@ class Fetcher:
         """Body of a partition's task: fetch whenever there is a position and room, for ever."""
         backoff = consumer_backoff(self._settings, self._random)
         while True:
-            while not self._may_fetch(partition):
+            while not (self._may_fetch(partition) and self._has_bytes_left()):
                 room.clear()
                 await room.wait()
             asked_from = partition.fetch_offset
@@ -228,7 +238,7 @@ class Fetcher:
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
                 self._receive(partition, reply)
-            elif is_retriable(reply.error):
+            elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             else:
                 # A topic that the controller does not know is raised too: it was never created, or
@@ -236,20 +246,37 @@ class Fetcher:
                 self._fail(partition, reply)
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
+    async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
+        """Whether it is the leader that serves a deleted topic still, and not the reader."""
+        if error is not ErrorCode.UNKNOWN_TOPIC_ID:
+            return False
+        return await self._topic_id(partition) in ("", partition.topic_id)
+
     def _may_fetch(self, partition: AssignedPartition) -> bool:
         return (
             partition.fetch_offset is not None
             and partition.failure is None
             and partition.has_room
             and not partition.is_paused
-            and sum(p.buffered_bytes for p in self._partitions.values())
-            < self._settings.fetch_max_bytes
         )
+
+    def _has_bytes_left(self) -> bool:
+        """Whether what is held leaves room; what paused partitions hold is dropped to make some."""
+        if self._buffered_bytes() >= self._settings.fetch_max_bytes:
+            for partition in self._partitions.values():
+                if partition.is_paused:
+                    partition.drop_ahead()
+        return self._buffered_bytes() < self._settings.fetch_max_bytes
+
+    def _buffered_bytes(self) -> int:
+        return sum(partition.buffered_bytes for partition in self._partitions.values())
 
     async def _fetch(self, partition: AssignedPartition) -> FetchReply:
         settings = self._settings
         fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
+        if not partition.topic_id:
+            partition.topic_id = await self._topic_id(partition)
         return await self._router.call_leader(
             partition.topic_partition,
             FetchRequest(
@@ -259,9 +286,20 @@ class Fetcher:
                 max_wait_ms=settings.fetch_max_wait_ms,
                 min_bytes=settings.fetch_min_bytes,
                 max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
+                is_checked=partition.is_suspicious,
+                topic_id=partition.topic_id,
             ),
             timeout_ms=settings.fetch_max_wait_ms + settings.request_timeout_ms,
         )
+
+    async def _topic_id(self, partition: AssignedPartition) -> str:
+        """The id of the partition's topic as far as it is known, else ""."""
+        name = partition.topic_partition.topic
+        try:
+            known = await self._router.metadata((name,))
+        except OncelogError:
+            return ""
+        return known[name].topic_id if name in known else ""
 
     def _receive(self, partition: AssignedPartition, reply: FetchReply) -> None:
         is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
@@ -276,8 +314,12 @@ class Fetcher:
                 checks_crc=self._settings.check_crcs,
             )
         except CorruptDataError as error:
-            partition.failure = CorruptDataError(f"{partition.topic_partition}: {error}")
+            if partition.is_suspicious:
+                partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
+            # Else the leader is to look whether its log is damaged, and where that ends.
+            partition.is_suspicious = not partition.is_suspicious
         else:
+            partition.is_suspicious = False
             partition.add(reply.records, visible)
         self._on_change()
 
@@ -285,5 +327,9 @@ class Fetcher:
         detail = reply.detail or (
             f"fetch of {partition.topic_partition} at offset {partition.fetch_offset}"
         )
-        partition.failure = exception_for(reply.error, detail)
+        if reply.error is ErrorCode.CORRUPT_MESSAGE:
+            fetch_offset = partition.fetch_offset or 0
+            partition.failure = partition.corrupt(detail, fetch_offset, reply.resume_offset)
+        else:
+            partition.failure = exception_for(reply.error, detail)
         self._on_change()

@@ -105,8 +105,15 @@ class GroupMembership:
         self.state = MembershipState.JOINING
         self.failure: OncelogError | None = None
         self.topics = topics
+        self.is_polled = False
+        """Whether a poll is under way: however long it waits, its member is not silent."""
         self.generation_id = -1
         self.member_id = ""
+        self._member_once = ""
+        """The last member id under which a join was answered."""
+        self._joined = ConsumerGroupMetadata(
+            group_id=group_id, group_instance_id=settings.group_instance_id
+        )
         self._router = router
         self._settings = settings
         self._random = random
@@ -131,13 +138,12 @@ class GroupMembership:
         return self.generation_id >= 0 and self.state is not MembershipState.FENCED
 
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity that commits carry, so that a zombie's are refused."""
-        return ConsumerGroupMetadata(
-            group_id=self._group_id,
-            generation_id=self.generation_id,
-            member_id=self.member_id,
-            group_instance_id=self._settings.group_instance_id,
-        )
+        """The identity that commits carry, so that a zombie's are refused.
+
+        That of the last join until the next one: a member that was put out must not become nobody
+        in particular, whose commits an empty group would take.
+        """
+        return self._joined
 
     def note_poll(self) -> None:
         """The application polls: restart the ``max_poll_interval_ms`` clock."""
@@ -165,6 +171,7 @@ class GroupMembership:
         backoff = consumer_backoff(self._settings, self._random)
         while True:
             self.note_poll()
+            had_member_id = bool(self.member_id)
             error, detail = await self._attempt()
             if error is ErrorCode.NONE:
                 self.note_poll()
@@ -178,7 +185,7 @@ class GroupMembership:
                 )
                 return self._assigned
             self._forget_identity_after(error)
-            if error is ErrorCode.MEMBER_ID_REQUIRED:
+            if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
                 continue
             if error not in _REJOIN and not error.retriable:
                 raise self._refused(error, detail)
@@ -193,7 +200,7 @@ class GroupMembership:
             if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
                 self.member_id = joined.member_id
             return joined.error, joined.detail
-        self.member_id = joined.member_id
+        self.member_id = self._member_once = joined.member_id
         self.generation_id = joined.generation_id
         is_leader = joined.leader_id == joined.member_id
         assignments: tuple[MemberAssignment, ...] = ()
@@ -208,6 +215,12 @@ class GroupMembership:
         if synced.error is not ErrorCode.NONE:
             return synced.error, synced.detail
         self._assigned = decode_assignment(synced.assignment).partitions
+        self._joined = ConsumerGroupMetadata(
+            group_id=self._group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
         return ErrorCode.NONE, ""
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
@@ -235,6 +248,7 @@ class GroupMembership:
         request = JoinGroupRequest(
             group_id=self._group_id,
             member_id=self.member_id,
+            is_first=self.member_id != self._member_once,
             group_instance_id=settings.group_instance_id,
             client_id=settings.client_id,
             session_timeout_ms=settings.session_timeout_ms,
@@ -312,7 +326,8 @@ class GroupMembership:
         wait_s = settings.heartbeat_interval_ms / 1_000
         while True:
             await asyncio.sleep(wait_s)
-            if loop.time() - self._last_poll_s > settings.max_poll_interval_ms / 1_000:
+            silence_s = 0.0 if self.is_polled else loop.time() - self._last_poll_s
+            if silence_s > settings.max_poll_interval_ms / 1_000:
                 await self._leave_after_silence()
                 return
             reply = await self._call_heartbeat()

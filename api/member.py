@@ -1,9 +1,10 @@
 """Many writers, one transaction: the members of a distributed write, and how it ends.
 
-Whoever plans the write makes one ``Run`` per attempt at the whole of it. Each task attempt is a
-member: it enlists, sends, flushes and reports its producer id and record count. The planner ends
-the run with those members that count; every other one, be it failed, retried or merely late, is
-aborted. The token names what is written: once it is committed, nobody writes it again.
+Whoever plans the write begins one *run* per attempt at the whole of it: the newest fences those
+before. Each task attempt is a member: it enlists, sends, flushes and reports its producer id and
+record count. The planner ends the run with those members that count; every other one, be it failed,
+retried or merely late, is aborted. The token names what is written: once it is committed, nobody
+writes it again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
+from typing import Any, Final
 
-from oncelog.actors.protocol.messages import EndTxnRequest, Run, Winner
+from oncelog.actors.protocol.messages import (
+    BeginRunRequest,
+    DriverProcess,
+    EndTxnRequest,
+    Run,
+    Winner,
+)
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.producer_core import ProducerCore
@@ -26,15 +34,22 @@ from oncelog.api.txn_state import severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import IllegalStateError, RequestTimedOutError, exception_for
 
+TRANSACTION_TIMEOUT_MS: Final = 900_000
+
+_PASSED: Final = frozenset({ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCED})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a member belongs to; travels from the planner to every task."""
+    """What a member belongs to: a run; made by ``begin_run``, travels to every task.
+
+    ``is_committed``: what the token names was committed before, so there is nothing to write.
+    """
 
     transactional_id: str
     run: Run
-    token: bytes
-    transaction_timeout_ms: int = 900_000
+    token: bytes = b""
+    is_committed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +100,7 @@ class TransactionMember(SyncSending):
         """What to report to the planner after ``flush``: producer id and acknowledged records.
 
         ``IllegalStateError`` before ``enlist`` and while a record is not acknowledged: it would
-        be aborted although the member won.
+        be aborted although the member won. ``TransactionAbortableError`` if ``send`` refused one.
         """
         return _winner(self._core)
 
@@ -151,6 +166,55 @@ class AsyncTransactionMember(AsyncSending):
         await self._core.leave()
 
 
+async def begin_run(
+    router: Router,
+    settings: ProducerSettings,
+    transactional_id: str,
+    *,
+    token: bytes = b"",
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    run_id: str = "",
+    driver: DriverProcess | None = None,
+    random: Random,
+) -> Membership:
+    """Begin a run of a distributed write; older runs and producers of the id are fenced.
+
+    Durable on return. ``run_id`` is chance unless it is given. Once ``driver`` is gone the
+    coordinator aborts the run, unless it is decided. ``OutdatedVersionError``: the token names a
+    version below the one committed last. ``RequestTimedOutError``: not known; call again.
+    """
+    requests = TransactionRequests(router=router, settings=settings, random=random)
+    run_id = run_id or new_run_id(random)
+    reply = await requests.begin_run(
+        BeginRunRequest(
+            transactional_id=transactional_id,
+            run_id=run_id,
+            token=token,
+            transaction_timeout_ms=transaction_timeout_ms,
+            driver=driver,
+        )
+    )
+    is_committed = reply.error is ErrorCode.ALREADY_COMMITTED
+    if is_committed or reply.error is ErrorCode.NONE:
+        return Membership(
+            transactional_id=transactional_id,
+            run=Run(number=reply.number, id=run_id),
+            token=token,
+            is_committed=is_committed,
+        )
+    if severity("begin_run", reply.error) is ErrorClass.RETRIABLE:
+        raise RequestTimedOutError(
+            f"no run of {transactional_id!r} began within max_block_ms={settings.max_block_ms} "
+            f"(last: {reply.error.name} {reply.detail}); begin one again"
+        )
+    raise exception_for(reply.error, reply.detail)
+
+
+def new_run_id(random: Random) -> str:
+    """An id that no other run has."""
+    return f"{random.getrandbits(128):032x}"
+
+
 async def end_run(
     router: Router,
     settings: ProducerSettings,
@@ -185,6 +249,9 @@ async def end_run(
             visible=reply.visible,
             was_committed_before=reply.error is ErrorCode.ALREADY_COMMITTED,
         )
+    if membership.is_committed and reply.error in _PASSED:
+        # Another commit follows it, which began after all of it was readable.
+        return RunEnd(visible=True, was_committed_before=True)
     if severity("end_txn", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(
             f"the run of {membership.transactional_id!r} was not ended within "
@@ -192,6 +259,17 @@ async def end_run(
             "end it again with the same arguments"
         )
     raise exception_for(reply.error, reply.detail)
+
+
+def begin_run_and_wait(
+    router: Router,
+    loop_thread: LoopThread,
+    settings: ProducerSettings,
+    transactional_id: str,
+    **details: Any,
+) -> Membership:
+    """``begin_run``, called from a thread."""
+    return loop_thread.run(begin_run(router, settings, transactional_id, **details))
 
 
 def end_run_and_wait(
@@ -222,13 +300,16 @@ def _member_core(
 
 
 async def _enlist(core: ProducerCore, membership: Membership) -> bool:
-    return await core.enlist(membership.run, membership.token, membership.transaction_timeout_ms)
+    if membership.is_committed:
+        return False
+    return await core.enlist(membership.run, membership.token)
 
 
 def _winner(core: ProducerCore) -> Winner:
     identity = core.sender.identity
     if identity is None:
         raise IllegalStateError("the member has no producer id yet; call enlist() first")
+    core.check_complete()
     counters = core.sender.counters
     if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
         raise IllegalStateError("not every record is acknowledged; call flush() first")

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from random import Random
+from typing import Final
 
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster_messages import TopicMetadata
 from oncelog.actors.protocol.group_messages import (
     OffsetAndMetadata,
     OffsetCommitReply,
@@ -33,9 +35,18 @@ REQUEST_TIMEOUT_MS = 30_000
 """How long one attempt may take, unless less time is left."""
 
 
+_LASTING: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.CORRUPT_MESSAGE,
+    }
+)
+
+
 def is_retriable(error: ErrorCode) -> bool:
-    """Whether asking again may help: every retriable code but an unknown topic."""
-    return error.retriable and error is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    """Whether asking again may help: not of an unknown topic, nor where a log is damaged."""
+    return error.retriable and error not in _LASTING
 
 
 def consumer_backoff(settings: ConsumerSettings, random: Random) -> Backoff:
@@ -92,8 +103,9 @@ async def fetch_committed(
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Committed positions of a group: those of ``partitions`` that have one, or all it has.
 
-    Waits while an open transaction is about to commit one of them: the old offset would let its
-    input be processed twice; without ``require_stable`` the old one is given. Source: KIP-447.
+    A position in a deleted topic is none in the topic that has its name now. Waits while an open
+    transaction is about to commit one of them: the old offset would let its input be processed
+    twice; without ``require_stable`` the old one is given. Source: KIP-447.
     """
     wanted = None if partitions is None else tuple(partitions)
     request = OffsetFetchRequest(
@@ -110,13 +122,31 @@ async def fetch_committed(
     reply = await call_with_retries(attempt, random=random, timeout_ms=timeout_ms)
     if reply.error is not ErrorCode.NONE:
         raise exception_for(reply.error, reply.detail)
-    return {
+    found = {
         item.topic_partition: OffsetAndMetadata(
-            offset=item.offset, leader_epoch=item.leader_epoch, metadata=item.metadata
+            offset=item.offset,
+            leader_epoch=item.leader_epoch,
+            metadata=item.metadata,
+            topic_id=item.topic_id,
         )
         for item in reply.offsets
         if item.offset >= 0
     }
+    known = await router.metadata({tp.topic for tp in found})
+    other = {tp.topic for tp, position in found.items() if not _is_in(known, tp, position)}
+    if other:
+        # Either the position is of a deleted topic, or what we know of the topic is.
+        known = {**known, **await router.metadata(other, refresh=True)}
+    return {tp: position for tp, position in found.items() if _is_in(known, tp, position)}
+
+
+def _is_in(
+    known: Mapping[str, TopicMetadata], tp: TopicPartition, position: OffsetAndMetadata
+) -> bool:
+    """Whether the position is in the topic that has the name, as far as is ``known``."""
+    if not position.topic_id:
+        return True
+    return tp.topic in known and known[tp.topic].topic_id == position.topic_id
 
 
 async def commit_offsets(

@@ -14,25 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
 from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
-from oncelog.api.accumulator import Accumulator, PendingBatch
-from oncelog.api.config import ProducerSettings
+from oncelog.api.accumulator import PendingBatch
+from oncelog.api.delivery_deadline import expired
 from oncelog.api.retry import Backoff, BackoffPolicy
-from oncelog.api.routing import Router
+from oncelog.api.sender_context import SenderContext, SenderOwner
 from oncelog.api.transaction_requests import UNKNOWN_TOPIC_WAIT_MS
 from oncelog.api.txn_state import ProducerIdentity
-from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,
     OncelogError,
     OutOfOrderSequenceNumberError,
-    RequestTimedOutError,
     UnknownTopicOrPartitionError,
     exception_for,
 )
@@ -82,65 +78,18 @@ class _InFlight:
     batch: PendingBatch
     base_position: int
     end_position: int
-    deadline_s: float
     number: int
     """How many batches were begun before it."""
     is_retrying: bool = False
     may_be_in_log: bool = False
     """An earlier attempt may have been appended without an answer that says so."""
+    last_error: ErrorCode = ErrorCode.NONE
     task: asyncio.Task[None] | None = None
 
     @property
     def place(self) -> tuple[int, int]:
         """Orders the batches of a partition; the parts of a split one share its number."""
         return self.number, self.base_position
-
-
-@dataclass(slots=True)
-class SendCounters:
-    """What a producer has done so far."""
-
-    records_acknowledged: int = 0
-    records_failed: int = 0
-    records_sent: int = 0
-    batches_sent: int = 0
-    batches_failed: int = 0
-    batches_retried: int = 0
-    bytes_sent: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SenderContext:
-    """What all partitions of one producer share."""
-
-    router: Router
-    settings: ProducerSettings
-    random: Random
-    accumulator: Accumulator
-    codec: Codec
-    counters: SendCounters = field(default_factory=SendCounters)
-
-    def drop(self, error: OncelogError) -> None:
-        """Fail every batch that no sender has taken."""
-        for batch in self.accumulator.drop(error):
-            self.counters.batches_failed += 1
-            self.counters.records_failed += batch.rows.record_count
-
-
-class SenderOwner(Protocol):
-    """What a partition asks of its producer."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``; if it fails by a bug, the producer fails and no future hangs."""
-        ...
-
-    def batch_failed(self, error: OncelogError) -> None:
-        """A batch failed for good: spoil the transaction, if there is one."""
-        ...
-
-    async def new_identity(self) -> ProducerIdentity:
-        """A fresh producer id, when the epochs of one are used up (idempotent only)."""
-        ...
 
 
 class PartitionSender:
@@ -212,23 +161,37 @@ class PartitionSender:
         for entry in entries:
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
-            self._fail_delivery(entry.batch, error)
+            self._context.fail(entry.batch, error)
         for entry in rewrites:
-            self._fail_delivery(entry.batch, error)
+            self._context.fail(entry.batch, error)
+
+    def expire(self, begun_before_s: float) -> None:
+        """Give up what was begun no later than ``begun_before_s``, wherever it is.
+
+        The calls under way are left alone and may still append: nobody knows. So nothing that
+        follows goes out under the same epoch.
+        """
+        for entry in tuple(self._in_flight):
+            # The first of a transaction takes the others with it.
+            if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
+                if entry.task is not None:
+                    entry.task.cancel()
+                reason = "no answer came"
+                if entry.last_error is not ErrorCode.NONE:
+                    reason = f"the last answer was {entry.last_error.name}"
+                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
+        for entry in tuple(self._rewrites):
+            if entry.batch.created_s <= begun_before_s:
+                self._rewrites.remove(entry)
+                self._lose(entry.batch, self._expired(entry.batch, "its leader refused it"))
 
     # --- one batch ----------------------------------------------------------------------------
 
     def _start(self, batch: PendingBatch) -> None:
-        settings = self._context.settings
-        deadline_s = batch.created_s + settings.delivery_timeout_ms / 1_000
-        if asyncio.get_running_loop().time() >= deadline_s:
-            self._lose(batch, self._expired(batch, "it was never sent"))
-            return
         entry = _InFlight(
             batch,
             self._next_position,
             self._next_position + batch.rows.record_count,
-            deadline_s,
             self._begun_count,
         )
         self._begun_count += 1
@@ -251,7 +214,7 @@ class PartitionSender:
         return payload
 
     async def _deliver(self, entry: _InFlight) -> None:
-        """Call the leader until the outcome of ``entry`` is known or its time is up."""
+        """Call the leader until the outcome of ``entry`` is known; ``expire`` ends it."""
         settings = self._context.settings
         loop = asyncio.get_running_loop()
         backoff = Backoff(
@@ -274,13 +237,17 @@ class PartitionSender:
                 batch=payload,
                 acks=settings.acks_count,
                 transactional_id=self._transactional_id,
-                ticket=self._ticket,
+                ticket=self._ticket or self._owner.identities.ticket_of(self._identity),
                 timeout_ms=settings.request_timeout_ms,
                 follows_unacknowledged=self._acknowledged_end < entry.base_position,
             )
             reply = await self._context.router.call_leader(
                 self._topic_partition, request, timeout_ms=settings.request_timeout_ms
             )
+            if reply.is_ticket_old:
+                self._owner.identities.renew_soon(self._identity)
+            if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
+                reply = await self._owner.fencing.explained(self._topic_partition, reply)
             if self._settle(entry, reply):
                 return
             if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -290,15 +257,11 @@ class PartitionSender:
                     return
             else:
                 missing_since = None
-            delay_s = backoff.delay_ms(reply.error) / 1_000
-            if loop.time() + delay_s >= entry.deadline_s:
-                reason = f"the last answer was {reply.error.name}"
-                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
-                return
             entry.is_retrying = True
+            entry.last_error = reply.error
             entry.may_be_in_log = entry.may_be_in_log or reply.error not in _NOT_APPENDED
             self._context.counters.batches_retried += 1
-            await asyncio.sleep(delay_s)
+            await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
             await self._wait_for_turn(entry)
 
     async def _wait_for_turn(self, entry: _InFlight) -> None:
@@ -323,6 +286,8 @@ class PartitionSender:
             # One before it is still to come; then this one is welcome.
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
+            if error is ErrorCode.UNKNOWN_PRODUCER_ID:
+                self._owner.identities.give_up(self._identity)
             self._refused(entry)
             return True
         if error.retriable:
@@ -366,7 +331,6 @@ class PartitionSender:
                 batch,
                 position,
                 end,
-                entry.deadline_s,
                 entry.number,
                 is_retrying=True,
                 may_be_in_log=entry.may_be_in_log,
@@ -442,15 +406,19 @@ class PartitionSender:
         self.pump()
 
     async def _next_identity(self) -> ProducerIdentity:
-        """The next epoch, which needs nobody's leave, or a new producer id after the last one."""
+        """The next epoch, which needs nobody's leave, or a new producer id.
+
+        After the last epoch, and when a leader has not taken the ticket of the id.
+        """
         identity = self._identity
-        if identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
+        is_ours = self._owner.identities.ticket_of(identity) is not None
+        if is_ours and identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
             return ProducerIdentity(
                 producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
             )
         while True:
             try:
-                return await self._owner.new_identity()
+                return await self._owner.identities.fresh()
             except OncelogError as error:
                 # Those that wait for the identity fail; later records make it worth asking again.
                 rewrites, self._rewrites = self._rewrites, []
@@ -459,20 +427,11 @@ class PartitionSender:
                 await asyncio.sleep(self._context.settings.retry_backoff_max_ms / 1_000)
 
     def _lose(self, batch: PendingBatch, error: OncelogError) -> None:
-        self._fail_delivery(batch, error)
+        self._context.fail(batch, error)
         self._owner.batch_failed(error)
 
-    def _fail_delivery(self, batch: PendingBatch, error: OncelogError) -> None:
-        self._context.counters.records_failed += batch.rows.record_count
-        self._context.counters.batches_failed += 1
-        batch.delivery.fail(error)
-
     def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:
-        timeout_ms = self._context.settings.delivery_timeout_ms
-        return RequestTimedOutError(
-            f"{batch.rows.record_count} records for partition {self._topic_partition} were not "
-            f"acknowledged within delivery_timeout_ms={timeout_ms}; {reason}"
-        )
+        return expired(batch, self._context.settings.delivery_timeout_ms, reason)
 
     def _missing(self, reply: ProduceReply) -> OncelogError:
         topic = self._topic_partition.topic

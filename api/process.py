@@ -7,13 +7,17 @@ appears in ``sink`` exactly once, whatever dies meanwhile. By ``batch_format``:
     ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
     ``Consumer.poll_arrow``: topic, partition, offset, timestamp, key, value, headers. What is
     returned has those of ``Producer.send_arrow``: ``value`` and, if wanted, ``key``,
-    ``timestamp``, ``headers`` and ``partition`` (of the sink). It need not have as many rows as
-    the batch; ``None`` is no output.
+    ``timestamp``, ``headers`` and ``partition`` (of the sink). ``topic`` and ``offset`` of the
+    batch may stay and are ignored; with one of them ``partition`` is the source's and ignored as
+    well. It need not have as many rows as the batch; ``None`` is no output.
 
 ``"record"``
     ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, and
     the key of the input is kept; a tuple is (key, value), either of them bytes or ``None``; a list
     holds several of these; ``None`` is no output. The timestamp of the input is kept.
+
+A job is known by its ``group_id`` and outlives the program that started it: ``cluster.jobs()`` and
+``cluster.job(group_id)`` find it again, from any program.
 
 The function may run more than once for the same input, after a failure: its *output* counts once,
 what else it does is its own affair. It must not keep state between calls that matters.
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -68,9 +72,22 @@ class ProcessFailedError(UnknownServerError):
     """A worker of the job has ended because its function failed; the message has the reason."""
 
 
+_ACTOR_PREFIX: Final = "process:"
+
+
 def worker_actor(group_id: str, worker_index: int) -> str:
     """Name of the actor that hosts a worker."""
-    return f"process:{group_id}-{worker_index}"
+    return f"{_ACTOR_PREFIX}{group_id}-{worker_index}"
+
+
+def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
+    """The jobs whose workers are among ``actors``: group id → worker indexes, in order."""
+    jobs: dict[str, list[int]] = {}
+    for name in actors:
+        group_id, dash, index = name.removeprefix(_ACTOR_PREFIX).rpartition("-")
+        if name.startswith(_ACTOR_PREFIX) and dash and index.isdecimal():
+            jobs.setdefault(group_id, []).append(int(index))
+    return {group_id: sorted(jobs[group_id]) for group_id in sorted(jobs)}
 
 
 class ProcessWorker:
@@ -110,6 +127,8 @@ class ProcessWorker:
         progress = self._loop.progress
         return WorkerStatus(
             worker_index=self._config.worker_index,
+            source=self._config.source,
+            sink=self._config.sink,
             process_id=self._process_id,
             started_ms=self._started_ms,
             state=progress.state,
@@ -185,6 +204,9 @@ class _WorkerHistory:
 
     def note(self, reply: WorkerStatus) -> None:
         """Take in an answer; one that carries an error only says why there is none."""
+        if reply.error is not ErrorCode.NONE and reply.state.is_ended:
+            self.latest = structs.replace(self.latest, state=reply.state, reason=reply.reason)
+            return
         if reply.error is not ErrorCode.NONE:
             self.latest = structs.replace(
                 self.latest, error=reply.error, detail=reply.detail, state=WorkerState.STARTING
@@ -205,35 +227,39 @@ class _WorkerHistory:
 
 
 class ProcessJob:
-    """A running job, seen from the program that started it. Made by ``cluster.process``.
+    """A job, seen from a program. Made by ``cluster.process``, ``job`` and ``jobs``.
 
-    ``handle`` gives the actor handle of a worker's name; ``release`` removes the worker actors,
-    once they have ended.
+    ``worker_indexes`` are those of its workers. ``handle`` gives the actor handle of a worker's
+    name and raises ``ValueError`` if there is no such actor any more; ``release`` removes the
+    actors, once they have ended. ``source`` and ``sink`` may be "" until a worker has told.
     """
 
     def __init__(
         self,
         *,
-        configs: Sequence[ProcessConfig],
+        group_id: str,
+        worker_indexes: Sequence[int],
         router: Router,
         transport: Transport,
         loop_thread: LoopThread,
         random: Random,
         handle: Callable[[str], Any],
         release: Callable[[], None] = lambda: None,
+        source: str = "",
+        sink: str = "",
     ) -> None:
-        self.group_id = configs[0].group_id
-        self.source = configs[0].source
-        self.sink = configs[0].sink
-        self._actors = [worker_actor(self.group_id, config.worker_index) for config in configs]
-        self._histories = [_WorkerHistory(config.worker_index) for config in configs]
+        self.group_id = group_id
+        self.source = source
+        self.sink = sink
+        self._actors = [worker_actor(group_id, index) for index in worker_indexes]
+        self._histories = [_WorkerHistory(index) for index in worker_indexes]
         self._router = router
         self._transport = transport
         self._loop_thread = loop_thread
         self._random = random
         self._handle = handle
         self._release = release
-        self._is_released = False
+        self._is_released = self._is_stopping = False
         self._ends: dict[TopicPartition, int] = {}
         self._processed: dict[TopicPartition, int] = {}
 
@@ -266,6 +292,7 @@ class ProcessJob:
         """
         if self._is_released:
             return self._summary()
+        self._is_stopping = True
         status = self._loop_thread.run(self._stop(timeout_ms))
         self._is_released = True
         self._release()
@@ -274,22 +301,39 @@ class ProcessJob:
     # --- on the loop --------------------------------------------------------------------------
 
     async def _status(self) -> JobStatus:
-        replies, _ = await asyncio.gather(
-            asyncio.gather(*(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)),
-            self._find_ends(),
+        replies = await asyncio.gather(
+            *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
         )
         for history, reply in zip(self._histories, replies, strict=True):
             history.note(reply)
+            self.source, self.sink = self.source or reply.source, self.sink or reply.sink
             for topic_partition, offset in reply.processed:
                 known = self._processed.get(topic_partition, offset)
                 self._processed[topic_partition] = max(known, offset)
-        await self._find_missing_positions()
+        if self.source:
+            await self._find_ends()
+            await self._find_missing_positions()
         return self._summary()
 
     async def _ask(
         self, actor: str, request: WorkerStatusRequest | StopWorkerRequest
     ) -> WorkerStatus:
-        return await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
+        reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
+            return reply
+        # Ray starts a worker again for ever: somebody has ended it, or it never could start.
+        return structs.replace(
+            reply,
+            state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
+            reason=f"there is no actor {actor!r} any more; was the job stopped?",
+        )
+
+    def _exists(self, actor: str) -> bool:
+        try:
+            self._handle(actor)
+        except ValueError:
+            return False
+        return True
 
     async def _find_ends(self) -> None:
         """The readable end of each source partition; one that cannot be asked stays as known."""

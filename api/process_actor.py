@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import ray
@@ -14,12 +15,12 @@ import ray
 from oncelog.actors.actor_transport import ActorTransport
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.interfaces import NAMESPACE, Transport
-from oncelog.actors.launch import end_actors
+from oncelog.actors.launch import end_actors, running_actors
 from oncelog.actors.ray_transport import RayTransport
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import Consumer
 from oncelog.api.event_loop import LoopThread
-from oncelog.api.process import ProcessJob, ProcessWorker, worker_actor
+from oncelog.api.process import ProcessJob, ProcessWorker, jobs_of, worker_actor
 from oncelog.api.process_loop import Clients
 from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.producer import Producer
@@ -59,14 +60,29 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     )
 
 
-def launch_job(
-    configs: Sequence[ProcessConfig],
-    *,
-    router: Router,
-    transport: Transport,
-    loop_thread: LoopThread,
-    chance: random.Random,
-) -> ProcessJob:
+class ShippedFunction:
+    """A function on its way to a worker: made there when it is first called.
+
+    What cannot be made there, say for want of a module, then fails as the function itself would,
+    visibly; an actor that fails while it is made is simply gone.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._pickled: bytes = ray.cloudpickle.dumps(function)
+        self._function: Callable[[Any], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The pickled function alone."""
+        return {"_pickled": self._pickled, "_function": None}
+
+    def __call__(self, batch: Any) -> Any:
+        """Call the function."""
+        if self._function is None:
+            self._function = ray.cloudpickle.loads(self._pickled)
+        return self._function(batch)
+
+
+def launch_workers(configs: Sequence[ProcessConfig]) -> None:
     """Start one actor per worker. ``IllegalStateError`` if the group's workers run already."""
     names = [worker_actor(config.group_id, config.worker_index) for config in configs]
     make_remote: Any = ray.remote
@@ -74,8 +90,10 @@ def launch_job(
         num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=WORKER_THREADS
     )(ProcessWorkerProcess)
     started: list[str] = []
+    function = ShippedFunction(configs[0].function)
     for name, config in zip(names, configs, strict=True):
         try:
+            config = dataclasses.replace(config, function=function)
             remote_class.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(config)
         except ValueError:
             end_actors(started)
@@ -83,12 +101,35 @@ def launch_job(
                 f"a job with group_id={config.group_id!r} runs already: stop it, or use another id"
             ) from None
         started.append(name)
+
+
+def running_jobs() -> dict[str, list[int]]:
+    """The jobs of the Ray cluster: group id → worker indexes."""
+    return jobs_of(running_actors())
+
+
+def attach(
+    group_id: str,
+    worker_indexes: Sequence[int],
+    *,
+    router: Router,
+    transport: Transport,
+    loop_thread: LoopThread,
+    chance: random.Random,
+    source: str = "",
+    sink: str = "",
+) -> ProcessJob:
+    """The job whose workers these are, for a program."""
+    names = [worker_actor(group_id, index) for index in worker_indexes]
     return ProcessJob(
-        configs=configs,
+        group_id=group_id,
+        worker_indexes=worker_indexes,
         router=router,
         transport=transport,
         loop_thread=loop_thread,
         random=chance,
         handle=lambda name: ray.get_actor(name, NAMESPACE),
         release=functools.partial(end_actors, names),
+        source=source,
+        sink=sink,
     )

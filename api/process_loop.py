@@ -12,6 +12,8 @@ Each round polls; the first records open a transaction, further polls within
 * A commit without an answer is asked again until it is known: its outcome decides where to go on.
 * A failure of the function (or output that cannot be sent) aborts; after ``max_function_failures``
   in a row the worker ends as FAILED, since the same input would fail again.
+* A function that ends the process itself, or makes it crash, does so to the next process as well:
+  after ``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
 * A worker that finds itself replaced, by transactional id or group instance id, ends as FENCED.
 * A producer beyond repair is replaced by a new one, as if the process had been restarted.
 
@@ -30,6 +32,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from oncelog.actors.interfaces import Clock
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import Consumer
+from oncelog.api.process_deaths import ProcessDeaths
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.api.process_output import Output, apply_to_records, apply_to_table
 from oncelog.api.process_starts import StartPositions
@@ -156,6 +159,7 @@ class ProcessLoop:
         self._transaction: _Transaction | None = None
         self._first_offsets: dict[TopicPartition, int] = {}
         self._starts: StartPositions | None = None
+        self._deaths = ProcessDeaths(config.job_id, config.max_worker_deaths)
         if worker_settings(config)[1].auto_offset_reset == "latest":
             self._starts = StartPositions()
         self._failures_in_a_row = 0
@@ -169,11 +173,13 @@ class ProcessLoop:
             self._end(WorkerState.STOPPED, "")
         except _EndedError:
             pass
-        except Exception as error:
+        except BaseException as error:
             # The thread's last line: a bug of ours must be seen from outside, not vanish.
             _log.exception("worker %s", self._config.identity)
             self.progress.state = WorkerState.FAILED
             self.progress.reason = f"{type(error).__name__}: {error}"
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._close_clients()
 
@@ -209,8 +215,7 @@ class ProcessLoop:
             self._abort(clients)
             self._first_offsets = dict(read)
         if group.generation_id < 0:
-            # No member of the group now, and offsets of nobody would be accepted unchecked. The
-            # next poll joins and begins at the committed offsets.
+            # No member of the group yet: a later poll joins and begins at the committed offsets.
             return
         self.progress.state = WorkerState.RUNNING
         if not (
@@ -256,13 +261,17 @@ class ProcessLoop:
         offsets: Mapping[TopicPartition, int],
     ) -> None:
         """Apply the function to one batch and send what it returns, in the open transaction."""
+        if reason := self._deaths.note(clients.consumer, _first_offsets(batch)):
+            self._abort_quietly()
+            self._end(WorkerState.FAILED, reason)
         if self._transaction is None:
             clients.producer.begin_transaction()
             self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
         try:
             output = self._apply(batch)
-        except Exception as error:
-            # Whatever a user's function raises, the answer is the same: take all of it back.
+        except BaseException as error:
+            # Whatever a user's function raises, the answer is the same: take all of it back. Also
+            # SystemExit, or the panic of a native library: nobody would see this thread end.
             raise _FunctionFailure from error
         try:
             output.send(clients.producer, self._config.sink)

@@ -36,8 +36,10 @@ class ProcessConfig:
     ``source`` is read, ``sink`` written. ``commit_interval_ms`` is how long a transaction takes in
     further polls before it commits; 0 commits after every poll. ``records_max`` bounds one poll.
     ``max_function_failures`` failures in a row, of the function or of what it returned, end the
-    worker. ``producer_settings`` and ``consumer_settings`` override those of the clients, except
-    for the ids, which follow from ``group_id`` and ``worker_index``.
+    worker; so do ``max_worker_deaths`` processes in a row that died over the same input, counted
+    for ``job_id``, which each start of the job has anew. ``producer_settings`` and
+    ``consumer_settings`` override those of the clients, except for the ids, which follow from
+    ``group_id`` and ``worker_index``.
     """
 
     source: str
@@ -49,6 +51,8 @@ class ProcessConfig:
     commit_interval_ms: int = 100
     records_max: int = 5_000
     max_function_failures: int = 3
+    max_worker_deaths: int = 10
+    job_id: str = "job"
     producer_settings: Mapping[str, Any] = field(default_factory=dict)
     consumer_settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -66,6 +70,7 @@ class ProcessConfig:
             ("commit_interval_ms", 0),
             ("records_max", 1),
             ("max_function_failures", 1),
+            ("max_worker_deaths", 1),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -87,6 +92,8 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
     """
 
     worker_index: int = -1
+    source: str = ""
+    sink: str = ""
     process_id: int = -1
     started_ms: int = -1
     state: WorkerState = WorkerState.STARTING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncelog.api.records import ConsumerRecord
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from oncelog.api.producer import Producer
+
+
+_PLACE: Final = ("topic", "partition", "offset")
 
 
 class Output(Protocol):
@@ -73,7 +76,19 @@ def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutp
             "the function must return a pyarrow Table, a RecordBatch or None, "
             f"not {type(result).__name__}; for single records use batch_format='record'"
         )
-    return TableOutput(result)
+    return TableOutput(result if result is None else _without_place(result))
+
+
+def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """``result`` without the columns that say where its rows stood in the source.
+
+    ``topic`` and ``offset`` mean nothing for a record to be sent. Where one of them is, the rows
+    were made from those of the source, and so was ``partition``: it is not one of the sink.
+    """
+    names = [name for name in result.schema.names if name in _PLACE]
+    if not names or names == ["partition"]:
+        return result
+    return result.drop_columns(names)
 
 
 def apply_to_records(

@@ -70,19 +70,25 @@ class Producer(SyncSending):
         """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
 
         ``group`` is ``consumer.group_metadata()``; a member that was replaced meanwhile is refused
-        with an abortable error.
+        with an abortable error, and so are offsets of a topic that was deleted meanwhile.
         """
-        self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets), group))
+        self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
 
-    def commit_transaction(self, token: bytes | None = None) -> bool:
+    def commit_transaction(
+        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+    ) -> bool:
         """Send what is buffered, wait for it, and commit; on return the transaction is decided.
 
         ``token``, at most 1 KiB, is stored with the decision and given back by
         ``init_transactions``. Returns whether all of it is readable already; ``False`` if a
-        partition was not reachable just now. If a record failed, raises an abortable error. After
-        ``RequestTimedOutError`` call it again, with the same token.
+        partition was not reachable just now. If a record failed, raises an abortable error; also
+        if ``send`` itself raised in the transaction, unless ``despite_refused_sends`` says that
+        it is to be committed without that record. After ``RequestTimedOutError`` call it again,
+        with the same token.
         """
-        return self._loop_thread.run(self._core.commit_transaction(token))
+        return self._loop_thread.run(
+            self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
+        )
 
     def abort_transaction(self) -> None:
         """Take back everything of the transaction. After a time-out call it again."""
@@ -110,7 +116,8 @@ class Producer(SyncSending):
     def flush(self) -> None:
         """Send what is buffered and wait until the outcome of every record sent so far is known.
 
-        Failures are those of the futures; in a transaction the first one is also raised here.
+        Raises the first failure of the transaction. Outside transactions raises, once, a failure
+        whose future nobody has looked at; the others are in the log and in ``metrics()``.
         """
         self._loop_thread.run(self._core.flush())
 
@@ -160,11 +167,15 @@ class AsyncProducer(AsyncSending):
 
     async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """See ``Producer.send_offsets_to_transaction``."""
-        await self._core.send_offsets(_with_metadata(offsets), group)
+        await self._core.send_offsets(_with_metadata(offsets, group), group)
 
-    async def commit_transaction(self, token: bytes | None = None) -> bool:
+    async def commit_transaction(
+        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+    ) -> bool:
         """See ``Producer.commit_transaction``."""
-        return await self._core.commit_transaction(token)
+        return await self._core.commit_transaction(
+            token, despite_refused_sends=despite_refused_sends
+        )
 
     async def abort_transaction(self) -> None:
         """See ``Producer.abort_transaction``."""
@@ -214,7 +225,9 @@ class AsyncProducer(AsyncSending):
         await self.close()
 
 
-def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+def _with_metadata(
+    offsets: Offsets, group: GroupMetadata
+) -> dict[TopicPartition, OffsetAndMetadata]:
     complete: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic_partition, offset in offsets.items():
         if not isinstance(topic_partition, TopicPartition):
@@ -225,7 +238,8 @@ def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         if isinstance(offset, OffsetAndMetadata):
             complete[topic_partition] = offset
         elif isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
-            complete[topic_partition] = OffsetAndMetadata(offset=offset)
+            topic_id = group.topic_ids.get(topic_partition.topic, "")
+            complete[topic_partition] = OffsetAndMetadata(offset=offset, topic_id=topic_id)
         else:
             raise TypeError(
                 f"the offset of {topic_partition} must be an int of 0 or more, or "

@@ -73,12 +73,16 @@ class ProducerCore:
     async def flush(self) -> None:
         """Wait until the outcome of everything sent so far is known.
 
-        In a transaction whose records, or offsets, failed, that failure is raised.
+        In a transaction whose records, or offsets, failed, that failure is raised; also what
+        ``send`` has refused. Without one, a failure that nobody has looked at.
         """
         self.sender.check_process()
         await self.sender.deliver_all()
         if self._state is not None:
             self._state.raise_error()
+        elif (error := self.sender.take_failure()) is not None:
+            raise error
+        self.check_complete()
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what was sent, or end the transaction, within the time; then stop.
@@ -115,14 +119,12 @@ class ProducerCore:
             )
             return reply.commit_token
 
-    async def enlist(self, run: Run, token: bytes, transaction_timeout_ms: int) -> bool:
+    async def enlist(self, run: Run, token: bytes) -> bool:
         """Become a member of a distributed write; ``False`` if ``token`` is committed already."""
         state = self._transactional()
         async with self._operation:
             state.begin_init()
-            reply = await self._requests.enlist(
-                state.transactional_id, run, token, transaction_timeout_ms
-            )
+            reply = await self._requests.enlist(state.transactional_id, run, token)
             if reply.error is ErrorCode.ALREADY_COMMITTED:
                 return False
             if reply.error is not ErrorCode.NONE:
@@ -163,7 +165,9 @@ class ProducerCore:
                 # Even a timeout spoils the transaction: it must not commit without them.
                 raise self.sender.failed("txn_offset_commit", reply)
 
-    async def commit_transaction(self, token: bytes | None) -> bool:
+    async def commit_transaction(
+        self, token: bytes | None, *, despite_refused_sends: bool = False
+    ) -> bool:
         """Send everything, then commit; whether all of it is readable already."""
         if token is not None and (
             not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
@@ -175,7 +179,7 @@ class ProducerCore:
         state = self._transactional()
         started_s = self._loop.time()
         async with self._operation:
-            state.begin_commit(token)
+            state.begin_commit(token, despite_refused=despite_refused_sends)
             await self.sender.deliver_all()
             state.raise_error()
             is_visible = await self._end(state, is_commit=True)
@@ -198,6 +202,11 @@ class ProducerCore:
             self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
             self.sender.interceptors.on_transaction_abort(state.transactional_id)
 
+    def check_complete(self) -> None:
+        """Raise if ``send`` has refused something of the open transaction."""
+        if self._state is not None:
+            self._state.check_complete()
+
     # --- ending -------------------------------------------------------------------------------
 
     async def _commit_offsets(
@@ -207,8 +216,9 @@ class ProducerCore:
         group: GroupMetadata,
     ) -> OffsetCommitReply:
         ticket = await self._offsets_ticket(state, group.group_id)
-        state.offsets_partitions.add(self._router.offsets_partition(group.group_id))
-        return await self._requests.commit_offsets(
+        partition = self._router.offsets_partition(group.group_id)
+        state.offsets_partitions.add(partition)
+        reply = await self._requests.commit_offsets(
             state.transactional_id,
             state.identity,
             offsets,
@@ -216,6 +226,7 @@ class ProducerCore:
             ticket,
             base_sequence=state.take_offset_sequence(len(offsets)),
         )
+        return await self.sender.fencing.explained(partition, reply)
 
     async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
         await self._router.start()

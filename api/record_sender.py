@@ -11,24 +11,28 @@ from collections.abc import Callable, Collection, Coroutine
 from random import Random
 from typing import Any, Final
 
-from oncelog.actors.clock import SystemClock
 from oncelog.actors.freed_memory import keep_freed_memory
 from oncelog.actors.protocol.messages import Reply
 from oncelog.api.accumulator import Accumulator, Headers, Wake, record_size_bytes
 from oncelog.api.arrow_rows import ColumnBatch
 from oncelog.api.config import ProducerSettings
 from oncelog.api.delivery import RecordFuture, TableDelivery
+from oncelog.api.delivery_deadline import DeliveryDeadline
 from oncelog.api.enrolment import Enrolment
+from oncelog.api.fencing import Fencing
 from oncelog.api.interceptors import InterceptorChain
 from oncelog.api.loop_wake import Pace, call_and_let_run
-from oncelog.api.open_batches import fastest
-from oncelog.api.partition_sender import PartitionSender, SendCounters, SenderContext
+from oncelog.api.partition_sender import PartitionSender
+from oncelog.api.plain_identity import PlainIdentities
 from oncelog.api.process_bound import AFTER_FORK
 from oncelog.api.routing import Router
+from oncelog.api.sender_context import SendCounters, SenderContext, open_batches_for
+from oncelog.api.sender_tasks import SenderTasks
 from oncelog.api.topic_finder import TopicFinder
-from oncelog.api.transaction_failures import abort_after, unanswered
+from oncelog.api.transaction_failures import abort_after, for_the_others, unanswered
 from oncelog.api.transaction_requests import TransactionRequests
 from oncelog.api.txn_state import ProducerIdentity, TransactionState, TransactionStatus, severity
+from oncelog.api.untold_failures import UntoldFailures
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
@@ -38,7 +42,6 @@ from oncelog.storage.exceptions import (
     MessageTooLargeError,
     OncelogError,
     RequestTimedOutError,
-    UnknownServerError,
     exception_for,
 )
 from oncelog.storage.model import INTERNAL_TOPICS, NO_PRODUCER_ID, TopicPartition
@@ -66,30 +69,23 @@ class RecordSender:
         keep_freed_memory()
         self.router = router
         self.settings = settings
-        self._random = random
         self._loop = loop
         self._clock = router.clock
         self._requests = requests
         self._state = state
-        self._identity: ProducerIdentity | None = None
+        self._tasks = SenderTasks(loop, self._crashed)
+        self.identities = PlainIdentities(requests, self.spawn)
         self._fatal: OncelogError | None = None
+        self.fencing = Fencing(state=state, requests=requests, loop=loop)
         self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = self._is_forked = False
         self.lets_loop_run = False
         """Whether a thread that fills batches waits for the loop that sends them to keep up."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
-        self._tasks: dict[asyncio.Task[None], None] = {}
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
-        self.open_batches = fastest()(
-            known_topics=router.known_topics,
-            now_ms=router.clock.now_ms,
-            is_system_time=isinstance(router.clock, SystemClock),
-            batch_bytes=settings.batch_size,
-            record_bytes_max=settings.max_request_size,
-            buffer_bytes_max=settings.buffer_memory,
-        )
+        self.open_batches = open_batches_for(settings, router)
         self._pace = Pace(self._waiting_count, batch_bytes=settings.batch_size)
         self._accumulator = Accumulator(
             open_batches=self.open_batches,
@@ -112,15 +108,9 @@ class RecordSender:
             random=random,
             accumulator=self._accumulator,
             codec=Codec[settings.compression_type.upper()],
+            failures=UntoldFailures(loop, is_told=state is not None),
         )
-
-    @property
-    def tells_failures(self) -> bool:
-        """Whether somebody hears of a failed record even if nobody looks at its future.
-
-        ``flush`` and ``commit_transaction`` raise it in a transaction; interceptors are told.
-        """
-        return self._state is not None or bool(self.interceptors)
+        self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
 
     @property
     def counters(self) -> SendCounters:
@@ -141,7 +131,7 @@ class RecordSender:
     def identity(self) -> ProducerIdentity | None:
         """The producer id and epoch now in use; ``None`` before there is one."""
         if self._state is None:
-            return self._identity
+            return self.identities.current
         identity = self._state.identity
         return identity if identity.producer_id != NO_PRODUCER_ID else None
 
@@ -196,6 +186,11 @@ class RecordSender:
         table.add(delivery)
         self._tell(wake)
 
+    def note_refused(self, error: BaseException) -> None:
+        """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
+        if self._state is not None:
+            self._state.send_refused(error)
+
     def has_room(self, topic: str, partition: int | None = None) -> bool:
         """Whether ``topic`` and its ``partition`` are known and ``buffer_memory`` not used up."""
         return (
@@ -224,17 +219,22 @@ class RecordSender:
         if topic in INTERNAL_TOPICS:
             raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
         await self._topics.find(topic, partition)
-        limit = self.settings.buffer_memory
         try:
             await asyncio.wait_for(
-                self._until(lambda: self._accumulator.buffered_bytes < limit),
-                self.settings.max_block_ms / 1_000,
+                self._until(self._has_memory), self.settings.max_block_ms / 1_000
             )
         except asyncio.TimeoutError:
             raise RequestTimedOutError(
-                f"buffer_memory={limit} stayed full of unacknowledged records for "
-                f"max_block_ms={self.settings.max_block_ms}; is the topic's leader alive?"
+                f"buffer_memory={self.settings.buffer_memory} stayed full of unanswered records "
+                f"for max_block_ms={self.settings.max_block_ms}; is the topic's leader alive?"
             ) from None
+
+    def _has_memory(self) -> bool:
+        if self._accumulator.buffered_bytes < self.settings.buffer_memory:
+            return True
+        # What would linger for others makes room now: somebody waits, and others can not come.
+        self._linger_over()
+        return False
 
     # --- what the producer asks ---------------------------------------------------------------
 
@@ -266,6 +266,10 @@ class RecordSender:
             # What was not delivered was dropped; nothing may be committed without it.
             raise ClientClosedError("the producer was closed before everything was delivered")
 
+    def take_failure(self) -> OncelogError | None:
+        """A failure outside transactions that nobody has looked at; each is told once."""
+        return self._context.failures.take()
+
     @property
     def written_partitions(self) -> frozenset[TopicPartition]:
         """What the open transaction has sent records to."""
@@ -274,12 +278,14 @@ class RecordSender:
     def forget_partitions(self) -> None:
         """The transaction has ended: the sequences of the next one start at 0."""
         self._senders.clear()
+        self.fencing.forget()
 
     def stop(self, error: OncelogError) -> None:
         """Give up every record whose outcome is not known; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None and preparing is not asyncio.current_task():
             preparing.cancel()
+        self.fencing.stop()
         for sender in self._senders.values():
             sender.stop(error)
         self._context.drop(error)
@@ -290,12 +296,8 @@ class RecordSender:
         if self._state is None:
             return
         self._state.fail(error, weight)
-        if self._state.status is TransactionStatus.FATAL_ERROR:
-            others = exception_for(error.code, str(error))
-            others.__cause__ = error
-        else:
-            others = abort_after(error, in_another_part=True)
-        self.stop(others)
+        is_fatal = self._state.status is TransactionStatus.FATAL_ERROR
+        self.stop(for_the_others(error, is_fatal=is_fatal))
 
     def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
         """What to raise for a final ``reply``; its weight is noted in the transaction's state.
@@ -309,9 +311,8 @@ class RecordSender:
         detail = f"{method}: {reply.detail or exception_for(reply.error)}"
         error = exception_for(reply.error, detail)
         self.spoil(error, weight)
-        if self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR:
-            return error
-        return error if error.abortable else abort_after(error)
+        is_over = self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR
+        return error if is_over or error.abortable else abort_after(error)
 
     def forbid(self) -> None:
         """This is the copy of a sender in a forked process: it accepts nothing."""
@@ -329,29 +330,20 @@ class RecordSender:
         self._accept(False)
         if self.enrolment is not None:
             self.enrolment.close()
+        self._deadline.stop()
         self.stop(ClientClosedError("the producer was closed before the record was acknowledged"))
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._context.failures.close()
+        self._tasks.cancel()
 
     # --- what a PartitionSender asks ----------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` as a task whose failure, always a bug, fails the producer."""
-        task = self._loop.create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_done)
-        return task
+        return self._tasks.spawn(work)
 
     def batch_failed(self, error: OncelogError) -> None:
         """A batch failed for good: its transaction, if there is one, cannot commit."""
         self.spoil(error, severity("produce", error.code))
-
-    async def new_identity(self) -> ProducerIdentity:
-        """A fresh producer id and epoch of an idempotent producer."""
-        reply = await self._requests.init_producer_id(None)
-        if reply.error is not ErrorCode.NONE:
-            raise exception_for(reply.error, reply.detail or "no producer id could be had")
-        return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -388,6 +380,7 @@ class RecordSender:
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
             return
+        self._deadline.watch()
         linger_s = self.settings.linger_ms / 1_000
         if wake is Wake.LINGER or self._accumulator.fulls_seen():
             self._loop.call_later(linger_s, self._linger_over)
@@ -400,7 +393,14 @@ class RecordSender:
 
     def _linger_over(self) -> None:
         self._accumulator.linger_over()
+        self._deadline.watch()
         self._send_due()
+
+    def _expire(self, begun_before_s: float) -> None:
+        for sender in tuple(self._senders.values()):
+            sender.expire(begun_before_s)
+        for error in self._context.expire(begun_before_s):
+            self.batch_failed(error)
 
     def _send_due(self) -> None:
         """Send what is full or due; first whatever has to be known or enrolled before."""
@@ -428,14 +428,14 @@ class RecordSender:
 
     def _is_ready(self, topic_partition: TopicPartition) -> bool:
         if self._state is None:
-            return self._identity is not None
+            return self.identities.current is not None
         return topic_partition in self._state.tickets
 
     def _sender(self, topic_partition: TopicPartition) -> PartitionSender | None:
         """The sender of a partition, or ``None`` until the partition may be sent to."""
         if (sender := self._senders.get(topic_partition)) is not None:
             return sender
-        identity, ticket = self._identity, None
+        identity, ticket = self.identities.current, None
         if self._state is not None:
             identity, ticket = self._state.identity, self._state.tickets.get(topic_partition)
             if ticket is None:
@@ -474,7 +474,7 @@ class RecordSender:
 
     async def _get_identity(self) -> None:
         try:
-            self._identity = await self.new_identity()
+            self.identities.current = await self.identities.fresh()
         except OncelogError as error:
             self._context.drop(error)  # Not for good: the next record asks again.
 
@@ -484,12 +484,7 @@ class RecordSender:
             self._progress.clear()
             await self._progress.wait()
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if task.cancelled() or task.exception() is None:
-            return
-        crash = UnknownServerError(f"the producer stopped because of a bug: {task.exception()!r}")
-        crash.__cause__ = task.exception()
+    def _crashed(self, crash: OncelogError) -> None:
         self._fatal = crash
         self._accept(False)
         if self._state is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oncelog.storage.model import TopicPartition
@@ -41,9 +42,12 @@ class ConsumerGroupMetadata:
     """Who commits offsets inside a transaction, so that a zombie member is refused (KIP-447).
 
     ``generation_id`` -1 and ``member_id`` "" stand for a consumer that is no group member.
+    ``topic_ids`` has the id of each topic that is read, so that an offset of a deleted topic is
+    not taken for one of its successor.
     """
 
     group_id: str
     generation_id: int = -1
     member_id: str = ""
     group_instance_id: str | None = None
+    topic_ids: Mapping[str, str] = field(default_factory=dict, compare=False)

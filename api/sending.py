@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -21,8 +21,6 @@ from oncelog.api.record_sender import RecordSender
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
 """The future of a table: where each of its batches stands."""
-
-ResultT = TypeVar("ResultT")
 
 MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
@@ -59,7 +57,8 @@ class SyncSending(ProcessBound):
         ``max_block_ms`` while ``buffer_memory`` is used up, and some milliseconds when the thread
         is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
         ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
-        ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction.
+        ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction. A transaction in
+        which it raised cannot be committed, unless ``commit_transaction`` is told otherwise.
         """
         chain = self._sender.interceptors
         if not chain:
@@ -83,12 +82,16 @@ class SyncSending(ProcessBound):
     ) -> RecordFuture:
         """The long way: checks everything, waits if it must."""
         self._loop_thread.check()
-        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
-        while True:
-            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
-            if future is not None:
-                return future
-            self._loop_thread.run(self._sender.make_room(topic, partition))
+        try:
+            value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+            while True:
+                future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+                if future is not None:
+                    return future
+                self._loop_thread.run(self._sender.make_room(topic, partition))
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
 
     def send_arrow(self, topic: str, table: Any) -> TableFuture:
         """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
@@ -102,18 +105,22 @@ class SyncSending(ProcessBound):
         appended, or raises the error of the first batch that failed.
         """
         self._loop_thread.check()
-        _checked_topic(topic)
-        table = as_table(table)
-        partition = highest_partition(table)
-        if not self._sender.has_room(topic, partition):
-            self._loop_thread.run(self._sender.make_room(topic, partition))
-        delivery = TableDelivery()
-        for batch in _batches(self._sender, topic, table):
-            while not self._sender.has_room(topic):
-                self._loop_thread.run(self._sender.make_room(topic))
-            self._sender.append_batch(batch, delivery)
-        delivery.seal()
-        return delivery.future
+        try:
+            _checked_topic(topic)
+            table = as_table(table)
+            partition = highest_partition(table)
+            if not self._sender.has_room(topic, partition):
+                self._loop_thread.run(self._sender.make_room(topic, partition))
+            delivery = TableDelivery()
+            for batch in _batches(self._sender, topic, table):
+                while not self._sender.has_room(topic):
+                    self._loop_thread.run(self._sender.make_room(topic))
+                self._sender.append_batch(batch, delivery)
+            delivery.seal()
+            return delivery.future
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
 
 
 class AsyncSending(ProcessBound):
@@ -145,7 +152,7 @@ class AsyncSending(ProcessBound):
             future = self._add(
                 topic, value, key, headers, timestamp_ms, partition
             ) or await self._send(topic, value, key, headers, timestamp_ms, partition)
-        return future.awaitable(is_failure_told=self._sender.tells_failures)
+        return future.awaitable()
 
     async def _send_intercepted(self, sent: ProducerRecord) -> RecordFuture:
         chain = self._sender.interceptors
@@ -166,44 +173,39 @@ class AsyncSending(ProcessBound):
         partition: int | None,
     ) -> RecordFuture:
         """The long way: checks everything, waits if it must."""
-        value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
-        while True:
-            future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
-            if future is not None:
-                return future
-            await self._sender.make_room(topic, partition)
+        try:
+            value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+            while True:
+                future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
+                if future is not None:
+                    return future
+                await self._sender.make_room(topic, partition)
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to where each batch stands."""
-        _checked_topic(topic)
-        table = as_table(table)
-        partition = highest_partition(table)
-        if not self._sender.has_room(topic, partition):
-            await self._sender.make_room(topic, partition)
-        delivery = TableDelivery()
-        for batch in _batches(self._sender, topic, table):
-            while not self._sender.has_room(topic):
-                await self._sender.make_room(topic)
-            self._sender.append_batch(batch, delivery)
-        delivery.seal()
-        return self._awaitable(delivery.future)
+        try:
+            _checked_topic(topic)
+            table = as_table(table)
+            partition = highest_partition(table)
+            if not self._sender.has_room(topic, partition):
+                await self._sender.make_room(topic, partition)
+            delivery = TableDelivery()
+            for batch in _batches(self._sender, topic, table):
+                while not self._sender.has_room(topic):
+                    await self._sender.make_room(topic)
+                self._sender.append_batch(batch, delivery)
+            delivery.seal()
+            return delivery.awaitable(asyncio.get_running_loop())
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
 
     def forbid(self) -> None:
         """This is the copy in a forked process: every use of it is refused."""
         self._sender.forbid()
-
-    def _awaitable(self, future: Future[ResultT]) -> asyncio.Future[ResultT]:
-        """``future`` for coroutines; silent if nobody awaits it and its failure is told anyway."""
-        awaitable = asyncio.wrap_future(future)
-        if self._sender.tells_failures:
-            awaitable.add_done_callback(_look_at)
-        return awaitable
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Take note of a failure, so that asyncio does not report it as never retrieved."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _batches(sender: RecordSender, topic: str, table: pa.Table) -> Iterator[ColumnBatch]:

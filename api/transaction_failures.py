@@ -7,6 +7,7 @@ from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,
     TransactionAbortableError,
+    exception_for,
 )
 
 
@@ -26,3 +27,12 @@ def abort_after(error: OncelogError, *, in_another_part: bool = False) -> Transa
     )
     abortable.__cause__ = error
     return abortable
+
+
+def for_the_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
+    """What the other records of the transaction are told when ``error`` met one of them."""
+    if not is_fatal:
+        return abort_after(error, in_another_part=True)
+    others = exception_for(error.code, str(error))
+    others.__cause__ = error
+    return others

@@ -20,14 +20,18 @@ from oncelog.actors.protocol.group_messages import (
     TxnOffsetCommitRequest,
 )
 from oncelog.actors.protocol.messages import (
+    NO_RUN,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
+    Reply,
     ReplyT,
     Run,
 )
@@ -38,8 +42,15 @@ from oncelog.api.txn_state import ProducerIdentity, severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.model import TopicPartition
 
+WHY_WITHIN_MS: Final = 2_000
+"""How long a coordinator may take to say why an epoch is over, before the leader's word counts."""
+
 UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
 """How long a topic may be missing before a call gives up: time enough for one just created."""
+
+
+_WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
+"""Codes of partitions that did not spoil the call."""
 
 
 class GroupMetadata(Protocol):
@@ -63,6 +74,11 @@ class GroupMetadata(Protocol):
     @property
     def group_instance_id(self) -> str | None:
         """Its static id, if it has one."""
+        ...
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """The id of each topic that it reads."""
         ...
 
 
@@ -90,25 +106,49 @@ class TransactionRequests:
             transaction_timeout_ms=self._settings.transaction_timeout_ms,
         )
 
+        return await self._init(request)
+
+    async def renew_ticket(self, identity: ProducerIdentity, ticket: bytes) -> InitProducerIdReply:
+        """The plain ticket of ``identity`` under the current key, for its ``ticket`` of before."""
+        return await self._init(
+            InitProducerIdRequest(
+                transactional_id=None,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                ticket=ticket,
+            )
+        )
+
+    async def _init(self, request: InitProducerIdRequest) -> InitProducerIdReply:
         def attempt() -> Awaitable[InitProducerIdReply]:
-            # Any shard gives an idempotent producer its id.
-            key = transactional_id or str(self._random.getrandbits(32))
+            # Any shard serves an idempotent producer.
+            key = request.transactional_id or str(self._random.getrandbits(32))
             return self._router.call_transaction_coordinator(
                 key, request, timeout_ms=self._timeout_ms
             )
 
         return await self._repeat("init_producer_id", attempt)
 
-    async def enlist(
-        self, transactional_id: str, run: Run, token: bytes, transaction_timeout_ms: int
-    ) -> EnlistReply:
+    async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
+        """The number of a new run of a distributed write, after whichever is the newest."""
+
+        async def attempt() -> BeginRunReply:
+            nonlocal request
+            reply = await self._router.call_transaction_coordinator(
+                request.transactional_id, request, timeout_ms=self._timeout_ms
+            )
+            if reply.error is ErrorCode.CONCURRENT_TRANSACTIONS and reply.number != NO_RUN:
+                request = structs.replace(request, after=reply.number)
+                reply = await self._router.call_transaction_coordinator(
+                    request.transactional_id, request, timeout_ms=self._timeout_ms
+                )
+            return reply
+
+        return await self._repeat("begin_run", attempt)
+
+    async def enlist(self, transactional_id: str, run: Run, token: bytes) -> EnlistReply:
         """A member's identity in the distributed write of ``run``."""
-        request = EnlistRequest(
-            transactional_id=transactional_id,
-            run=run,
-            token=token,
-            transaction_timeout_ms=transaction_timeout_ms,
-        )
+        request = EnlistRequest(transactional_id=transactional_id, run=run, token=token)
         return await self._repeat(
             "enlist",
             lambda: self._router.call_transaction_coordinator(
@@ -155,6 +195,28 @@ class TransactionRequests:
 
         return await self._repeat("add_partitions_to_txn", attempt)
 
+    async def why_fenced(
+        self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
+    ) -> Reply:
+        """Why a leader refused the epoch of ``identity``, in the words of its coordinator.
+
+        ``partition`` is enrolled, so the question changes nothing. ``NONE`` or a retriable code
+        means that the coordinator knows of no reason, or does not answer.
+        """
+        request = AddPartitionsToTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            partitions=(partition,),
+        )
+        return await self._repeat(
+            "add_partitions_to_txn",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=min(self._timeout_ms, WHY_WITHIN_MS)
+            ),
+            within_ms=WHY_WITHIN_MS,
+        )
+
     async def commit_offsets(
         self,
         transactional_id: str,
@@ -187,7 +249,9 @@ class TransactionRequests:
                 group.group_id, request, timeout_ms=self._timeout_ms
             )
             for result in reply.results:
-                if reply.error is ErrorCode.NONE and result.error is not ErrorCode.NONE:
+                # Of a refused call the others were not attempted; their code says nothing.
+                is_refused = result.error not in _WITHOUT_CAUSE
+                if reply.error is ErrorCode.NONE and is_refused:
                     return structs.replace(
                         reply,
                         error=result.error,
@@ -239,7 +303,7 @@ class TransactionRequests:
 def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:
     """``reply`` with the error of the partition that spoiled it as that of the whole."""
     for enrolment in reply.enrolments:
-        if enrolment.error not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED):
+        if enrolment.error not in _WITHOUT_CAUSE:
             partition = enrolment.topic_partition
             detail = reply.detail or f"partition {partition} cannot be enrolled"
             if enrolment.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

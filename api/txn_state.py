@@ -103,6 +103,7 @@ _FATAL_TO_PRODUCE: Final = frozenset(
 
 _COORDINATOR_METHODS: Final = (
     "init_producer_id",
+    "begin_run",
     "enlist",
     "add_partitions_to_txn",
     "add_offsets_to_txn",
@@ -117,6 +118,8 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
     },
     ("txn_offset_commit", ErrorCode.FENCED_INSTANCE_ID): ErrorClass.ABORTABLE,
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
+    # What was read is of a deleted topic, which no waiting brings back.
+    ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
     ("txn_offset_commit", ErrorCode.OFFSET_METADATA_TOO_LARGE): ErrorClass.ABORTABLE,
     # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
     # fetches the epoch that it was given meanwhile.
@@ -142,6 +145,7 @@ class TransactionState:
     __slots__ = (
         "_error",
         "_offset_sequence",
+        "_refused",
         "_status",
         "has_work",
         "identity",
@@ -166,6 +170,7 @@ class TransactionState:
         """Told at each move, in the same turn, whether records are accepted from now on."""
         self._status = _S.UNINITIALIZED
         self._error: OncelogError | None = None
+        self._refused: BaseException | None = None
 
     @property
     def status(self) -> TransactionStatus:
@@ -189,6 +194,15 @@ class TransactionState:
         if self._status is not _S.IN_TRANSACTION:
             self._refuse()
 
+    def send_refused(self, error: BaseException) -> None:
+        """``send`` raised, so that the open transaction lacks what it was given; from any thread.
+
+        The first one is what the commit refuses with. Source: KafkaProducer.send, which leaves
+        such a transaction nothing but its abort (KAFKA-9279).
+        """
+        if self._status is _S.IN_TRANSACTION and self._refused is None:
+            self._refused = error
+
     def begin_init(self) -> None:
         """``init_transactions`` was called."""
         if self._status not in (_S.UNINITIALIZED, _S.INITIALIZING):
@@ -205,8 +219,11 @@ class TransactionState:
             self._refuse()
         self._move(_S.IN_TRANSACTION)
 
-    def begin_commit(self, token: bytes | None) -> None:
-        """``commit_transaction`` was called, for the first time or again with the same token."""
+    def begin_commit(self, token: bytes | None, *, despite_refused: bool = False) -> None:
+        """``commit_transaction`` was called, for the first time or again with the same token.
+
+        ``despite_refused``: the application commits what was accepted, and knows what was not.
+        """
         if self._status is _S.COMMITTING_TRANSACTION:
             if token != self.token:
                 raise IllegalStateError(
@@ -215,6 +232,8 @@ class TransactionState:
                 )
         elif self._status is not _S.IN_TRANSACTION:
             self._refuse()
+        elif not despite_refused:
+            self.check_complete()
         self.token = token
         self._move(_S.COMMITTING_TRANSACTION)
 
@@ -268,6 +287,15 @@ class TransactionState:
             self._error = error
         self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
 
+    def check_complete(self) -> None:
+        """Raise if ``send`` has refused something of the open transaction."""
+        if self._refused is not None:
+            raise TransactionAbortableError(
+                f"send() refused what it was given in the transaction ({self._refused!r}); call "
+                "abort_transaction(), or commit_transaction(despite_refused_sends=True) to commit "
+                "without it"
+            ) from self._refused
+
     def raise_error(self) -> None:
         """Raise what failed, if the producer is in an error state."""
         if self._status in (_S.ABORTABLE_ERROR, _S.FATAL_ERROR):
@@ -280,6 +308,7 @@ class TransactionState:
         self.tickets = {}
         self._offset_sequence = 0
         self.offsets_partitions = set()
+        self._refused = None
         self.token = None
         self.has_work = False
 

@@ -19,7 +19,9 @@ from oncelog.actors.assembly import ControllerServer, Surroundings, server_of
 from oncelog.actors.background import ThreadBackground
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.data_directory import prepare
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
+from oncelog.actors.process_table import ProcessTable
 from oncelog.api.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
 from oncelog.api.connection import wait_until_ready
@@ -57,6 +59,9 @@ class _Switchboard:
         if server is None:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
         return await getattr(server, request.method)(request)
+
+
+CLUSTER_ID = "c" * 32
 
 
 class _TimedWork(SyncPoint):
@@ -138,6 +143,7 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Start everything and wait until it serves."""
+        prepare(RealFileSystem(), self._directory, broker_id=1, new_cluster_id=CLUSTER_ID)
         config = self._replica_config(TopicPartition(CLUSTER_METADATA_TOPIC, 0), 1)
         self.board.servers[CONTROLLER_ACTOR] = ControllerServer(
             config, self._surroundings(), launcher=_Launcher(self), token_bytes=secrets.token_bytes
@@ -175,6 +181,7 @@ class LocalCluster:
             broker_id=broker_id,
             data_dir=str(self._directory),
             cluster=self._config,
+            cluster_id=CLUSTER_ID,
         )
 
     def _surroundings(self) -> Surroundings:
@@ -183,6 +190,7 @@ class LocalCluster:
             clock=SystemClock(),
             background=self.background,
             transport=self.transport,
+            drivers=ProcessTable("here"),
             random=self._random,
             incarnation=secrets.token_hex(8),
             process_id=os.getpid(),

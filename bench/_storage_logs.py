@@ -13,7 +13,7 @@ from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
 from oncelog.actors.replica import Replica
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
@@ -57,6 +57,12 @@ def client_batches(
         )
         for number in range(count)
     ]
+
+
+def ticket_of(batches: Sequence[bytes]) -> bytes:
+    """The ticket of the producer that has sent all of ``batches``."""
+    producer_id = parse_header(batches[0]).producer_id
+    return issue_plain_ticket(cluster_key=b"", producer_id=producer_id, issued_ms=0)
 
 
 def leading_machine() -> PartitionMachine:

@@ -30,7 +30,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from aiokafka.record.memory_records import MemoryRecords
 
 from oncelog.storage import checksum, record_codec
-from oncelog.storage.record_batch import check_client_batch
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.record_codec import (
     CODEC_BACKEND,
     RecordInput,

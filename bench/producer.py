@@ -42,6 +42,7 @@ from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
 from oncelog.api.producer import Producer
 from oncelog.api.routing import Router
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -49,7 +50,6 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
-from oncelog.storage.record_batch import check_client_batch
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "producer.jsonl"
 TOPIC: Final = "bench"

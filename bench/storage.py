@@ -39,16 +39,17 @@ from _storage_logs import (
     make_replica,
     open_log,
     sync,
+    ticket_of,
 )
 
 from oncelog.actors.clock import SystemClock
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.messages import FetchRequest
 from oncelog.actors.replica import Replica
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin
 from oncelog.storage.partition_log import PartitionLog
-from oncelog.storage.record_batch import check_client_batch
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "storage.jsonl"
 MESSAGE_MAX_BYTES: Final = 2 * MIB
@@ -59,14 +60,16 @@ MESSAGE_MAX_BYTES: Final = 2 * MIB
 
 def append_checked(log: PartitionLog, batches: Sequence[bytes]) -> float:
     """What a leader does with each client batch, without the sync; returns the seconds."""
-    machine, clock = leading_machine(), SystemClock()
+    machine, clock, ticket = leading_machine(), SystemClock(), ticket_of(batches)
     started = time.perf_counter()
     for batch in batches:
         header = check_client_batch(batch, message_max_bytes=MESSAGE_MAX_BYTES)
         if isinstance(header, ErrorCode):
             raise SystemExit(f"the batch was refused: {header.name}")
         now_ms = clock.now_ms()
-        verdict = machine.decide_append(header, origin=AppendOrigin.CLIENT, now_ms=now_ms)
+        verdict = machine.decide_append(
+            header, origin=AppendOrigin.CLIENT, ticket=ticket, now_ms=now_ms
+        )
         if verdict.error is not ErrorCode.NONE:
             raise SystemExit(f"the append was refused: {verdict.error.name}")
         header = header.with_offset(machine.log_end_offset, LEADER_EPOCH)
@@ -133,13 +136,15 @@ SYNC_SLICES_PER_ROUND: Final = 5
 
 async def append_and_wait(replica: Replica, batches: Sequence[bytes]) -> None:
     """One appender: the next batch goes out when the last one is durable."""
-    clock = SystemClock()
+    clock, ticket = SystemClock(), ticket_of(batches)
     for batch in batches:
         header = check_client_batch(batch, message_max_bytes=MESSAGE_MAX_BYTES)
         if isinstance(header, ErrorCode):
             raise SystemExit(f"the batch was refused: {header.name}")
         now_ms = clock.now_ms()
-        verdict = replica.machine.decide_append(header, origin=AppendOrigin.CLIENT, now_ms=now_ms)
+        verdict = replica.machine.decide_append(
+            header, origin=AppendOrigin.CLIENT, ticket=ticket, now_ms=now_ms
+        )
         if verdict.error is not ErrorCode.NONE:
             raise SystemExit(f"the append was refused: {verdict.error.name}")
         outcome = replica.write(batch, header, None, now_ms=now_ms)

@@ -10,17 +10,21 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.protocol.admin_messages import DescribeTransactionsRequest
-from oncelog.actors.protocol.messages import Run, Winner
+from oncelog.actors.protocol.messages import Winner
 from oncelog.actors.ray_environment import prepare_to_join
 from oncelog.api.config import ProducerSettings
-from oncelog.api.member import Membership, RunEnd, TransactionMember, end_run_and_wait
+from oncelog.api.member import (
+    Membership,
+    RunEnd,
+    TransactionMember,
+    begin_run_and_wait,
+    end_run_and_wait,
+    new_run_id,
+)
 from oncelog.api.offsets import list_offsets
-from oncelog.api.retry import call_with_retries
 from oncelog.spark_bridge.offsets import Bounds, PartitionRange
+from oncelog.spark_bridge.options import WriteOptions
 from oncelog.spark_bridge.range_reader import read_range
-from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``, which a session gives to all its Python processes."""
+
+DRIVER_COMMAND: Final = "java"
+"""What Spark's driver runs; its Python processes are children of it."""
 
 PLAN_TIMEOUT_MS: Final = 60_000
 END_TIMEOUT_MS: Final = 300_000
@@ -54,8 +61,8 @@ class Connection:
         context = cluster.context
         self._router = context.router
         self._loop_thread = context.loop_thread
-        self._clock = context.clock
         self._random = context.random
+        self._processes = context.processes
 
     def close(self) -> None:
         """Detach from the cluster."""
@@ -113,30 +120,24 @@ class Connection:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def new_run(self) -> Run:
-        """A new attempt at a whole write, which fences those before."""
-        return Run(
-            started_ns=self._clock.now_ms() * 1_000_000,
-            id=f"{self._random.getrandbits(128):032x}",
-        )
+    def begin_run(self, options: WriteOptions) -> Membership:
+        """Begin a new attempt at a whole write, which fences those before.
 
-    def last_token(self, transactional_id: str) -> bytes | None:
-        """The commit token of the last committed transaction of the id, if there is one."""
-        request = DescribeTransactionsRequest(transactional_ids=(transactional_id,))
-        reply = self._loop_thread.run(
-            call_with_retries(
-                lambda: self._router.call_transaction_coordinator(
-                    transactional_id, request, timeout_ms=PLAN_TIMEOUT_MS
-                ),
-                random=self._random,
-                timeout_ms=PLAN_TIMEOUT_MS,
-            )
+        It ends with Spark's driver: the Java process above this one, which is a planner's.
+        """
+        run_id = new_run_id(self._random)
+        transactional_id, token = options.identity(run_id)
+        return begin_run_and_wait(
+            self._router,
+            self._loop_thread,
+            ProducerSettings(max_block_ms=PLAN_TIMEOUT_MS),
+            transactional_id,
+            token=token,
+            transaction_timeout_ms=options.transaction_timeout_ms,
+            run_id=run_id,
+            driver=self._processes.ancestor(DRIVER_COMMAND),
+            random=self._random,
         )
-        if reply.error is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-            return None
-        if reply.error is not ErrorCode.NONE:
-            raise exception_for(reply.error, reply.detail)
-        return reply.transactions[0].commit_token
 
     def member(self, membership: Membership, compression_type: str) -> TransactionMember:
         """A member of a write for one task attempt, not enlisted yet."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncelog.actors.protocol.messages import Run
+from oncelog.actors.protocol.commit_versions import version_token
 from oncelog.api.config import COMPRESSION_TYPES
-from oncelog.api.member import Membership
+from oncelog.api.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
@@ -34,8 +34,6 @@ from oncelog.storage.model import (
     TopicPartition,
     is_valid_topic_name,
 )
-
-TRANSACTION_TIMEOUT_MS: Final = 900_000
 
 READ_OPTIONS: Final = (
     "address",
@@ -116,56 +114,20 @@ class WriteOptions:
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     compression_type: str = "none"
 
-    def membership(self, run: Run) -> Membership:
-        """The transaction that the tasks of ``run`` write in.
+    def identity(self, run_id: str) -> tuple[str, bytes]:
+        """The transactional id that a run writes under, and the commit token of what it writes.
 
         With ``txnAppId`` the transactional id is its own, and the token names the version: a
         version that is committed is not written again. Otherwise a ``transactional.id`` serves as
         it is; and without any the id is new with each run, and has no token, so that the
         coordinator may forget it in time.
         """
-        token = b""
-        transactional_id = self.transactional_id or f"spark-{run.id}"
         if self.txn_app_id is not None:
             transactional_id = f"{self.transactional_id or 'spark'}-{self.txn_app_id}"
-            token = version_token(self.txn_app_id, self.txn_version)
-        elif self.transactional_id is not None:
-            token = run.id.encode()
-        return Membership(
-            transactional_id=transactional_id,
-            run=run,
-            token=token,
-            transaction_timeout_ms=self.transaction_timeout_ms,
-        )
-
-    def check_version(self, last_token: bytes | None) -> None:
-        """Refuse a version below the last committed one: the job was rolled back, or runs twice."""
-        if self.txn_app_id is None or last_token is None:
-            return
-        last_version = version_in(last_token, self.txn_app_id)
-        if last_version is not None and self.txn_version < last_version:
-            raise InvalidSettingError(
-                f"txnVersion={self.txn_version} of txnAppId={self.txn_app_id!r} is older than the "
-                f"last committed one, {last_version}: it may be in the topic already; go on with "
-                f"{last_version + 1}, or use another txnAppId"
-            )
-
-
-def version_token(txn_app_id: str, txn_version: int) -> bytes:
-    """The commit token of one version of an application's writes: JSON, for people to read."""
-    return json.dumps({"txnAppId": txn_app_id, "txnVersion": txn_version}).encode()
-
-
-def version_in(token: bytes, txn_app_id: str) -> int | None:
-    """The version in a commit token of ``txn_app_id``; ``None`` if the token is not one."""
-    try:
-        fields = json.loads(token)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict) or fields.get("txnAppId") != txn_app_id:
-        return None
-    version = fields.get("txnVersion")
-    return version if isinstance(version, int) else None
+            return transactional_id, version_token(self.txn_app_id, self.txn_version)
+        if self.transactional_id is not None:
+            return self.transactional_id, run_id.encode()
+        return f"spark-{run_id}", b""
 
 
 # --- parsing ----------------------------------------------------------------------------------
@@ -302,14 +264,14 @@ def _check_topic(option: str, topic: str) -> None:
 
 
 def _check_lengths(options: WriteOptions) -> None:
-    """Ids and tokens are bounded; a run's own parts, of 20 and 32 characters, fit in any case."""
-    membership = options.membership(Run(started_ns=0, id="0" * 32))
-    if len(membership.transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
+    """Ids and tokens are bounded; the id of a run, of 32 characters, fits in any case."""
+    transactional_id, token = options.identity("0" * 32)
+    if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
         raise InvalidSettingError(
             f"transactional.id and txnAppId have more than {TRANSACTIONAL_ID_MAX_BYTES} bytes "
             "together: give shorter ones"
         )
-    if len(membership.token) > COMMIT_TOKEN_MAX_BYTES:
+    if len(token) > COMMIT_TOKEN_MAX_BYTES:
         raise InvalidSettingError("txnAppId is too long for a commit token: give a shorter one")
 
 

@@ -1,13 +1,14 @@
 """Writes a DataFrame as one transaction: all of its rows become visible together, or none does.
 
-The planner makes one *run* per ``save()``. Each task attempt enlists as a *member* with its first
+The planner begins one *run* per ``save()``. Each task attempt enlists as a *member* with its first
 rows, writes them, and reports how many were acknowledged. ``commit`` runs in the planner, once,
 with the report of one attempt per Spark partition: it ends the run with these winners, and the
 transaction coordinator aborts every other member, be it a failed, a retried or a speculative
 attempt, or one that still writes. No task ever commits anything.
 
 With ``txnAppId`` and ``txnVersion`` a repeated ``save()`` of a committed version writes nothing:
-its tasks are told so when they enlist, and leave their rows unread.
+its tasks leave their rows unread. Spark's driver is the process that a run ends with: should it
+die, the coordinator aborts the run.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class BatchWriter(DataSourceArrowWriter):
     ) -> BatchWriter:
         """Check what can be checked before any task starts, and begin a run.
 
-        Nobody is told of the run before its first member enlists.
+        ``OutdatedVersionError`` for a ``txnVersion`` below the one committed last: the job was
+        rolled back, or runs twice.
         """
         if is_overwrite:
             raise InvalidSettingError(
@@ -70,10 +72,7 @@ class BatchWriter(DataSourceArrowWriter):
             topics = connection.partition_counts()
             if options.topic not in topics:
                 raise UnknownTopicOrPartitionError(unknown_topic(options.topic, topics))
-        membership = options.membership(connection.new_run())
-        if options.txn_app_id is not None:
-            options.check_version(connection.last_token(membership.transactional_id))
-        return cls(options, membership)
+        return cls(options, connection.begin_run(options))
 
     # --- in the tasks -------------------------------------------------------------------------
 
@@ -82,6 +81,8 @@ class BatchWriter(DataSourceArrowWriter):
 
         Without rows, or when their version is committed already, no member takes part.
         """
+        if self._membership.is_committed:
+            return TaskReport(winner=None)
         with one_line_errors():
             tables = _gather(iterator)
             first = next(tables, None)
@@ -121,7 +122,8 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Abort the run, unless it is committed; then nothing changes. Never raises.
 
-        What cannot be aborted now is aborted by the next run, or by the transaction timeout.
+        What cannot be aborted now is aborted by the next run, when Spark's driver ends, or by the
+        transaction timeout.
         """
         try:
             connect(self._options.address).end_run(self._membership, committed=False)

@@ -40,7 +40,7 @@ cdef extern from "Python.h":
 INTERFACE = 1
 """Changes with the functions below, so that a module built from older source is not used."""
 
-SCAN_INTERFACE = 2
+SCAN_INTERFACE = 3
 """The same of the functions that go over whole batches."""
 
 # Read here because this half of the storage layer does not know the operating system.

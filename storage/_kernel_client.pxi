@@ -12,6 +12,24 @@ cdef enum:
     CODEC_MAX = 4
 
 
+cdef bint has_whole(const uint8_t *at, Py_ssize_t size, int32_t count) noexcept nogil:
+    """Whether ``count`` records with the offset deltas from 0 on fill the batch at ``at``."""
+    cdef Batch batch
+    cdef Fields fields
+    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef int32_t index
+    batch.at, batch.end = at + HEADER_BYTES, at + size
+    batch.base_offset, batch.last_delta, batch.count = 0, count - 1, count
+    batch.base_time, batch.max_time, batch.is_append_time = big64(at + 27), 0, False
+    for index in range(count):
+        if get_record(&batch, batch.at, index, &fields) != FITS or fields.offset != index:
+            return False
+        if fields.header_count and not check_headers(&fields, &totals):
+            return False
+        batch.at = fields.end
+    return batch.at == batch.end
+
+
 cdef ClientFault find_client_fault(
     const uint8_t *at, Py_ssize_t room, int64_t size_max
 ) noexcept nogil:
@@ -42,8 +60,11 @@ cdef ClientFault find_client_fault(
     if not attributes & CODEC_MASK and record_count * RECORD_BYTES_MIN > head.size - HEADER_BYTES:
         return INVALID_RECORD
     if head.producer_id == -1:
-        return INVALID_RECORD if attributes & TRANSACTIONAL else NO_FAULT
-    if head.producer_id < 0 or head.producer_epoch < 0 or head.base_sequence < 0:
+        if attributes & TRANSACTIONAL:
+            return INVALID_RECORD
+    elif head.producer_id < 0 or head.producer_epoch < 0 or head.base_sequence < 0:
+        return INVALID_RECORD
+    if not attributes & CODEC_MASK and not has_whole(at, head.size, <int32_t>record_count):
         return INVALID_RECORD
     return NO_FAULT
 
@@ -54,3 +75,11 @@ def client_fault(data, int64_t message_max_bytes):
     cdef int fault = find_client_fault(<const uint8_t *>view.buf, view.len, message_max_bytes)
     PyBuffer_Release(&view)
     return fault
+
+
+def has_whole_records(data):
+    """For who has checked all but the records of the one batch in ``data``."""
+    cdef View view = View(data)
+    if view.size < HEADER_BYTES:
+        return False
+    return has_whole(view.at, view.size, <int32_t>big32(view.at + 57))

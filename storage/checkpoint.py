@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from oncelog.storage.disk_errors import is_passing
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.fs import FileHandle, FileSystem, is_disk_full
+from oncelog.storage.fs import FileHandle, FileSystem
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 RECOVERY_FILE: Final = "recovery-checkpoint"
@@ -92,7 +93,7 @@ class RecoveryCheckpointFile:
                 self._filesystem.write_atomically(self._path, data)
             except OSError as error:
                 # On a full disk the log must still open: the file in place needs no room.
-                if not (is_disk_full(error) and self._filesystem.exists(self._path)):
+                if not (is_passing(error) and self._filesystem.exists(self._path)):
                     raise
             self._handle = self._filesystem.open(self._path, create=False)
             self._handle.truncate(len(data))

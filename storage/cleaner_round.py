@@ -197,7 +197,7 @@ class CleaningRound:
             is_changed = yield from self._copy(group, batches, cleaned)
             aborted = batches.transactions.take_needed()
             if is_changed:
-                cleaned.seal(aborted)
+                cleaned.seal(aborted, _epochs_of(group))
                 is_prepared = True
         finally:
             if not is_prepared:
@@ -256,6 +256,14 @@ class _Reader(Segment):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
+    """The leader epochs of segments one after the other; none if one does not know its own."""
+    if not all(segment.summary and segment.summary.leader_epochs for segment in group):
+        return []
+    pairs = {pair for each in group if each.summary for pair in each.summary.leader_epochs}
+    return sorted(pairs)
 
 
 def _note_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.fs import FileSystem
+from oncelog.storage.leader_epoch_list import LeaderEpochPairs
 from oncelog.storage.record_batch import Buffer, parse_header
-from oncelog.storage.segment import TXN_INDEX_SUFFIX, Segment
+from oncelog.storage.segment import Segment
 from oncelog.storage.segment_frames import BatchPlace
 from oncelog.storage.segment_swap import CLEANED_SUFFIX, discard_swap, prepare_swap
 from oncelog.storage.txn_index import AbortedIndexEntry
@@ -40,12 +41,14 @@ class CleanedSegment:
         self._waiting_bytes = 0
         self._unsynced_bytes = 0
         self.size_bytes = 0
+        self._next_offset = base_offset
         self._segment.create()
 
     def append(self, batch: Buffer) -> None:
         """Add a batch; offsets must rise."""
         header = parse_header(batch)
         end = self.size_bytes + len(batch)
+        self._next_offset = header.next_offset
         self._segment.counting.account(
             BatchPlace(
                 self.size_bytes,
@@ -62,19 +65,17 @@ class CleanedSegment:
         if self._waiting_bytes >= _WRITE_BYTES:
             self._write()
 
-    def seal(self, aborted: Sequence[AbortedIndexEntry]) -> None:
+    def seal(self, aborted: Sequence[AbortedIndexEntry], leader_epochs: LeaderEpochPairs) -> None:
         """Write the indexes, make all durable and ready for the commit. OSError: ``discard``.
 
         The aborted index is written even if it is empty, because it must replace an older one:
         an entry whose marker is gone would hide later data of its producer.
         """
         self._write()
-        handles = self._segment.write_indexes()
+        self._segment.end_scan(self.size_bytes, self._next_offset)
+        handles = [self._segment.txn_index.fill(aborted)]
         try:
-            path = self._segment.path_of(TXN_INDEX_SUFFIX)
-            handles.append(self._filesystem.open(path, create=True))
-            handles[-1].truncate(0)
-            handles[-1].append((b"".join([entry.to_bytes() for entry in aborted]),))
+            handles += self._segment.write_sealed(leader_epochs)
             for handle in handles:
                 handle.datasync()
             self._segment.log.datasync()

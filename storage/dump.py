@@ -37,7 +37,9 @@ from oncelog.storage.segment import (
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
 )
+from oncelog.storage.segment_summary import SUMMARY_SUFFIX, SegmentSummary
 from oncelog.storage.segment_swap import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
+from oncelog.storage.topic_id_file import TOPIC_ID_FILE, decode_topic_id
 
 Row: TypeAlias = Mapping[str, Any]
 """One entry of a file: field → number, text, or a list of them."""
@@ -55,12 +57,14 @@ class FileKind(enum.Enum):
     OFFSET_INDEX = "offset index"
     TIME_INDEX = "time index"
     TXN_INDEX = "aborted index"
+    SUMMARY = "segment summary"
     SNAPSHOT = "producer snapshot"
     LEADER_EPOCHS = "leader epochs"
     RECOVERY = "recovery checkpoint"
     CLEANER = "cleaner checkpoint"
     CLEAN_SHUTDOWN = "clean shutdown"
     METADATA = "topic of the partition"
+    TOPIC_ID = "topic of the partition, checked"
     LOCK = "lock"
     UNFINISHED = "unfinished write"
 
@@ -71,6 +75,7 @@ _BY_SUFFIX: Final = MappingProxyType(
         OFFSET_INDEX_SUFFIX: FileKind.OFFSET_INDEX,
         TIME_INDEX_SUFFIX: FileKind.TIME_INDEX,
         TXN_INDEX_SUFFIX: FileKind.TXN_INDEX,
+        SUMMARY_SUFFIX: FileKind.SUMMARY,
         SNAPSHOT_SUFFIX: FileKind.SNAPSHOT,
     }
 )
@@ -81,6 +86,7 @@ _BY_NAME: Final = MappingProxyType(
         CLEANER_CHECKPOINT_FILE: FileKind.CLEANER,
         CLEAN_SHUTDOWN_FILE: FileKind.CLEAN_SHUTDOWN,
         PARTITION_METADATA_FILE: FileKind.METADATA,
+        TOPIC_ID_FILE: FileKind.TOPIC_ID,
         LOCK_FILE: FileKind.LOCK,
     }
 )
@@ -191,6 +197,15 @@ def txn_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 # --- state and checkpoints ----------------------------------------------------------------------
 
 
+def summary_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: end and times of a sealed segment, and the CRC of each file beside it."""
+    try:
+        summary = SegmentSummary.from_bytes(filesystem.read_whole(path))
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    yield summary._asdict()
+
+
 def snapshot_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """Producers as they were before the offset of the name."""
     try:
@@ -243,6 +258,14 @@ def metadata_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
         raise CorruptDataError(f"{path} at byte 0: no version and topic id") from error
 
 
+def topic_id_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: the topic id."""
+    try:
+        yield {"topic_id": decode_topic_id(filesystem.read_whole(path))}
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+
+
 def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:
     """Of a file without content, or one whose content means nothing yet."""
     return iter(())
@@ -253,12 +276,14 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.OFFSET_INDEX: offset_index_rows,
         FileKind.TIME_INDEX: time_index_rows,
         FileKind.TXN_INDEX: txn_index_rows,
+        FileKind.SUMMARY: summary_rows,
         FileKind.SNAPSHOT: snapshot_rows,
         FileKind.LEADER_EPOCHS: leader_epoch_rows,
         FileKind.RECOVERY: recovery_rows,
         FileKind.CLEANER: cleaner_rows,
         FileKind.CLEAN_SHUTDOWN: clean_shutdown_rows,
         FileKind.METADATA: metadata_rows,
+        FileKind.TOPIC_ID: topic_id_rows,
         FileKind.LOCK: no_rows,
         FileKind.UNFINISHED: no_rows,
     }

@@ -40,6 +40,7 @@ from oncelog.storage.dump_index import (
 )
 from oncelog.storage.dump_log import LogEnd, ScannedBatch, records_of, scan_log
 from oncelog.storage.dump_producers import ProducerCheck, ProducerReplay
+from oncelog.storage.dump_summary import check_summary
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileSystem
 from oncelog.storage.record_batch import BatchHeader
@@ -158,7 +159,7 @@ class _DirectoryCheck:
         yield from self._producers.begin(segments[0], snapshots, self._cleaned_offset)
         for base_offset in segments:
             try:
-                yield from self._check_segment(base_offset, is_active=base_offset == segments[-1])
+                yield from self._check_sealed(base_offset, is_active=base_offset == segments[-1])
             except FileNotFoundError as error:
                 yield Finding(
                     path=Path(error.filename),
@@ -170,6 +171,18 @@ class _DirectoryCheck:
             if self._is_over:
                 return
         yield from self._check_end(segments[-1])
+
+    def _check_sealed(self, base_offset: int, *, is_active: bool) -> Iterator[Finding]:
+        """The batches with their indexes, then what no batch tells of these files."""
+        named = set()
+        for finding in self._check_segment(base_offset, is_active=is_active):
+            named.add(finding.path)
+            yield finding
+        if not is_active or self._checkpoints.flag is not None:
+            path = self._directory / f"{base_offset:020d}{LOG_SUFFIX}"
+            for finding in check_summary(self._filesystem, path):
+                if finding.path not in named:
+                    yield finding
 
     def _check_segment(self, base_offset: int, *, is_active: bool) -> Iterator[Finding]:
         path = self._directory / f"{base_offset:020d}{LOG_SUFFIX}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.model import NO_OFFSET, TopicPartition
 
 
 class OncelogError(Exception):
@@ -60,6 +61,12 @@ class UnknownTopicOrPartitionError(OncelogError):
     """No such topic or partition; create it, or wait for the metadata to spread."""
 
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class UnknownTopicIdError(OncelogError):
+    """The topic was deleted and created again; an offset of the old one means nothing in it."""
+
+    code = ErrorCode.UNKNOWN_TOPIC_ID
 
 
 class NotLeaderOrFollowerError(OncelogError):
@@ -410,6 +417,24 @@ class ClientClosedError(OncelogError):
     code = ErrorCode.CLIENT_CLOSED
 
 
+class TransactionTimedOutError(OncelogError):
+    """The transaction was open for longer than its timeout; abort it, then begin again."""
+
+    code = ErrorCode.TRANSACTION_TIMED_OUT
+
+
+class AbortedByOperatorError(OncelogError):
+    """An operator has aborted the transaction; abort it here as well, then begin again."""
+
+    code = ErrorCode.ABORTED_BY_OPERATOR
+
+
+class OutdatedVersionError(OncelogError):
+    """A later version of the application's writes is committed; go on above it."""
+
+    code = ErrorCode.OUTDATED_VERSION
+
+
 class InvalidSettingError(InvalidConfigError, ValueError):
     """A setting is unknown or impossible; the message names it, its value and what is allowed."""
 
@@ -424,6 +449,37 @@ class ConnectionFailedError(NetworkError):
 
 class CorruptDataError(CorruptMessageError):
     """Bytes on disk or from a peer break their format; the message names the place."""
+
+
+class CorruptRecordError(CorruptDataError):
+    """Records in the log cannot be read; ``seek`` to ``next_offset`` passes over them.
+
+    ``offset`` (inclusive) to ``next_offset`` (exclusive) are lost to readers of
+    ``topic_partition``. Reading there again raises again; everything before was delivered.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        topic_partition: TopicPartition | None = None,
+        offset: int = NO_OFFSET,
+        next_offset: int = NO_OFFSET,
+    ) -> None:
+        super().__init__(message)
+        self.topic_partition = topic_partition
+        self.offset = offset
+        self.next_offset = next_offset
+
+    @property
+    def retriable(self) -> bool:
+        """Never: what is damaged in the log stays so."""
+        return False
+
+    @property
+    def fatal(self) -> bool:
+        """Always: only a seek, another position, helps."""
+        return True
 
 
 EXCEPTIONS: dict[ErrorCode, type[OncelogError]] = {

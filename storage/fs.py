@@ -19,7 +19,6 @@ Buffer = bytes | bytearray | memoryview
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Ends the name of a file that ``write_atomically`` had not finished; worthless after a crash."""
 
-_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # fdatasync does not exist on macOS, where fsync is the closest there is.
 _datasync = getattr(os, "fdatasync", os.fsync)
 
@@ -134,11 +133,6 @@ class FileSystem(Protocol):
         The lock ends with the process at the latest, however it dies.
         """
         ...
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Whether the write failed for want of room, so that a later one may succeed."""
-    return error.errno in _DISK_FULL
 
 
 class RealFileHandle:

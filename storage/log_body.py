@@ -136,6 +136,7 @@ class LogBody:
             paths = [path for segment in replaced[1:] for path in segment.paths]
             deleted = finish_swap(self._filesystem, self._directory, first.base_offset, paths)
             cleaned.attach()
+            cleaned.load_summary()
             cleaned.txn_index.load()
         except OSError as error:
             self._ledger.fail(error)

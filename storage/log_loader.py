@@ -1,61 +1,44 @@
 """Opening the directory of one partition: what is trusted, what is read again, what is cut.
 
-After a clean close everything is trusted. Otherwise the last segment, and every segment that
+After a clean close the records are trusted. Otherwise the last segment, and every segment that
 reaches beyond the recovery point, is read batch by batch with its CRC; ``recovery`` decides what
 happens where that ends. Aborted-transaction entries and producer state from the recovery point
-on are not trusted either: they come back when the caller replays the log.
+on are not trusted either: they come back when the caller replays the log. What lies beside the
+records is only trusted as far as the summary of its segment vouches for it.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+from oncelog.storage.accepted_cut import ACCEPTED_CUT_FILE
 from oncelog.storage.checkpoint import (
     CLEAN_SHUTDOWN_FILE,
-    RECOVERY_FILE,
     CleanShutdown,
     RecoveryCheckpoint,
     read_clean_shutdown,
     read_leader_epochs,
     read_recovery_checkpoint,
-    with_leader_epoch,
     write_leader_epochs,
 )
 from oncelog.storage.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.leader_epoch_list import OFFSET_MAX, note_epoch, without_start
+from oncelog.storage.log_tail import Tail, TailCut, settle_tail
 from oncelog.storage.producer_snapshot import SnapshotStore
-from oncelog.storage.recovery import (
-    Durability,
-    TailAction,
-    TailDefect,
-    decide,
-    durability_of,
-    holds_intact_batch,
-    inspect_batch,
-)
+from oncelog.storage.recovery import TailDefect, inspect_batch
 from oncelog.storage.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segment_frames import BatchPlace
 from oncelog.storage.segment_scan import SegmentScan
+from oncelog.storage.segment_summary import SegmentSummary, epochs_of
 from oncelog.storage.segment_swap import complete_swaps
 from oncelog.storage.sync_point import SyncLedger
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailCut:
-    """What recovery cut: from byte ``position`` of ``path``, where ``offset`` should have begun.
-
-    ``cut_bytes`` counts the segments after it too.
-    """
-
-    path: Path
-    position: int
-    offset: int
-    cut_bytes: int
-    defect: TailDefect
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +51,8 @@ class LoadedLog:
     """
 
     segments: list[Segment]
+    unsealed: list[Segment]
+    """Sealed segments, sound and read again, whose index files and summary are to be written."""
     snapshots: SnapshotStore
     leader_epochs: list[tuple[int, int]]
     log_start_offset: int
@@ -93,6 +78,9 @@ class LogLoader:
     _known: int = 0
     """Up to here (exclusive) the log was synced with success; 0 if that is not known."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
+    _unsealed: list[Segment] = field(default_factory=list)
+    _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
+    """By base offset, of the segments that are not read again."""
     _epochs_seen: list[tuple[int, int]] = field(default_factory=list)
 
     def load(self) -> LoadedLog:
@@ -115,15 +103,20 @@ class LogLoader:
     def _load(self, segments: list[Segment]) -> LoadedLog:
         checkpoint = read_recovery_checkpoint(self.filesystem, self.directory)
         flag = read_clean_shutdown(self.filesystem, self.directory)
-        self._stored_epochs = read_leader_epochs(self.filesystem, self.directory)
+        self._stored_epochs = self._read_leader_epochs()
         is_new = not segments
         if is_new:
             segments.append(self._create_first(checkpoint))
         self._check_head(segments[0], checkpoint)
+        self._load_summaries(segments)
         was_clean = is_new or (flag is not None and self._load_clean(segments, flag))
         recovery_point = checkpoint.recovery_point if checkpoint is not None else None
+        self._check_again(segments, checkpoint, was_clean=was_clean)
         if not was_clean:
-            self._recover(segments, recovery_point)
+            self._recover(segments, checkpoint)
+            if self._cut is not None and recovery_point is not None:
+                # Below the recovery point only if an operator has accepted it.
+                recovery_point = min(recovery_point, self._cut.offset)
         log_end_offset = segments[-1].next_offset
         if was_clean:
             recovery_point = log_end_offset
@@ -131,13 +124,14 @@ class LogLoader:
         if checkpoint is not None:
             log_start_offset = max(log_start_offset, checkpoint.log_start_offset)
         trusted = recovery_point if recovery_point is not None else log_start_offset
-        snapshot_limit = self._load_txn_indexes(segments, checkpoint, min(trusted, log_end_offset))
+        snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
         snapshots = self._load_snapshots(segments)
-        leader_epochs = self._load_leader_epochs(log_start_offset, log_end_offset)
+        leader_epochs = self._load_leader_epochs(segments, log_start_offset)
         self._begin_use()
         return LoadedLog(
             segments=segments,
+            unsealed=[segment for segment in self._unsealed if segment in segments],
             snapshots=snapshots,
             leader_epochs=leader_epochs,
             log_start_offset=log_start_offset,
@@ -202,22 +196,34 @@ class LogLoader:
                 f"{TailDefect.MISSING_RECORDS.value}: the segments before it are gone"
             )
 
+    def _load_summaries(self, segments: list[Segment]) -> None:
+        """Take what was written of segments when they were sealed."""
+        for segment in segments:
+            segment.load_summary()
+            is_sealed = segment is not segments[-1]
+            if is_sealed and segment.summary and segment.summary.next_offset > segment.next_offset:
+                segment.summary = None
+
     def _load_clean(self, segments: list[Segment], flag: CleanShutdown) -> bool:
         """Trust the files if they are what the clean close left."""
         active = segments[-1]
+        summary = active.summary
+        if summary is None or summary.next_offset != flag.log_end_offset:
+            return False
         if (active.base_offset, active.size_bytes) != (
             flag.active_base_offset,
             flag.active_size_bytes,
         ):
             return False
         active.load_tail()
+        self._summaries[active.base_offset] = summary
         return active.next_offset == flag.log_end_offset
 
     # Recovery
 
-    def _recover(self, segments: list[Segment], recovery_point: int | None) -> None:
+    def _recover(self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None) -> None:
         """Read again what is not known to be good, and cut or refuse where that ends."""
-        known = self._known = recovery_point if recovery_point is not None else 0
+        known = self._known = checkpoint.recovery_point if checkpoint is not None else 0
         first = next(
             (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
             len(segments) - 1,
@@ -227,46 +233,66 @@ class LogLoader:
             segment = segments[slot]
             if segment.base_offset != expected:
                 previous = segments[slot - 1]
-                self._settle_tail(
-                    segments,
-                    (previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS),
-                    recovery_point,
-                )
+                tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
+                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
             is_last = slot == len(segments) - 1
             gaps_end = self._gaps_end(segment, is_last=is_last)
             position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
-                self._settle_tail(segments, (segment, position, expected, defect), recovery_point)
+                tail = Tail(segment, position, expected, defect)
+                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
         for segment in segments[first:]:
             self.ledger.note(segment.log)
-        for segment in segments[first:-1]:
-            self._write_indexes(segment)
-        if first and segments[first].base_offset == known:
-            self._index_again(segments[first - 1])
+        self._unsealed += segments[first:-1]
         self.ledger.note_directory()
 
-    def _write_indexes(self, segment: Segment) -> None:
-        for handle in segment.write_indexes():
-            self.ledger.note(handle, close_when_synced=True)
+    def _check_again(
+        self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, *, was_clean: bool
+    ) -> None:
+        """Read the sealed segments that recovery does not, and of which there is no summary.
 
-    def _index_again(self, segment: Segment) -> None:
-        """Its records are synced up to the last; its indexes, which came later, perhaps not.
-
-        Damage is left to those who read there: this segment is not what has to be recovered.
+        It was damaged or lost, or an earlier build wrote the segment, or all that came after the
+        records was not synced. Damage is left to those who read there: these segments are not
+        what has to be recovered.
         """
-        next_offset = segment.next_offset
-        _, _, defect = self._scan(segment, next_offset)
-        if defect is TailDefect.NONE:
-            self._write_indexes(segment)
+        known = checkpoint.recovery_point if checkpoint is not None else 0
+        log_start_offset = checkpoint.log_start_offset if checkpoint is not None else 0
+        for segment in segments[:-1]:
+            if not was_clean and segment.next_offset > known:
+                break
+            summary = segment.summary
+            if summary is None:
+                self._scan_sealed(segment)
+                continue
+            self._summaries[segment.base_offset] = summary
+            # Of removed segments a power loss may bring some back; they are below the log start.
+            if summary.next_offset < segment.next_offset > log_start_offset:
+                raise CorruptDataError(
+                    f"{segment.path_of(LOG_SUFFIX)} at byte {segment.size_bytes}, offset "
+                    f"{summary.next_offset}: {TailDefect.MISSING_RECORDS.value}: the segments up "
+                    f"to offset {segment.next_offset} are gone"
+                )
+            if segment.next_offset == known and not was_clean:
+                # Its records are synced up to the last; its indexes, which came later, perhaps not.
+                self._unsealed.append(segment)
+
+    def _scan_sealed(self, segment: Segment) -> None:
+        next_offset, size_bytes = segment.next_offset, segment.size_bytes
+        self._known = OFFSET_MAX
+        position, expected, defect = self._scan(segment, next_offset)
+        if defect is TailDefect.NONE and expected == next_offset:
+            self._unsealed.append(segment)
         else:
+            path = segment.path_of(LOG_SUFFIX)
+            _logger.error("%s at byte %d is damaged: %s", path, position, defect.value)
             segment.begin_scan()
             segment.release()
-        segment.end_scan(segment.size_bytes, next_offset)
+        segment.end_scan(size_bytes, next_offset)
 
     def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
         """Up to which offset (exclusive) compaction may have removed batches of the segment."""
@@ -306,51 +332,6 @@ class LogLoader:
                 segment.log.write_at(position, frame)
         return end, expected, TailDefect.NONE
 
-    def _settle_tail(
-        self,
-        segments: list[Segment],
-        tail: tuple[Segment, int, int, TailDefect],
-        recovery_point: int | None,
-    ) -> None:
-        """Look the tail up in the table: raise if it must be refused, note what will be cut."""
-        segment, position, expected, defect = tail
-        path = segment.path_of(LOG_SUFFIX)
-        durability = durability_of(expected, recovery_point)
-        follows = durability is Durability.UNKNOWN and self._intact_follows(segments, tail)
-        row = decide(defect, durability, intact_follows=follows)
-        if row.action is TailAction.REFUSE:
-            known = "unknown" if recovery_point is None else str(recovery_point)
-            raise CorruptDataError(
-                f"{path} at byte {position}, offset {expected}: {defect.value} "
-                f"(recovery point {known}, rule {row.label})"
-            )
-        if row.action is TailAction.CUT:
-            later = sum(
-                other.size_bytes for other in segments if other.base_offset > segment.base_offset
-            )
-            self._cut = TailCut(
-                path=path,
-                position=position,
-                offset=expected,
-                cut_bytes=segment.size_bytes - position + later,
-                defect=defect,
-            )
-
-    def _intact_follows(
-        self, segments: list[Segment], tail: tuple[Segment, int, int, TailDefect]
-    ) -> bool:
-        segment, position, expected, defect = tail
-        if defect is TailDefect.NONE:
-            return False
-        skipped = 1 if position < segment.size_bytes else 0
-        data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
-        if holds_intact_batch(data, expected):
-            return True
-        later = [other for other in segments if other.base_offset > segment.base_offset]
-        return any(
-            holds_intact_batch(other.log.read(0, other.size_bytes), expected) for other in later
-        )
-
     def _cut_after(
         self, segments: list[Segment], slot: int, position: int, next_offset: int
     ) -> None:
@@ -362,39 +343,27 @@ class LogLoader:
 
     # The files beside the segments
 
-    def _load_txn_indexes(
-        self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, trusted_offset: int
-    ) -> int:
+    def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
         """Read all aborted entries; the offset from which the replay must restore them.
 
-        A damaged index is only a copy of what the markers in the log say. Those of the segments
-        that were read again are emptied too: where a power loss took a page from the unsynced
-        end, zeros may look like an older entry.
+        The index is only a copy of what the markers in the log say. One that is not what the
+        summary says is emptied, and so are those of segments that were read again. Should this
+        process die before the replay has filled them, the next load finds the same.
         """
-        limit = known = trusted_offset if self._scanned_from is None else self._scanned_from
-        untrusted = []
+        limit = trusted_offset if self._scanned_from is None else self._scanned_from
         for segment in segments:
             index, base_offset = segment.txn_index, segment.base_offset
-            is_trusted = self._scanned_from is None or base_offset < self._scanned_from
-            if not (is_trusted and index.load_within(base_offset, segment.next_offset)):
-                untrusted.append(index)
-                limit = min(limit, base_offset)
-        if limit < known and checkpoint is not None:
-            self._lower_promise(checkpoint, limit)
-        for index in untrusted:
+            summary = self._summaries.get(base_offset)
+            if summary is not None and index.load_if(summary.txnindex_crc32c):
+                index.is_settled = segment is not segments[-1]
+                continue
+            limit = min(limit, base_offset)
             handle = index.clear()
             if handle is not None:
                 self.ledger.note(handle)
+            if summary is not None and segment is not segments[-1]:
+                self._unsealed.append(segment)
         return min(limit, trusted_offset)
-
-    def _lower_promise(self, checkpoint: RecoveryCheckpoint, offset: int) -> None:
-        """Have the next load replay from ``offset`` too, should this process die before it has.
-
-        Until then an index that was found damaged is empty, which is what a good one may be.
-        """
-        lowered = checkpoint._replace(recovery_point=max(offset, checkpoint.log_start_offset))
-        self.filesystem.write_atomically(self.directory / RECOVERY_FILE, lowered.to_bytes())
-        self._begin_use()
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
         """Keep one snapshot per segment and the newest; remove what belongs to no state.
@@ -416,15 +385,23 @@ class LogLoader:
                 self.ledger.note(handle, close_when_synced=True)
         return store
 
+    def _read_leader_epochs(self) -> list[tuple[int, int]]:
+        """The pairs of the file; none if it is lost or cannot be read: the log tells them too."""
+        try:
+            return read_leader_epochs(self.filesystem, self.directory)
+        except CorruptDataError as error:
+            _logger.warning("%s; the leader epochs are taken from the log", error)
+            return []
+
     def _load_leader_epochs(
-        self, log_start_offset: int, log_end_offset: int
+        self, segments: list[Segment], log_start_offset: int
     ) -> list[tuple[int, int]]:
-        """The epochs of the file and of the batches read, as far as the log reaches."""
         stored = self._stored_epochs
-        epochs = [(epoch, start) for epoch, start in stored if start <= log_end_offset]
-        for epoch, start in self._epochs_seen:
-            if not epochs or epoch > epochs[-1][0]:
-                epochs = with_leader_epoch(epochs, epoch, start)
+        spans = [
+            (each.base_offset, each.next_offset, self._summaries.get(each.base_offset))
+            for each in segments
+        ]
+        epochs = epochs_of(spans, stored, self._epochs_seen)
         epochs = without_start(epochs, log_start_offset)
         if epochs != stored:
             write_leader_epochs(self.filesystem, self.directory, epochs)
@@ -439,3 +416,6 @@ class LogLoader:
         if CLEAN_SHUTDOWN_FILE in names:
             self.filesystem.remove(self.directory / CLEAN_SHUTDOWN_FILE)
             self.filesystem.sync_directory(self.directory)
+        if ACCEPTED_CUT_FILE in names:
+            self.filesystem.remove(self.directory / ACCEPTED_CUT_FILE)
+            self.ledger.note_directory()

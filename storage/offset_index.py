@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import Final
 
 from oncelog.storage.exceptions import CorruptDataError
@@ -108,6 +109,17 @@ class OffsetIndex:
         if position - self._positions[slot - 1] <= _LARGE_BYTES:
             return None
         return self._base_offset + self._relative_offsets[slot], position
+
+    def entries_before(self, offset: int) -> Iterator[tuple[int, int]]:
+        """The entries (last offset, position) up to ``lookup(offset)``, that one first."""
+        count = bisect_right(self._relative_offsets, offset - self._base_offset)
+        for slot in range(count - 1, -1, -1):
+            yield self._base_offset + self._relative_offsets[slot], self._positions[slot]
+
+    def entries_after(self, position: int) -> Iterator[tuple[int, int]]:
+        """The entries (last offset, position) of batches that begin after ``position``."""
+        for slot in range(bisect_right(self._positions, position), len(self._positions)):
+            yield self._base_offset + self._relative_offsets[slot], self._positions[slot]
 
     def lookup_end(self, *, limit_position: int, upper_offset: int) -> tuple[int, int] | None:
         """The greatest entry up to ``limit_position`` that ends below ``upper_offset`` (exclusive).

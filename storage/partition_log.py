@@ -2,8 +2,9 @@
 
 One owner, one event loop: no method may run at the same time as another, except
 ``SyncPoint.run``, which is made for another thread. An OSError of a write or a sync takes the log
-offline: nobody knows what reached the disk, so later appends raise and only reads go on. A full
-disk is the exception: what a failed append left is cut off again and the next one may succeed.
+offline: nobody knows what reached the disk, so later appends raise and only reads go on. What may
+pass by itself is the exception, as a full disk: what a failed append left is cut off again and the
+next one may succeed. ``disk_errors`` has the table.
 
 Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
 recovery point is durable.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from oncelog.storage.aborted_entries import AbortedEntries
 from oncelog.storage.checkpoint import (
     CLEAN_SHUTDOWN_FILE,
     CleanShutdown,
@@ -27,8 +29,9 @@ from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_body import LogBody
 from oncelog.storage.log_head import LogHead
-from oncelog.storage.log_loader import LoadedLog, LogLoader, TailCut
+from oncelog.storage.log_loader import LoadedLog, LogLoader
 from oncelog.storage.log_settings import LogSettings
+from oncelog.storage.log_tail import TailCut
 from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
@@ -73,13 +76,18 @@ class PartitionLog(ReadableLog):
             snapshots=self._snapshots,
         )
         self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
+        self._aborted = AbortedEntries(self._segments, ledger)
         self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
         self._rounds_since_checkpoint_sync = 0
-        self._generation = 0
+        self._noted_recovery_point = -1
+        self.generation = 0
+        """Rises with each truncation: a sync point of an older one proves nothing."""
         self._active_since_ms = now_ms
         self.was_clean = loaded.was_clean
+        self._unsealed = loaded.unsealed
         self.cut: TailCut | None = loaded.cut
         self.high_watermark = loaded.high_watermark
+        """Exclusive; whoever moves the true one says so here, for the next checkpoint."""
         self.recovery_point = (
             loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
         )
@@ -112,7 +120,7 @@ class PartitionLog(ReadableLog):
             loaded=loaded,
         )
         if loaded.is_new:
-            log._write_checkpoint()
+            log._write_checkpoint(log.recovery_point, log.log_start_offset)
         return log
 
     @property
@@ -156,13 +164,17 @@ class PartitionLog(ReadableLog):
         self._ledger.check()
         if self._segments.active.size_bytes == 0:
             return
+        self._aborted.settle()
         try:
             self.write_snapshot(snapshot)
             self._segments.roll(
-                self._filesystem, self._directory, self.settings.index_interval_bytes
+                self._filesystem,
+                self._directory,
+                self.settings.index_interval_bytes,
+                self._epochs.pairs,
             )
         except OSError as error:
-            self._ledger.fail_unless_full(error)
+            self._ledger.fail_unless_passing(error)
             raise
 
     def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
@@ -177,11 +189,13 @@ class PartitionLog(ReadableLog):
 
         ``header`` is that of ``batch`` with what the leader assigns: the log end offset and its
         epoch. They are written from it, so ``batch`` need not be patched, and is not changed.
-        OSError: nothing was appended; the log is offline unless the disk was only full.
+        OSError: nothing was appended; the log is offline unless the cause may pass.
         """
         ledger = self._ledger
         if ledger.failure is not None:
             ledger.check()
+        if self._aborted.owed:
+            self._aborted.settle()
         base_offset, active = header.base_offset, self._segments.active
         last_offset = base_offset + header.last_offset_delta
         if (
@@ -210,25 +224,28 @@ class PartitionLog(ReadableLog):
         """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
 
         Known ones are ignored, so that recovery may replay them. Durable with the next sync
-        point. OSError: the log is offline, and the last stable offset must not move.
+        point, or owed if there is no room: see ``indexed_end_offset``. OSError: the log is
+        offline, and the last stable offset must not move.
         """
         self._ledger.check()
-        segment = self._segments.holding(last_offset)
-        try:
-            handle = segment.txn_index.append(
-                AbortedIndexEntry(
-                    producer_id=producer_id,
-                    first_offset=first_offset,
-                    last_offset=last_offset,
-                    last_stable_offset=last_stable_offset,
-                )
+        self._aborted.enter(
+            AbortedIndexEntry(
+                producer_id=producer_id,
+                first_offset=first_offset,
+                last_offset=last_offset,
+                last_stable_offset=last_stable_offset,
             )
-        except OSError as error:
-            self._ledger.fail(error)
-            raise
-        if handle is not None:
-            self._ledger.note(handle)
-            self._ledger.note_directory()
+        )
+
+    @property
+    def indexed_end_offset(self) -> int:
+        """Exclusive: no reader and no sync may be taken past it. The log end unless one is owed."""
+        return self._aborted.covered_end(self.log_end_offset)
+
+    def settle_aborted(self) -> None:
+        """Enter what is owed to the aborted index. OSError: it still is."""
+        self._ledger.check()
+        self._aborted.settle()
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
@@ -236,68 +253,107 @@ class PartitionLog(ReadableLog):
         try:
             self._epochs.assign(epoch, start_offset)
         except OSError as error:
-            self._ledger.fail_unless_full(error)
+            self._ledger.fail_unless_passing(error)
             raise
 
     def _undo_append(self, error: OSError) -> None:
-        """After a failed append: a full disk leaves the log usable, all else takes it offline."""
-        self._ledger.fail_unless_full(error)
+        """After a failed append: what may pass leaves the log usable, all else takes it offline.
+
+        The cut is synced before anything is written there: a power loss must find sectors as
+        they are or empty, never those of a batch that was given up (``torn_tail``).
+        """
+        self._ledger.fail_unless_passing(error)
         if self.failure is None:
             try:
                 self._segments.active.discard_partial_append()
-                self._ledger.note(self._segments.active.log)
+                self._segments.active.log.datasync()
             except OSError as second:
                 self._ledger.fail(second)
 
     # Making it durable
 
+    def end_restore(self) -> None:
+        """Aborted transactions of all that a load did not trust are indexed again: seal it.
+
+        Durable with the next sync point. OSError as for ``append``.
+        """
+        self._ledger.check()
+        unsealed, self._unsealed = self._unsealed, []
+        try:
+            for segment in unsealed:
+                if segment is not self._segments.active:
+                    for handle in segment.write_sealed(self._epochs.pairs):
+                        self._ledger.note(handle, close_when_synced=True)
+                    self._ledger.note_directory()
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
     def sync_point(self) -> SyncPoint:
         """All that is not durable yet, up to the log end offset of now; cheap.
 
-        Run it in any thread while appends go on, then call ``mark_synced``. OSError: offline.
+        Up to a marker whose index entry is owed, if that is tried once more in vain. Run it in
+        any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
+        descriptors are left.
         """
-        return self._ledger.capture(self.log_end_offset, self._generation)
+        if self._aborted.owed:
+            try:
+                self._aborted.settle()
+            except OSError:
+                self._ledger.check()
+        return self._ledger.capture(self.indexed_end_offset, self.generation)
 
-    def mark_synced(self, point: SyncPoint) -> None:
+    def mark_synced(self, point: SyncPoint) -> bool:
         """The point has run without error: the recovery point rises to its log end offset.
 
+        False: the log was truncated meanwhile, so that end may name other, unsynced records.
         The new recovery point survives a crash of the process at once, a power loss later.
-        OSError: offline.
+        OSError: nothing has changed; offline, unless the cause may pass.
         """
         self._ledger.settle(point)
-        if point.generation != self._generation:
-            # The log was truncated meanwhile: the point's end may name other, unsynced records.
-            return
-        self.recovery_point = max(self.recovery_point, point.log_end_offset)
+        if point.generation != self.generation:
+            return False
+        recovery_point = max(self.recovery_point, point.log_end_offset)
+        file = self._write_checkpoint(recovery_point, self.log_start_offset)
         # By now the caller has restored what a load did not trust, and newer snapshots are good.
-        self._snapshot_limit = self.recovery_point
-        file = self._write_checkpoint()
+        self.recovery_point = self._snapshot_limit = recovery_point
         self._rounds_since_checkpoint_sync += 1
         if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
-            self._rounds_since_checkpoint_sync = 0
-            self._ledger.note(file)
+            self._note_checkpoint_file(file)
+        return True
+
+    def _note_checkpoint_file(self, file: FileHandle) -> None:
+        self._rounds_since_checkpoint_sync = 0
+        self._noted_recovery_point = self.recovery_point
+        self._ledger.note(file)
+
+    @property
+    def has_old_checkpoint(self) -> bool:
+        """Whether a power loss would set the recovery point back by more than one sync point."""
+        return self.recovery_point > self._noted_recovery_point
 
     def _sync_now(self) -> None:
         (point := self.sync_point()).run()
         self._ledger.settle(point)
 
-    def _write_checkpoint(self) -> FileHandle:
+    def _write_checkpoint(self, recovery_point: int, log_start_offset: int) -> FileHandle:
+        high_watermark = min(max(self.high_watermark, log_start_offset), self.log_end_offset)
         try:
             return self._checkpoint.write(
-                RecoveryCheckpoint(
-                    self.recovery_point,
-                    self.log_start_offset,
-                    min(self.high_watermark, self.log_end_offset),
-                )
+                RecoveryCheckpoint(recovery_point, log_start_offset, high_watermark)
             )
         except OSError as error:
-            self._ledger.fail(error)
+            self._ledger.fail_unless_passing(error)
             raise
 
     def note_checkpoint(self) -> None:
-        """The next sync point makes the checkpoint survive a power loss too. OSError: offline."""
+        """The next sync point makes the checkpoint survive a power loss too.
+
+        OSError: nothing has changed; offline, unless the cause may pass.
+        """
         self._ledger.check()
-        self._ledger.note(self._write_checkpoint())
+        file = self._write_checkpoint(self.recovery_point, self.log_start_offset)
+        self._note_checkpoint_file(file)
 
     # Cutting at either end
 
@@ -305,32 +361,35 @@ class PartitionLog(ReadableLog):
         """Records below ``offset`` are never read again; a lower offset changes nothing.
 
         Only durable records are given up: ValueError beyond the recovery point. Survives a crash
-        of the process at once, a power loss with the next sync point. OSError: offline.
+        of the process at once, a power loss with the next sync point. OSError: nothing has
+        changed; offline, unless the cause may pass.
         """
         if offset > self.recovery_point:
             raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
         if offset <= self.log_start_offset:
             return False
         self._ledger.check()
+        self._note_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
         self.log_start_offset = offset
         self.high_watermark = max(self.high_watermark, offset)
         self._epochs.cut_start(offset)
-        self.note_checkpoint()
         return True
 
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
 
-        Producer state is the caller's to rebuild: from ``latest_snapshot``, which is then at or
-        below the new log end. OSError: offline.
+        And every leader epoch that begins there, also where the log ends already: one that never
+        wrote is not the leader's. Producer state is the caller's to rebuild: from
+        ``latest_snapshot``, which is then at or below the new log end. OSError: offline.
         """
-        if offset >= self.log_end_offset:
-            return
         self._ledger.check()
+        if offset >= self.log_end_offset:
+            self._cut_epochs(offset)
+            return
         end, next_offset = self._segments.holding(offset).position_after(offset)
         if min(offset, next_offset) < self.log_start_offset:
             raise ValueError(f"a cut at {offset} reaches below the log start")
-        self._generation += 1
+        self.generation += 1
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
@@ -357,11 +416,19 @@ class PartitionLog(ReadableLog):
         """Give up the promise for what is about to go, before it goes."""
         self.recovery_point = min(self.recovery_point, offset)
         self.high_watermark = min(self.high_watermark, offset)
-        self._write_checkpoint().datasync()
+        self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
         lower_first_dirty_offset(self._filesystem, self._directory, offset)
+
+    def _cut_epochs(self, offset: int) -> None:
+        try:
+            self._epochs.cut_end(offset)
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
 
     def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
         self._segments.cut(offset, end, next_offset)
+        self._aborted.cut(next_offset)
         self.log_end_offset = next_offset
         self._snapshot_limit = min(self._snapshot_limit, next_offset)
         self._snapshots.remove_above(next_offset)
@@ -385,12 +452,13 @@ class PartitionLog(ReadableLog):
 
     def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
         active = self._segments.active
+        self._aborted.settle()
         self.write_snapshot(snapshot)
-        for handle in active.write_indexes():
+        for handle in active.write_sealed(self._epochs.pairs):
             self._ledger.note(handle, close_when_synced=True)
         self._sync_now()
         self.recovery_point = self.log_end_offset
-        self._write_checkpoint().datasync()
+        self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
         flag = CleanShutdown(
             log_end_offset=self.log_end_offset,
             active_base_offset=active.base_offset,

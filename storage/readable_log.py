@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oncelog.storage.damaged_read import read_sound
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_loader import LoadedLog
 from oncelog.storage.model import AbortedTransaction
@@ -47,13 +49,17 @@ class ReadableLog:
         """``fetch`` without the offset after the batches."""
         return self.fetch(offset, max_bytes=max_bytes, upper_offset=upper_offset).records
 
-    def fetch(self, offset: int, *, max_bytes: int, upper_offset: int) -> LogSlice:
+    def fetch(
+        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
+    ) -> LogSlice:
         """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
 
         ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
         into ``max_bytes``, but at least one if there is any; none: empty, with ``offset``. Never
-        reaches into the next segment unless this one has nothing. ValueError for an offset
-        outside [log start, log end].
+        reaches into the next segment unless this one has nothing. ``is_checked``: also what this
+        process wrote is held against its CRC. ValueError for an offset outside [log start, log
+        end]; CorruptRecordError if what stands at ``offset`` is damaged: what is sound before
+        damage is given first.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -62,9 +68,14 @@ class ReadableLog:
         for segment in self._segments.opened_from(offset):
             if segment.base_offset >= upper_offset:
                 break
-            records, next_offset = segment.read(
-                offset, max_bytes=max_bytes, upper_offset=upper_offset
-            )
+            try:
+                records, next_offset = segment.read(
+                    offset, max_bytes=max_bytes, upper_offset=upper_offset, is_checked=is_checked
+                )
+            except CorruptDataError:
+                records, next_offset = read_sound(
+                    segment, offset, max_bytes=max_bytes, upper_offset=upper_offset
+                )
             if records:
                 return LogSlice(records=records, next_offset=next_offset)
         return LogSlice(records=b"", next_offset=offset)

@@ -1,4 +1,4 @@
-"""The header of record batch v2: parse, check, seal and patch. All that a leader needs.
+"""The header of record batch v2: parse, seal and patch.
 
 ======  ====  ==========================================================================
 offset  size  field (big-endian)
@@ -27,14 +27,13 @@ it need not read the records again. Source: KIP-98 with the layout that Kafka 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple, TypeAlias
 
-from oncelog.storage import checksum, scan_kernel
+from oncelog.storage import checksum
 from oncelog.storage.compression import Codec
-from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, sequence_after
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_SEQUENCE, sequence_after
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WritableBuffer: TypeAlias = bytearray | memoryview
@@ -69,24 +68,12 @@ _BATCH_LENGTH_MIN: Final = HEADER_BYTES - _LENGTH_END
 _HEAD_ROOM: Final = bytes(HEADER_BYTES)
 
 _MAGIC_FIELD: Final = 3
-_CODEC_MAX: Final = int(max(Codec))
-_UNCOMPRESSED: Final = int(Codec.NONE)
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _TRANSACTIONAL_OR_CONTROL: Final = _TRANSACTIONAL | _CONTROL
 _DELETE_HORIZON: Final = 0x40
-_CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
-_CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
-    code: code
-    for code in (
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.INVALID_TIMESTAMP,
-        ErrorCode.INVALID_RECORD,
-    )
-}
 
 
 class BatchHeader(NamedTuple):
@@ -215,80 +202,6 @@ def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
     return checksum.crc32c(memoryview(buffer)[position + _CHECKED_AT : end]) == header.crc
 
 
-def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
-    """The header of the one batch a client sent, or why a leader must refuse all of ``buffer``.
-
-    Returns ``CORRUPT_MESSAGE`` (retriable: the bytes were damaged on the way),
-    ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
-    header and the CRC (role, sequences, tickets) is checked elsewhere.
-    """
-    if _client_fault is None:
-        return _check_in_python(buffer, message_max_bytes)
-    fault = _client_fault(buffer, message_max_bytes)
-    if fault:
-        return _CLIENT_FAULTS[fault]
-    return tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer))
-
-
-def _find_client_fault() -> Callable[[Buffer, int], int] | None:
-    """The kernel's check; None if it was not built, or by tables alone would be the slower one."""
-    kernel = scan_kernel.kernel
-    return None if kernel is None or len(kernel.CRC_METHODS) == 1 else kernel.client_fault
-
-
-_client_fault: Final = _find_client_fault()
-
-
-def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:
-    if not buffer:
-        return ErrorCode.INVALID_RECORD
-    try:
-        header = parse_header(buffer)
-    except CorruptDataError:
-        return ErrorCode.CORRUPT_MESSAGE
-    size_bytes = header.batch_length + _LENGTH_END
-    if size_bytes > len(buffer):
-        return ErrorCode.CORRUPT_MESSAGE
-    if size_bytes > message_max_bytes:
-        return ErrorCode.MESSAGE_TOO_LARGE
-    if checksum.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
-        return ErrorCode.CORRUPT_MESSAGE
-    if header.is_log_append_time:
-        return ErrorCode.INVALID_TIMESTAMP
-    is_alone = size_bytes == len(buffer)
-    if not (is_alone and _has_client_shape(header) and _has_producer_fields(header)):
-        return ErrorCode.INVALID_RECORD
-    return header
-
-
-def _has_client_shape(header: BatchHeader) -> bool:
-    """Whether offsets, counts and attributes are what a client may send.
-
-    A client's batch is dense, so a count that its bytes cannot hold would burn offsets. Under
-    compression that is only seen by whoever decompresses, which a leader does not.
-    """
-    attributes, record_count = header.attributes, header.record_count
-    codec = attributes & _CODEC_MASK
-    return (
-        header.base_offset == 0
-        and record_count > 0
-        and record_count == header.last_offset_delta + 1
-        and not attributes & ~_CLIENT_ATTRIBUTES
-        and codec <= _CODEC_MAX
-        and (
-            codec != _UNCOMPRESSED
-            or record_count * RECORD_BYTES_MIN <= header.size_bytes - HEADER_BYTES
-        )
-    )
-
-
-def _has_producer_fields(header: BatchHeader) -> bool:
-    """Whether producer id, epoch and sequence are all there or the id is absent."""
-    if header.producer_id == NO_PRODUCER_ID:
-        return not header.is_transactional
-    return header.producer_id >= 0 and header.producer_epoch >= 0 and header.base_sequence >= 0
-
-
 def patch(
     buffer: WritableBuffer, *, base_offset: int, leader_epoch: int, position: int = 0
 ) -> None:
@@ -306,6 +219,13 @@ def stamp_log_append_time(buffer: WritableBuffer, timestamp_ms: int) -> None:
     _ATTRIBUTES.pack_into(buffer, _CHECKED_AT, attributes | _LOG_APPEND_TIME)
     _INT64.pack_into(buffer, _MAX_TIMESTAMP_AT, timestamp_ms)
     _write_crc(buffer)
+
+
+def crc_when_stamped(buffer: Buffer, timestamp_ms: int) -> int:
+    """The CRC of the one batch in ``buffer`` after ``stamp_log_append_time``, which is not done."""
+    stamped = bytearray(buffer)
+    stamp_log_append_time(stamped, timestamp_ms)
+    return parse_header(stamped).crc
 
 
 def with_producer(

@@ -5,26 +5,33 @@ that is earlier, is read again. The scan ends at the end of the files or at a *d
 follows depends on whether the place was already synced, because a reader may have seen synced
 records and a producer may have been told that they are safe:
 
-======  ==========  ==============  ========  =================================================
-row     place       found           intact    action
+======  ==========  ==============  ========  =====  ============================================
+row     place       found           intact    torn   action
                                     follows
-======  ==========  ==============  ========  =================================================
-R-1     unsynced    nothing wrong   no        KEEP: the log ends at the end of its files
+======  ==========  ==============  ========  =====  ============================================
+R-1     unsynced    nothing wrong   no        no     KEEP: the log ends at the end of its files
         or unknown
-R-2     synced      nothing wrong   no        REFUSE: synced records are missing from the end
-R-3     synced      any defect      either    REFUSE: synced records are damaged, and these are
-                                              never cut silently
-R-4     unsynced    any defect      either    CUT here: nobody was promised what follows. A power
-                                              loss may keep a later page and lose this one, so
-                                              intact batches beyond it change nothing
-R-5     unknown     any defect      yes       REFUSE: without a checkpoint this looks like damage
-R-6     unknown     any defect      no        CUT here: it looks like the torn last write
-none    any         nothing wrong   yes       impossible: nothing follows the end of the files
-======  ==========  ==============  ========  =================================================
+R-2     synced      nothing wrong   no        no     REFUSE: synced records are missing from the
+                                                     end
+R-3     synced      any defect      either    any    REFUSE: synced records are damaged, and these
+                                                     are never cut silently
+R-4     unsynced    any defect      either    yes    CUT here: nobody was promised what follows. A
+                                                     power loss may keep a later page and lose this
+                                                     one, so intact batches beyond it change nothing
+R-5     unknown     any defect      yes       any    REFUSE: without a checkpoint this looks like
+                                                     damage
+R-6     unknown     any defect      no        yes    CUT here: it looks like the torn last write
+R-7     unsynced    any defect      either    no     REFUSE: no power loss leaves this, so it was
+                                                     written whole, and perhaps acknowledged
+R-8     unknown     any defect      no        no     REFUSE: as R-7
+none    any         nothing wrong   yes       any    impossible: nothing follows the end of the
+                                                     files, and it is not torn
+======  ==========  ==============  ========  =====  ============================================
 
 A place is *synced* below the recovery point of the checkpoint, *unsynced* at or beyond it and
 *unknown* if there is no readable checkpoint. The recovery point never claims too much; after a
-power loss it may claim too little, by the rounds since the checkpoint itself was last synced.
+power loss it may claim too little, by what was synced since the checkpoint itself was. What *torn*
+means is in ``torn_tail``. An operator can have cut what is refused (``accepted_cut``).
 """
 
 from __future__ import annotations
@@ -82,14 +89,18 @@ class RecoveryRow:
     places: frozenset[Durability]
     defects: frozenset[TailDefect]
     intact_follows: frozenset[bool]
+    is_torn: frozenset[bool]
     action: TailAction
 
-    def holds(self, defect: TailDefect, durability: Durability, intact_follows: bool) -> bool:
+    def holds(
+        self, defect: TailDefect, durability: Durability, *, intact_follows: bool, is_torn: bool
+    ) -> bool:
         """Whether this row is the one for such a place."""
         return (
             durability in self.places
             and defect in self.defects
             and intact_follows in self.intact_follows
+            and is_torn in self.is_torn
         )
 
 
@@ -101,15 +112,26 @@ _UNKNOWN: Final = frozenset({Durability.UNKNOWN})
 _YES: Final = frozenset({True})
 _NO: Final = frozenset({False})
 
+_ANY: Final = _YES | _NO
+
 RECOVERY_TABLE: Final = tuple(
-    RecoveryRow(label=label, places=places, defects=defects, intact_follows=follows, action=action)
-    for label, places, defects, follows, action in (
-        ("R-1", _UNSYNCED | _UNKNOWN, _NOTHING_WRONG, _NO, TailAction.KEEP),
-        ("R-2", _SYNCED, _NOTHING_WRONG, _NO, TailAction.REFUSE),
-        ("R-3", _SYNCED, _ANY_DEFECT, _YES | _NO, TailAction.REFUSE),
-        ("R-4", _UNSYNCED, _ANY_DEFECT, _YES | _NO, TailAction.CUT),
-        ("R-5", _UNKNOWN, _ANY_DEFECT, _YES, TailAction.REFUSE),
-        ("R-6", _UNKNOWN, _ANY_DEFECT, _NO, TailAction.CUT),
+    RecoveryRow(
+        label=label,
+        places=places,
+        defects=defects,
+        intact_follows=follows,
+        is_torn=torn,
+        action=action,
+    )
+    for label, places, defects, follows, torn, action in (
+        ("R-1", _UNSYNCED | _UNKNOWN, _NOTHING_WRONG, _NO, _NO, TailAction.KEEP),
+        ("R-2", _SYNCED, _NOTHING_WRONG, _NO, _NO, TailAction.REFUSE),
+        ("R-3", _SYNCED, _ANY_DEFECT, _ANY, _ANY, TailAction.REFUSE),
+        ("R-4", _UNSYNCED, _ANY_DEFECT, _ANY, _YES, TailAction.CUT),
+        ("R-5", _UNKNOWN, _ANY_DEFECT, _YES, _ANY, TailAction.REFUSE),
+        ("R-6", _UNKNOWN, _ANY_DEFECT, _NO, _YES, TailAction.CUT),
+        ("R-7", _UNSYNCED, _ANY_DEFECT, _ANY, _NO, TailAction.REFUSE),
+        ("R-8", _UNKNOWN, _ANY_DEFECT, _NO, _NO, TailAction.REFUSE),
     )
 )
 """Exactly one row holds for every combination that is possible."""
@@ -125,12 +147,16 @@ def durability_of(next_offset: int, recovery_point: int | None) -> Durability:
     return Durability.SYNCED if next_offset < recovery_point else Durability.UNSYNCED
 
 
-def decide(defect: TailDefect, durability: Durability, *, intact_follows: bool) -> RecoveryRow:
+def decide(
+    defect: TailDefect, durability: Durability, *, intact_follows: bool, is_torn: bool
+) -> RecoveryRow:
     """The one row of the table that holds; AssertionError for what the table calls impossible."""
     for row in RECOVERY_TABLE:
-        if row.holds(defect, durability, intact_follows):
+        if row.holds(defect, durability, intact_follows=intact_follows, is_torn=is_torn):
             return row
-    raise AssertionError(f"no row for {defect}, {durability}, intact_follows={intact_follows}")
+    raise AssertionError(
+        f"no row for {defect}, {durability}, intact_follows={intact_follows}, is_torn={is_torn}"
+    )
 
 
 def inspect_batch(

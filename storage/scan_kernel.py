@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_INTERFACE: Final = 2
+_INTERFACE: Final = 3
 
 __all__ = ["kernel"]
 

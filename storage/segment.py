@@ -6,6 +6,8 @@ a crash they are rebuilt from the batches, which must be read again then anyway.
 
 A read finds its first and last byte by the index and a walk over a few headers, and then takes
 everything between in one ``pread``. Records are never decoded here.
+
+One file: what is appended, indexed and read are the same few positions.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
+
+from crc32c import crc32c
 
 from oncelog.storage.batch_check import find_damage
 from oncelog.storage.exceptions import CorruptDataError
@@ -33,6 +37,7 @@ from oncelog.storage.segment_frames import (
     walk_batches,
 )
 from oncelog.storage.segment_indexes import SegmentIndexes
+from oncelog.storage.segment_summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
 from oncelog.storage.state_replay import state_batches
 from oncelog.storage.time_index import TimeIndex
 from oncelog.storage.txn_index import TxnIndex
@@ -41,7 +46,16 @@ LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
-INDEX_SUFFIXES: Final = (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+INDEX_SUFFIXES: Final = (
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    SUMMARY_SUFFIX,
+)
+"""What goes and comes with a ``.log`` file."""
+
+TIMESTAMP_MAX: Final = 2**63 - 1
+"""The largest timestamp of a segment of which nobody knows it: retention by time keeps that."""
 
 _NOTHING: Final = 2**63 - 1
 _KNOWN_PLACES_MAX: Final = 64
@@ -68,11 +82,13 @@ class Segment:
         self._filesystem = filesystem
         self._stem = directory / f"{base_offset:020d}"
         self._state_suffix = state_suffix
-        self._log_path = self.path_of(LOG_SUFFIX)
+        self.log_path = self.path_of(LOG_SUFFIX)
         self.index_interval_bytes = index_interval_bytes
         self.base_offset = base_offset
         self.next_offset = next_offset
         self.size_bytes = 0
+        self.summary: SegmentSummary | None = None
+        """What the files were when they were sealed; None: nothing beside the log is trusted."""
         self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
@@ -101,10 +117,22 @@ class Segment:
         """Take an existing file as it is; the indexes are read when they are needed."""
         self.size_bytes = self._filesystem.file_size(self.path_of(LOG_SUFFIX))
 
+    def load_summary(self) -> None:
+        """Read the summary of an attached file; what does not fit the log is as good as none."""
+        try:
+            data = self._filesystem.read_whole(self.path_of(SUMMARY_SUFFIX))
+            summary = SegmentSummary.from_bytes(data)
+        except (FileNotFoundError, CorruptDataError):
+            return
+        if summary.log_bytes == self.size_bytes:
+            self.summary = summary
+            self._indexes.note_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
+
     def begin_scan(self) -> None:
         """Take an existing file whose batches the caller will check and ``account`` for anew."""
         self.attach()
         self.next_offset = self.base_offset
+        self.summary = None
         self._reset()
 
     def end_scan(self, size_bytes: int, next_offset: int) -> None:
@@ -118,6 +146,7 @@ class Segment:
         """Take an existing, trusted file as the active segment: find its end and its times."""
         self.attach()
         offsets, times = self.indexes
+        self.summary = None
         self._indexes.take_last_time(times)
         position = 0
         if offsets.last_entry is not None:
@@ -198,16 +227,36 @@ class Segment:
         """Whether the segment must roll because its index takes no further entry."""
         return (self._indexes.entries or self.indexes)[0].is_full
 
-    def write_indexes(self) -> list[FileHandle]:
-        """Write both index files and return them, to be synced and closed by the caller."""
+    def write_sealed(self, leader_epochs: LeaderEpochPairs) -> list[FileHandle]:
+        """Write both index files and the summary: to be synced and closed by the caller.
+
+        The aborted index must be complete. ``leader_epochs``: those of the log; none if unknown.
+        """
         offsets, times = self.indexes
         self._indexes.enter_last_time()
+        index_data, time_data = offsets.to_bytes(), times.to_bytes()
+        summary = SegmentSummary(
+            next_offset=self.next_offset,
+            log_bytes=self.size_bytes,
+            max_timestamp_ms=self.max_timestamp_ms,
+            max_timestamp_offset=self._indexes.count.max_timestamp_offset,
+            index_crc32c=crc32c(index_data),
+            timeindex_crc32c=crc32c(time_data),
+            txnindex_crc32c=self.txn_index.crc32c,
+            leader_epochs=epochs_within(leader_epochs, self.base_offset, self.next_offset),
+        )
+        handles = self._write_files(
+            (OFFSET_INDEX_SUFFIX, index_data),
+            (TIME_INDEX_SUFFIX, time_data),
+            (SUMMARY_SUFFIX, summary.to_bytes()),
+        )
+        self.summary = summary
+        return handles
+
+    def _write_files(self, *files: tuple[str, bytes]) -> list[FileHandle]:
         handles: list[FileHandle] = []
         try:
-            for suffix, data in (
-                (OFFSET_INDEX_SUFFIX, offsets.to_bytes()),
-                (TIME_INDEX_SUFFIX, times.to_bytes()),
-            ):
+            for suffix, data in files:
                 handles.append(self._filesystem.open(self.path_of(suffix), create=True))
                 handles[-1].truncate(0)
                 handles[-1].append((data,))
@@ -218,32 +267,35 @@ class Segment:
         return handles
 
     def _read_indexes(self) -> tuple[OffsetIndex, TimeIndex] | None:
+        """Both files, if they are what they were when the segment was sealed."""
+        if self.summary is None:
+            return None
         try:
-            offsets = OffsetIndex.from_bytes(
-                self.base_offset, self._filesystem.read_whole(self.path_of(OFFSET_INDEX_SUFFIX))
-            )
-            times = TimeIndex.from_bytes(
-                self.base_offset, self._filesystem.read_whole(self.path_of(TIME_INDEX_SUFFIX))
-            )
-        except (FileNotFoundError, CorruptDataError):
+            index_data = self._filesystem.read_whole(self.path_of(OFFSET_INDEX_SUFFIX))
+            time_data = self._filesystem.read_whole(self.path_of(TIME_INDEX_SUFFIX))
+        except FileNotFoundError:
             return None
-        last = offsets.last_entry
-        # An index is empty only if the log is short, so walking it again costs nothing.
-        if last is None or last[1] >= self.size_bytes or not self._is_batch_at(*last):
+        found = crc32c(index_data), crc32c(time_data)
+        if found != (self.summary.index_crc32c, self.summary.timeindex_crc32c):
             return None
+        offsets = OffsetIndex.from_bytes(self.base_offset, index_data)
+        times = TimeIndex.from_bytes(self.base_offset, time_data)
         self._indexes.take_last_time(times)
         return offsets, times
 
     def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Walk the log; where that ends at damage, its largest timestamp is anyone's guess."""
+        known = self._indexes.count
         self._reset()
-        for place in self.walk(0):
-            self._indexes.account(place)
+        try:
+            for place in self.walk(0):
+                self._indexes.account(place)
+        except CorruptDataError:
+            self._indexes.note_time(TIMESTAMP_MAX, self.base_offset)
+        if self.summary is not None:
+            self._indexes.set_last_time(known.max_timestamp_ms, known.max_timestamp_offset)
         assert self._indexes.entries is not None
         return self._indexes.entries
-
-    def _is_batch_at(self, last_offset: int, position: int) -> bool:
-        """Whether the batch that the index puts at ``position`` is there."""
-        return begins_with_batch(self.log.read(position, PLACE_BYTES), last_offset)
 
     def _reset(self) -> None:
         self._indexes.reset()
@@ -291,6 +343,8 @@ class Segment:
         self.log.truncate(size_bytes)
         self.size_bytes = size_bytes
         self.next_offset = next_offset
+        self.summary = None
+        self._filesystem.remove(self.path_of(SUMMARY_SUFFIX))
         self._rebuild_indexes()
 
     def position_after(self, offset: int) -> tuple[int, int]:
@@ -304,15 +358,20 @@ class Segment:
 
     # Reading
 
-    def read(self, offset: int, *, max_bytes: int, upper_offset: int) -> tuple[bytes, int]:
+    def read(
+        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
+    ) -> tuple[bytes, int]:
         """Whole batches from the one that holds ``offset``, and the offset after them.
 
         Only batches that end below ``upper_offset`` (exclusive); at least one if there is any,
-        then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``.
+        then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``. ``is_checked``: also
+        what this process wrote. CorruptDataError for damage, and nothing of what is sound.
         """
         place = self._place_of_large(offset)
         start = self._find_start(offset) if place is None else place.position
         if start is None:
+            if offset < self.next_offset:
+                self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
             return b"", offset
         if (
             place is not None
@@ -329,7 +388,7 @@ class Segment:
         data = self.log.read(start, end - start)
         if len(data) < end - start:
             self._refuse(start + len(data), "the file has become shorter")
-        if start < self._own_from:
+        if is_checked or start < self._own_from:
             self._check_run(data, start, offset)
         self._remember(next_offset, end)
         return data, next_offset
@@ -341,10 +400,12 @@ class Segment:
         if defect is not TailDefect.NONE:
             self._refuse(start + at, defect.value)
         end = start + at
-        following = self.next_offset
-        if end < self.size_bytes:
-            following = int.from_bytes(self.log.read(end, 8), "big", signed=True)
-        if not offset < expected <= following:
+        if end == self.size_bytes:
+            # Compaction keeps the last batch of a segment, so none may be missing after it.
+            is_right = expected == self.next_offset
+        else:
+            is_right = expected <= int.from_bytes(self.log.read(end, 8), "big", signed=True)
+        if not (is_right and offset < expected):
             self._refuse(end, TailDefect.WRONG_OFFSET.value)
 
     def walk(self, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
@@ -418,15 +479,17 @@ class Segment:
     def _walk_from(
         self, find: Callable[[OffsetIndex], tuple[int, int] | None], *, lowest: int = 0
     ) -> Iterator[BatchPlace]:
-        """Walk from what ``find`` finds, which is checked against the log, or from ``lowest``.
+        """Walk from what ``find`` finds, or from ``lowest``.
 
-        ``lowest`` is the position of a batch; an entry before it is of no use.
+        ``lowest`` is the position of a batch; an entry before it is of no use. CorruptDataError
+        if the log has no such batch where the index says.
         """
         entry, head = find(self.indexes[0]), b""
         if entry is not None and entry[1] > lowest:
             head = self.log.read(entry[1], WALK_BYTES)
             if not begins_with_batch(head, entry[0]):
-                entry, head = find(self._rebuild_indexes()[0]), b""
+                # The index is as it was written, so the log is not. A new index would end here.
+                self._refuse(entry[1], TailDefect.BAD_HEADER.value)
         return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
 
     def _place_of_large(self, offset: int) -> BatchPlace | None:
@@ -492,7 +555,7 @@ class Segment:
 
     @property
     def _log_file(self) -> LogFile:
-        return LogFile(self.log, self._log_path, self.base_offset, self.size_bytes)
+        return LogFile(self.log, self.log_path, self.base_offset, self.size_bytes)
 
     def _refuse(self, position: int, reason: str) -> NoReturn:
         self._log_file.refuse(position, reason)

@@ -81,6 +81,10 @@ class SegmentIndexes:
         if times.last_entry is not None and times.last_entry[0] > self.max_timestamp_ms:
             self.max_timestamp_ms, self._max_timestamp_offset = times.last_entry
 
+    def set_last_time(self, max_timestamp_ms: int, last_offset: int) -> None:
+        """The largest timestamp is known from elsewhere."""
+        self.max_timestamp_ms, self._max_timestamp_offset = max_timestamp_ms, last_offset
+
     def begin_tail(self, bytes_since_entry: int) -> None:
         """Go on after loaded entries, so many bytes after the last of them."""
         self._bytes_since_entry = bytes_since_entry

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.storage.fs import FileSystem
+from oncelog.storage.leader_epoch_list import LeaderEpochPairs
 from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.retention import SegmentFacts
 from oncelog.storage.segment import Segment
@@ -132,7 +133,13 @@ class SegmentList:
         """Base offset of the segment at ``slot``; after the last one, the log end offset."""
         return self._bases[slot] if slot < len(self._bases) else self.active.next_offset
 
-    def roll(self, filesystem: FileSystem, directory: Path, index_interval_bytes: int) -> None:
+    def roll(
+        self,
+        filesystem: FileSystem,
+        directory: Path,
+        index_interval_bytes: int,
+        leader_epochs: LeaderEpochPairs,
+    ) -> None:
         """Seal the active segment and begin the next; durable with the next sync point.
 
         OSError: the active segment is still the active one.
@@ -145,7 +152,7 @@ class SegmentList:
             next_offset=sealed.next_offset,
             index_interval_bytes=index_interval_bytes,
         )
-        for handle in sealed.write_indexes():
+        for handle in sealed.write_sealed(leader_epochs):
             self._ledger.note(handle, close_when_synced=True)
         aborted_file = sealed.txn_index.hand_over()
         if aborted_file is not None:

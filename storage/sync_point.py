@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from oncelog.storage.disk_errors import DiskVerdict, is_passing, verdict_of
 from oncelog.storage.fs import (
     FileHandle,
     FileSystem,
     disk_error,
-    is_disk_full,
     plain_descriptor,
 )
 
@@ -76,6 +76,7 @@ class SyncPoint:
     def sync(self) -> None:
         """Sync, in any thread. After an OSError nobody knows what is durable: the log is off.
 
+        Unless there were only no descriptors left: then all of it can be synced again.
         The files are not given back: on a thread of its own that would mean to wait for the
         interpreter's lock once more, while the next point waits for the disk.
         """
@@ -85,7 +86,7 @@ class SyncPoint:
             if self._directory is not None:
                 self._filesystem.sync_directory(self._directory)
         except OSError as error:
-            self._ledger.fail(error)
+            self._ledger.fail_in_sync(error)
             raise
 
     def lend(self) -> int | None:
@@ -103,7 +104,7 @@ class SyncPoint:
         """The lent descriptor has been synced, or not if there is an error number: as ``sync``."""
         error = disk_error(error_number) if error_number else None
         if error is not None:
-            self._ledger.fail(error)
+            self._ledger.fail_in_sync(error)
         self._is_lent = False
         if self._is_discarded:
             self.discard()
@@ -146,9 +147,14 @@ class SyncLedger:
         if self.failure is None:
             self.failure = error
 
-    def fail_unless_full(self, error: OSError) -> None:
-        """A write failed that left nothing behind: a full disk is no reason to give up."""
-        if not is_disk_full(error):
+    def fail_unless_passing(self, error: OSError) -> None:
+        """A write failed that can be repeated: a full disk is no reason to give up."""
+        if not is_passing(error):
+            self.fail(error)
+
+    def fail_in_sync(self, error: OSError) -> None:
+        """A sync failed: what it covers may be lost, unless it never began."""
+        if verdict_of(error, is_sync=True) is not DiskVerdict.REPEAT:
             self.fail(error)
 
     def check(self) -> None:

@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
@@ -83,7 +86,7 @@ def decode_entries(data: bytes) -> list[AbortedIndexEntry]:
 class TxnIndex:
     """The aborted index of one segment: all entries in memory, appended to the file at once."""
 
-    __slots__ = ("_entries", "_filesystem", "_handle", "_last_offsets", "path")
+    __slots__ = ("_entries", "_filesystem", "_handle", "_last_offsets", "is_settled", "path")
 
     def __init__(self, filesystem: FileSystem, path: Path) -> None:
         self._filesystem = filesystem
@@ -91,6 +94,8 @@ class TxnIndex:
         self._handle: FileHandle | None = None
         self._entries: list[AbortedIndexEntry] = []
         self._last_offsets: list[int] = []
+        self.is_settled = False
+        """Known to be complete: what a replay finds is in it, or compaction has dropped it."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -115,14 +120,18 @@ class TxnIndex:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)
 
-    def load_within(self, base_offset: int, next_offset: int) -> bool:
-        """Read the file; False if it is damaged or has markers outside [base, next)."""
+    @property
+    def crc32c(self) -> int:
+        """CRC of the file's bytes, as they should be; 0 without entries."""
+        return crc32c(b"".join([entry.to_bytes() for entry in self._entries]))
+
+    def load_if(self, expected_crc32c: int) -> bool:
+        """Read the file; False if it is not what it was when that CRC was taken."""
         try:
             self.load()
         except CorruptDataError:
             return False
-        offsets = self._last_offsets
-        return not offsets or base_offset <= offsets[0] <= offsets[-1] < next_offset
+        return self.crc32c == expected_crc32c
 
     def append(self, entry: AbortedIndexEntry) -> FileHandle | None:
         """Add an entry and return the file to sync; None if the index has it already.
@@ -130,6 +139,8 @@ class TxnIndex:
         Recovery replays markers whose entries survived, so a known one is not an error. One
         that would break the order is: CorruptDataError.
         """
+        if self.is_settled:
+            return None
         slot = bisect_left(self._last_offsets, entry.last_offset)
         if slot < len(self._last_offsets):
             if self._last_offsets[slot] == entry.last_offset:
@@ -161,6 +172,7 @@ class TxnIndex:
 
     def truncate_to(self, offset: int) -> FileHandle | None:
         """Drop the entries whose marker is at ``offset`` or later; return the file to sync."""
+        self.is_settled = False
         keep = bisect_left(self._last_offsets, offset)
         if keep == len(self._entries):
             return None
@@ -171,11 +183,24 @@ class TxnIndex:
 
     def clear(self) -> FileHandle | None:
         """Drop every byte, readable or not, so that replay can fill the index anew."""
+        self.is_settled = False
         self._set_entries([])
         if not self._filesystem.exists(self.path):
             return None
         handle = self._open()
         handle.truncate(0)
+        return handle
+
+    def fill(self, entries: Sequence[AbortedIndexEntry]) -> FileHandle:
+        """Write these entries and no other, and give the open file away, also if there are none."""
+        handle = self._filesystem.open(self.path, create=True)
+        try:
+            handle.truncate(0)
+            handle.append((b"".join([entry.to_bytes() for entry in entries]),))
+        except OSError:
+            handle.close()
+            raise
+        self._set_entries(list(entries))
         return handle
 
     def hand_over(self) -> FileHandle | None:

@@ -1,14 +1,15 @@
 """The controller's machine: what the cluster is, who leads what, which epochs and ids are given.
 
 Rules. Every answer that hands something out (an epoch, a block of ids, a topic) is durable first.
-A leader epoch only rises, and one start of a replica gets one epoch however often it asks. A topic
-id is never used twice.
+A leader epoch only rises, by compare-and-set: an election names the epoch that it follows. One
+start of a replica gets one epoch however often it asks. A topic id is never used twice.
 
 | request | state | answer |
 |---|---|---|
 | become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
+| become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
 | become_leader | else | epoch + 1 |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
@@ -31,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster_log import (
     BrokerRegistered,
@@ -249,7 +252,7 @@ class ClusterMachine:
         return _decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
 
     def decide_become_leader(self, request: BecomeLeaderRequest) -> Decision[BecomeLeaderReply]:
-        """Give a started replica the next leader epoch of its partition."""
+        """Give a started replica the epoch after the one it expects, if that is current (I-08)."""
         found = self._find(request.topic_partition)
         if found is None:
             return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
@@ -258,6 +261,11 @@ class ClusterMachine:
             return Decision(reply=request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         if partition.incarnation == request.incarnation:
             return Decision(reply=self._leadership(topic, partition.leader_epoch))
+        if request.expected_epoch != partition.leader_epoch:
+            refusal = structs.replace(
+                request.failed(ErrorCode.FENCED_LEADER_EPOCH), leader_epoch=partition.leader_epoch
+            )
+            return Decision(reply=refusal)
         epoch = partition.leader_epoch + 1
         record = LeaderElected(
             topic_id=topic.topic_id,

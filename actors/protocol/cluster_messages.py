@@ -49,6 +49,8 @@ class MetadataReply(Reply, frozen=True, kw_only=True):
     cluster_key_version: int = 0
     process_id: int = -1
     version: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Those of the cluster that differ from their defaults, as text."""
 
 
 class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
@@ -124,7 +126,10 @@ class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
 
 
 class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
-    """The epoch to lead with, durable before it is answered, and what a leader needs to know."""
+    """The epoch to lead with, durable before it is answered, and what a leader needs to know.
+
+    With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
+    """
 
     leader_epoch: int = NO_LEADER_EPOCH
     topic_id: str = ""
@@ -139,6 +144,8 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     """A started replica asks for a new leader epoch before it serves.
 
     ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
+    ``expected_epoch`` is the newest one that the caller knows of, -1 for none: if another is
+    current, nobody is elected. So a late copy of an earlier start's request elects nobody.
     """
 
     method = "become_leader"
@@ -147,6 +154,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     topic_partition: TopicPartition
     broker_id: int
     incarnation: str
+    expected_epoch: int
 
 
 class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
@@ -213,10 +221,13 @@ class ShutdownReply(Reply, frozen=True, kw_only=True):
 class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
     """Stop cleanly. To the controller: stop every actor of the log, then itself.
 
-    ``remove_data`` deletes the replica's directory as well: its topic was deleted.
+    ``remove_data`` deletes the replica's directory as well: its topic was deleted. A replica of
+    another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic of
+    that name. "" is for the controller alone.
     """
 
     method = "shutdown"
     reply_type = ShutdownReply
 
     remove_data: bool = False
+    topic_id: str = ""

@@ -21,8 +21,8 @@ leave        UNKNOWN_MEMBER_ID   perhaps completes     rebalance             reb
 delete       Dead, tombstones    NON_EMPTY_GROUP       NON_EMPTY_GROUP       NON_EMPTY_GROUP
 ===========  ==================  ====================  ====================  ==================
 
-.. [1] A new dynamic member is first given a member id (MEMBER_ID_REQUIRED); a known
-   ``group_instance_id`` takes its old place, in Stable without a rebalance.
+.. [1] A new member is first given a member id (MEMBER_ID_REQUIRED), also a static one, and joins
+   with it; a known ``group_instance_id`` takes its old place, in Stable without a rebalance.
 .. [2] ``NONE`` in a transaction: the generation check alone fences a zombie (KIP-447).
 
 Dead answers everything with COORDINATOR_NOT_AVAILABLE.
@@ -130,16 +130,26 @@ class GroupMachine(GroupTable):
         group, member_id = turn.group, request.member_id
         if group.state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        own_id = member_id or group.static_members.get(request.group_instance_id or "", "")
+        instance_id = request.group_instance_id
+        own_id = group.static_members.get(instance_id or "", member_id)
         if not group.supports(request.protocol_type, request.protocols, member_id=own_id):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if not member_id:
             return self._join_new(turn, request, call_id, fresh_id)
-        if member_id in group.pending_member_ids and request.group_instance_id is None:
+        if member_id in group.pending_member_ids:
+            if group.pending_member_ids[member_id] != instance_id:
+                return ErrorCode.UNKNOWN_MEMBER_ID
             turn.drop_pending_member_id(member_id)
-            turn.add_member(request, member_id, call_id)
+            if instance_id in group.static_members:
+                turn.replace_static(request, member_id, call_id)
+            else:
+                turn.add_member(request, member_id, call_id)
             return ErrorCode.NONE
-        error = group.check_member(member_id, request.group_instance_id)
+        if request.is_first and instance_id is not None and member_id not in group.members:
+            # Handed out before a failover or too long ago, or the call comes late: the caller
+            # was no member under this id, so it may have another one.
+            return self._join_new(turn, request, call_id, fresh_id)
+        error = group.check_member(member_id, instance_id)
         if error is ErrorCode.NONE:
             self._join_again(turn, request, call_id)
         return error
@@ -148,18 +158,14 @@ class GroupMachine(GroupTable):
         self, turn: GroupTurn, request: JoinGroupRequest, call_id: int, fresh_id: str
     ) -> ErrorCode:
         group, instance_id = turn.group, request.group_instance_id
-        if instance_id in group.static_members:
-            turn.replace_static(request, f"{instance_id}-{fresh_id}", call_id)
-            return ErrorCode.NONE
-        if len(group.members) + len(group.pending_member_ids) >= self._settings.members_max:
+        count = len(group.members) + len(group.pending_member_ids)
+        if instance_id not in group.static_members and count >= self._settings.members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
-        if instance_id is not None:
-            turn.add_member(request, f"{instance_id}-{fresh_id}", call_id)
-            return ErrorCode.NONE
         # A lost reply to a new member would leave a ghost that stalls each rebalance. So the
-        # member id comes first, and costs nothing if it is never used (KIP-394).
-        member_id = f"{request.client_id}-{fresh_id}"
-        turn.add_pending_member_id(member_id, request.session_timeout_ms)
+        # member id comes first, and costs nothing if it is never used (KIP-394). In Kafka static
+        # members have none; here a late duplicate of a first join must not take a live one's place.
+        member_id = f"{instance_id or request.client_id}-{fresh_id}"
+        turn.add_pending_member_id(member_id, request)
         turn.reply(call_id, JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
         return ErrorCode.NONE
 
@@ -268,7 +274,8 @@ class GroupMachine(GroupTable):
         """Whether the caller may commit positions of the group now.
 
         In a transaction the group's generation is what fences a zombie that lost its partitions,
-        since a producer no longer belongs to an input partition (KIP-447).
+        since a producer no longer belongs to an input partition (KIP-447). So a group with members
+        takes no commit of nobody in particular, in a transaction either: Kafka would.
         """
         in_transaction = isinstance(request, TxnOffsetCommitRequest)
         if not is_valid_group_id(request.group_id):
@@ -284,7 +291,7 @@ class GroupMachine(GroupTable):
         if request.generation_id < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.NONE, []
         if request.generation_id < 0 and not request.member_id and not request.group_instance_id:
-            return (ErrorCode.NONE if in_transaction else ErrorCode.UNKNOWN_MEMBER_ID), []
+            return ErrorCode.UNKNOWN_MEMBER_ID, []
         error = group.check_generation(
             request.member_id, request.group_instance_id, request.generation_id
         )

@@ -3,8 +3,9 @@
 ================  =================================  ==============================================
 record            key                                value
 ================  =================================  ==============================================
-offset commit     version 1: group, topic, i32       version 3: offset i64, leader_epoch i32,
-                  partition                          metadata, commit timestamp i64
+offset commit     version 1: group, topic, i32       version 4 (flexible): offset i64, leader_epoch
+                  partition                          i32, metadata, commit timestamp i64; tag 0 the
+                                                     topic's id, 16 bytes
 group metadata    version 2: group                   version 3: protocol_type, generation i32,
                                                      protocol?, leader?, state timestamp i64,
                                                      members [member_id, group_instance_id?,
@@ -16,7 +17,7 @@ group metadata    version 2: group                   version 3: protocol_type, g
 Both begin with their version as int16. A null value is a tombstone. Values of versions 0 to 4 are
 read; keys of other versions belong to newer kinds of groups and are passed over.
 Source: Kafka's ``OffsetCommitKey/Value`` and ``GroupMetadataKey/Value`` schemas; KIP-211 for the
-state timestamp, KIP-345 for the instance id, KIP-915 for version 4.
+state timestamp, KIP-345 for the instance id, KIP-915 for version 4, KIP-848 for the topic id.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ OFFSET_KEY_VERSION: Final = 1
 GROUP_KEY_VERSION: Final = 2
 VALUE_VERSION: Final = 3
 FLEXIBLE_VALUE_VERSION: Final = 4
+_TOPIC_ID_TAG: Final = 0
+_TOPIC_ID_BYTES: Final = 16
 CLIENT_HOST: Final = "/ray"
 """Members call through Ray, which does not tell from which host; the field may not be null."""
 
@@ -53,13 +56,17 @@ class GroupKey(msgspec.Struct, frozen=True):
 
 
 class OffsetValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed position; ``expire_timestamp_ms`` only in records of version 1, else -1."""
+    """A committed position; ``expire_timestamp_ms`` only in records of version 1, else -1.
+
+    ``topic_id`` is "" in records that do not tell it; older builds wrote such.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int = NO_TIMESTAMP
+    topic_id: str = ""
 
 
 class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +96,18 @@ class GroupValue(msgspec.Struct, frozen=True, kw_only=True):
 def offset_record(
     group_id: str, topic_partition: TopicPartition, position: OffsetAndMetadata, now_ms: int
 ) -> LogRecord:
-    """The record of one committed position."""
+    """The record of one committed position; without a topic id its value has version 3."""
     writer = WireWriter()
-    writer.int16(VALUE_VERSION)
+    writer.int16(FLEXIBLE_VALUE_VERSION if position.topic_id else VALUE_VERSION)
     writer.int64(position.offset)
     writer.int32(position.leader_epoch)
-    writer.string(position.metadata)
+    if position.topic_id:
+        writer.compact_bytes(position.metadata.encode())
+    else:
+        writer.string(position.metadata)
     writer.int64(now_ms)
+    if position.topic_id:
+        writer.tagged_fields([(_TOPIC_ID_TAG, bytes.fromhex(position.topic_id))])
     return LogRecord(_offset_key(group_id, topic_partition), bytes(writer.buffer))
 
 
@@ -158,10 +170,17 @@ def decode_offset_value(value: bytes) -> OffsetValue:
         metadata=reader.string(),
         commit_timestamp_ms=reader.int64(),
         expire_timestamp_ms=reader.int64() if version == 1 else NO_TIMESTAMP,
+        topic_id=_topic_id(reader.tagged_fields()),
     )
-    reader.skip_tagged_fields()
     reader.expect_end()
     return decoded
+
+
+def _topic_id(tags: dict[int, bytes]) -> str:
+    topic_id = tags.get(_TOPIC_ID_TAG, b"")
+    if len(topic_id) not in (0, _TOPIC_ID_BYTES):
+        raise CorruptDataError(f"topic id of {len(topic_id)} bytes, must be {_TOPIC_ID_BYTES}")
+    return topic_id.hex()
 
 
 def decode_group_value(value: bytes) -> GroupValue:

@@ -46,13 +46,18 @@ class JoinGroupReply(Reply, frozen=True, kw_only=True):
 
 
 class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
-    """Join or rejoin a group; answered when the rebalance has collected its members."""
+    """Join or rejoin a group; answered when the rebalance has collected its members.
+
+    ``is_first`` until a join with this ``member_id`` was answered: if it is not known any more, a
+    static member is given another one, where one that was a member is fenced.
+    """
 
     method = "join_group"
     reply_type = JoinGroupReply
 
     group_id: str
     member_id: str = ""
+    is_first: bool = False
     group_instance_id: str | None = None
     client_id: str = "oncelog"
     session_timeout_ms: int = 45_000
@@ -130,11 +135,15 @@ class LeaveGroupRequest(Request[LeaveGroupReply], frozen=True, kw_only=True):
 
 
 class OffsetAndMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed position: the next offset to read."""
+    """A committed position: the next offset to read.
+
+    ``topic_id`` says in which topic of its name; "" for the one that there is at the commit.
+    """
 
     offset: int
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+    topic_id: str = ""
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +203,7 @@ class FetchedOffset(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = NO_OFFSET
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+    topic_id: str = ""
 
 
 class OffsetFetchReply(Reply, frozen=True, kw_only=True):

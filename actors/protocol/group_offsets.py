@@ -10,9 +10,11 @@ Source: KIP-98 (offsets in transactions), KIP-447 (stable reads), KIP-211 (expir
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.group_log import (
@@ -73,11 +75,19 @@ class GroupOffsets:
     # --- commit ---------------------------------------------------------------------------
 
     def decide_commit(
-        self, request: OffsetCommitRequest | TxnOffsetCommitRequest, now_ms: int
+        self,
+        request: OffsetCommitRequest | TxnOffsetCommitRequest,
+        now_ms: int,
+        topic_ids: Mapping[str, str],
     ) -> Decision[OffsetCommitReply]:
         """One record per acceptable position; the others are refused one by one.
 
-        Whether the group lets the caller commit at all is not decided here.
+        In a transaction all are refused with one: the call may come again when what was missing is
+        there, under the same sequence, and must then be the same batch or the first.
+
+        ``topic_ids`` has the id of each topic that exists: a position in a deleted topic must not
+        be taken for one in the next topic of that name. Whether the group lets the caller commit
+        at all is not decided here.
         """
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
             return Decision(
@@ -87,11 +97,20 @@ class GroupOffsets:
                 )
             )
         results = tuple(
-            PartitionResult(topic_partition=tp, error=_refusal(tp, position))
+            PartitionResult(topic_partition=tp, error=_refusal(tp, position, topic_ids))
             for tp, position in request.offsets
         )
+        if isinstance(request, TxnOffsetCommitRequest) and any(
+            result.error is not ErrorCode.NONE for result in results
+        ):
+            return Decision(reply=OffsetCommitReply(results=tuple(map(_not_attempted, results))))
         records = tuple(
-            offset_record(request.group_id, tp, position, now_ms)
+            offset_record(
+                request.group_id,
+                tp,
+                structs.replace(position, topic_id=topic_ids[tp.topic]),
+                now_ms,
+            )
             for (tp, position), result in zip(request.offsets, results, strict=True)
             if result.error is ErrorCode.NONE
         )
@@ -194,6 +213,23 @@ class GroupOffsets:
 
     # --- removal --------------------------------------------------------------------------
 
+    def topic_ids(self) -> dict[str, frozenset[str]]:
+        """The ids under which committed positions name each topic, "" left out."""
+        found: dict[str, set[str]] = {}
+        for positions in self._committed.values():
+            for tp, stored in positions.items():
+                if stored.value.topic_id:
+                    found.setdefault(tp.topic, set()).add(stored.value.topic_id)
+        return {topic: frozenset(ids) for topic, ids in found.items()}
+
+    def of_deleted_topics(self, group_id: str, gone: Collection[str]) -> tuple[LogRecord, ...]:
+        """Tombstones of the group's committed positions in the topics whose ids are ``gone``."""
+        return tuple(
+            offset_tombstone(group_id, tp)
+            for tp, stored in sorted(self._committed.get(group_id, {}).items())
+            if stored.value.topic_id in gone
+        )
+
     def tombstones(self, group_id: str) -> tuple[LogRecord, ...]:
         """The records that remove every position of a group, pending ones too."""
         partitions = set(self._committed.get(group_id, {}))
@@ -230,13 +266,26 @@ def _fetched(tp: TopicPartition, stored: StoredOffset | None) -> FetchedOffset:
         offset=stored.value.offset,
         leader_epoch=stored.value.leader_epoch,
         metadata=stored.value.metadata,
+        topic_id=stored.value.topic_id,
     )
 
 
-def _refusal(tp: TopicPartition, position: OffsetAndMetadata) -> ErrorCode:
+def _not_attempted(result: PartitionResult) -> PartitionResult:
+    if result.error is not ErrorCode.NONE:
+        return result
+    return structs.replace(result, error=ErrorCode.OPERATION_NOT_ATTEMPTED)
+
+
+def _refusal(
+    tp: TopicPartition, position: OffsetAndMetadata, topic_ids: Mapping[str, str]
+) -> ErrorCode:
     """Why one position cannot be committed, or ``NONE``."""
     if not is_valid_topic_name(tp.topic):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
+    if tp.topic not in topic_ids:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if position.topic_id not in ("", topic_ids[tp.topic]):
+        return ErrorCode.UNKNOWN_TOPIC_ID
     if not 0 <= tp.partition <= _INT32_MAX or not 0 <= position.offset <= _INT64_MAX:
         return ErrorCode.INVALID_REQUEST
     if not NO_LEADER_EPOCH <= position.leader_epoch <= _INT32_MAX:

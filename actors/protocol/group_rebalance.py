@@ -3,9 +3,9 @@
 A turn works on one group at one moment and collects effects. Rules:
 
 1. Whoever is removed or replaced gets its parked calls answered; no call is left behind.
-2. A generation begins when every member is parked in its join and no handed-out member id is
-   unused, or when the longest rebalance timeout has passed. Dynamic members that did not rejoin
-   are then dropped; static ones stay until their session expires.
+2. A generation begins when every member is parked in its join and no member id handed out to a
+   dynamic one is unused, or when the longest rebalance timeout has passed. Dynamic members that
+   did not rejoin are then dropped; static ones stay until their session expires.
 3. An assignment counts when it is durable: nobody sees ``Stable`` before.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
@@ -125,14 +125,21 @@ class GroupTurn:
         """Answer a call."""
         self.effects.append(ReplyTo(call_id, reply))
 
-    def add_pending_member_id(self, member_id: str, timeout_ms: int) -> None:
-        """Remember a member id that was handed out, until it is used or the time is over."""
-        self.group.pending_member_ids.add(member_id)
-        self._set(TimerKind.PENDING_MEMBER, timeout_ms, member_id)
+    def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
+        """Remember a member id that was handed out, until it is used or the time is over.
+
+        A static member's former one is of no use any more: it may be that of an earlier life.
+        """
+        pending, instance_id = self.group.pending_member_ids, request.group_instance_id
+        for former_id in [each for each, owner in pending.items() if owner is not None]:
+            if pending[former_id] == instance_id:
+                self.drop_pending_member_id(former_id)
+        pending[member_id] = instance_id
+        self._set(TimerKind.PENDING_MEMBER, request.session_timeout_ms, member_id)
 
     def drop_pending_member_id(self, member_id: str) -> None:
         """Forget a handed-out member id, because it was used, given back or too old."""
-        self.group.pending_member_ids.discard(member_id)
+        self.group.pending_member_ids.pop(member_id, None)
         self._cancel(TimerKind.PENDING_MEMBER, member_id)
 
     # --- members go -----------------------------------------------------------------------

@@ -104,7 +104,8 @@ class Group:
     """One group. ``members`` stand in the order in which they joined.
 
     Invariant: ``leader_id`` is a member, or None when there are none; ``static_members`` maps
-    each ``group_instance_id`` to the one member that has it.
+    each ``group_instance_id`` to the one member that has it; of one ``group_instance_id`` at most
+    one member id is pending, the last that was handed out.
     """
 
     group_id: str
@@ -116,7 +117,8 @@ class Group:
     leader_id: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
-    pending_member_ids: set[str] = field(default_factory=set)
+    pending_member_ids: dict[str, str | None] = field(default_factory=dict)
+    """Member ids that were handed out and not used yet, with their ``group_instance_id``."""
     initial_delay: InitialDelay | None = None
     is_assigning: bool = False
     """Whether the leader's assignment of this generation is on its way to the log."""
@@ -205,8 +207,11 @@ class Group:
 
     @property
     def have_all_joined(self) -> bool:
-        """Whether every member is parked in its join and no handed-out member id is unused."""
-        return not self.pending_member_ids and all(
+        """Whether every member is parked in its join and no handed-out member id is unused.
+
+        Nobody waits for a static member that was given one: a late duplicate may have asked.
+        """
+        return None not in self.pending_member_ids.values() and all(
             member.join_call is not None for member in self.members.values()
         )
 

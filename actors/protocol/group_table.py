@@ -145,6 +145,21 @@ class GroupTable:
                 due.append((group_id, records))
         return due
 
+    def of_deleted_topics(
+        self, gone: Collection[str], busy: Collection[str]
+    ) -> list[tuple[str, tuple[LogRecord, ...]]]:
+        """Tombstones of committed positions in topics whose ids are ``gone``, group by group.
+
+        Not of ``busy`` groups, with records on their way to the log, nor of those that an open
+        transaction commits to: a tombstone would take what is newer along.
+        """
+        found = (
+            (group_id, self.offsets.of_deleted_topics(group_id, gone))
+            for group_id in self._groups
+            if group_id not in busy and not self.offsets.has_pending(group_id)
+        )
+        return [(group_id, records) for group_id, records in found if records]
+
     def describe(self, request: DescribeGroupsRequest) -> DescribeGroupsReply:
         """The groups asked for that exist, or all of the shard, sorted."""
         asked = self._groups if request.group_ids is None else request.group_ids

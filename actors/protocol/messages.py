@@ -10,7 +10,7 @@ those of the controller, ``admin_messages.py`` those of operators.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -65,20 +65,22 @@ class ProduceReply(Reply, frozen=True, kw_only=True):
     """``base_offset`` is where the batch stands: the original place if it was a duplicate.
 
     On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
-    is -1 when the topic keeps the client's timestamps.
+    is -1 when the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
+    ticket is not the current one; whoever renews it in time keeps its producer id.
     """
 
     base_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     log_start_offset: int = NO_OFFSET
+    is_ticket_old: bool = False
 
 
 class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
     """Append one record batch v2 (with base offset 0) to one partition.
 
-    ``ticket`` proves that the partition is enrolled in the transaction; the leader asks for it
-    with the first transactional batch of a (producer id, epoch). Safe to retry with the same
-    bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
+    ``ticket`` proves that the partition is enrolled in the transaction or, without one, that the
+    producer id is the sender's; every batch with a producer id needs it. Safe to retry with the
+    same bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
     batches before this one are not acknowledged yet, so a leader that does not know the producer
     must not begin with this one. Nobody changes ``batch`` any more; one that came over a connection
     is a view, which can be neither hashed nor pickled.
@@ -101,19 +103,24 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     """Raw batches from the one that holds ``fetch_offset`` on, and the bounds of the log.
 
     ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
+    With ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive)
+    cannot be read; -1 if the leader cannot tell.
     """
 
     high_watermark: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
+    resume_offset: int = NO_OFFSET
     records: bytes = b""
 
 
 class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
 
-    At least one batch is returned when one is readable, even beyond ``max_bytes``.
+    At least one batch is returned when one is readable, even beyond ``max_bytes``. A leader does
+    not check again what it wrote itself, unless ``is_checked`` asks for it. With another
+    ``topic_id`` than the leader's nothing is read: the offset is of a topic that was deleted.
     """
 
     method = "fetch"
@@ -126,6 +133,8 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     min_bytes: int = 1
     max_bytes: int = 1_048_576
     leader_epoch: int = NO_LEADER_EPOCH
+    is_checked: bool = False
+    topic_id: str = ""
 
 
 class ListOffsetsReply(Reply, frozen=True, kw_only=True):
@@ -218,6 +227,9 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     """A replica's bounds, role and process, for people, metrics and fault tests.
 
     ``active_transactional_id_count`` is ``None`` but for transaction coordinators.
+    ``damaged_offset`` is the first that is known to be unreadable; -1 if none is. The start of this
+    process cut ``cut_bytes`` from the log, which was torn or given up from ``cut_offset`` on;
+    -1: it cut nothing.
     """
 
     topic_partition: TopicPartition | None = None
@@ -235,6 +247,10 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     oldest_open_transaction_age_ms: int = 0
     active_transactional_id_count: int | None = None
     segment_count: int = 0
+    damaged_offset: int = NO_OFFSET
+    damaged_place_count: int = 0
+    cut_offset: int = NO_OFFSET
+    cut_bytes: int = 0
 
 
 class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):
@@ -286,25 +302,76 @@ class ConfigureRequest(Request[ConfigureReply], frozen=True, kw_only=True):
 # --- transaction coordinator ------------------------------------------------------------------
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One attempt at a whole distributed write; the newest ``started_ns`` wins (ties: ``id``)."""
+NO_RUN: Final = 0
+"""Below the number of every run."""
 
-    started_ns: int
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a whole distributed write. The coordinator numbers those of one id, rising.
+
+    ``id`` is chance, of whoever began the run: it tells a repeated call from another run.
+    """
+
+    number: int
     id: str
 
 
+class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that a distributed write ends with, so that its death can be seen.
+
+    ``machine`` names a boot of an operating system and a space of process ids in it: only who is
+    in the same one can tell anything. ``start_ticks`` tells the process from a later one of the
+    same id.
+    """
+
+    machine: str
+    process_id: int
+    start_ticks: int
+
+
+class BeginRunReply(Reply, frozen=True, kw_only=True):
+    """The number of the run. With ``CONCURRENT_TRANSACTIONS``: that of the newest, if told."""
+
+    number: int = NO_RUN
+
+
+class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
+    """Begin a run of a distributed write: older ones are fenced, what is open is aborted.
+
+    ``after`` is the number of the newest run that the caller has heard of. It must be the newest
+    indeed, so that a late copy of this call begins nothing. Safe to repeat with the same
+    ``run_id``. ``ALREADY_COMMITTED`` when the token is decided, ``OUTDATED_VERSION`` when it names
+    a version below the one committed last; then nothing changes.
+    """
+
+    method = "begin_run"
+    reply_type = BeginRunReply
+
+    transactional_id: str
+    run_id: str
+    after: int = NO_RUN
+    token: bytes = b""
+    transaction_timeout_ms: int = 900_000
+    driver: DriverProcess | None = None
+
+
 class InitProducerIdReply(Reply, frozen=True, kw_only=True):
-    """The producer id and epoch to use, and the token of the last committed transaction."""
+    """The producer id and epoch to use, and the token of the last committed transaction.
+
+    ``ticket`` is the plain one, without a transactional id.
+    """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     commit_token: bytes | None = None
+    ticket: bytes = b""
 
 
 class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
     """Get a producer id; with a transactional id, fence its older producers (KIP-98, KIP-360).
 
-    ``transactional_id`` ``None`` asks for a fresh idempotent producer. ``producer_id`` and
+    ``transactional_id`` ``None`` asks for a fresh idempotent producer; with a ``producer_id`` and
+    its plain ``ticket``, for a newer ticket of that id. With a transactional id ``producer_id`` and
     ``producer_epoch`` are both given (recover in place) or both -1.
     """
 
@@ -315,6 +382,7 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     transaction_timeout_ms: int = 60_000
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
+    ticket: bytes = b""
 
 
 class EnlistReply(Reply, frozen=True, kw_only=True):
@@ -336,7 +404,6 @@ class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
     transactional_id: str
     run: Run
     token: bytes
-    transaction_timeout_ms: int = 900_000
 
 
 class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,9 +16,10 @@ LOADING   become_leader         LEADER: the epoch begins at the log end
 LOADING   become_follower       FOLLOWER
 LEADER    decide_append         duplicate, accept, or the first code that applies, in this order:
                                 INVALID_TOPIC_EXCEPTION, INVALID_RECORD,
-                                TRANSACTIONAL_ID_AUTHORIZATION_FAILED; duplicate;
-                                INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS and
-                                INVALID_TXN_STATE of enrolment; the table of ``producer_state``
+                                TRANSACTIONAL_ID_AUTHORIZATION_FAILED; duplicate; in a
+                                transaction INVALID_PRODUCER_EPOCH, CONCURRENT_TRANSACTIONS and
+                                INVALID_TXN_STATE of enrolment, outside one INVALID_TXN_STATE and
+                                UNKNOWN_PRODUCER_ID; the table of ``producer_state``
 LEADER    decide_marker         the table of ``producer_state``
 LEADER    apply                 only its own epoch, exactly at the log end
 LEADER    become_leader         LEADER of the newer epoch
@@ -44,7 +45,14 @@ from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition_bounds import LEADER, LOADING, PartitionBounds, Role
 from oncelog.actors.protocol.producer_state import PRODUCER_ID_EXPIRATION_MS, Enrolment
-from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys, TicketVerdict, check_ticket
+from oncelog.actors.protocol.tickets import (
+    NO_KEYS,
+    ClusterKeys,
+    TicketVerdict,
+    check_plain_ticket,
+    check_ticket,
+    key_version_of,
+)
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -57,7 +65,7 @@ from oncelog.storage.model import (
     TopicPartition,
 )
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_batch import BatchHeader, Buffer
 
 __all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachine", "Role"]
 
@@ -71,6 +79,7 @@ class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     this one may still be on their way: the shell may hold it back for a short, bounded time,
     asking again after each append, and at the end does what ``error`` says; ``NONE`` is append.
     ``needs_keys``: its ticket is made with a cluster key that the shell has to ask for.
+    ``is_ticket_old``: accepted, and the key of its plain ticket is not the current one.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -79,10 +88,14 @@ class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     duplicate_timestamp_ms: int = NO_TIMESTAMP
     is_early: bool = False
     needs_keys: bool = False
+    is_ticket_old: bool = False
 
 
 ACCEPTED: Final = AppendVerdict()
 """Append it now."""
+
+VERIFIED_TICKETS_MAX: Final = 10_000
+"""Tickets that a leader remembers to be sound; beyond it forgets them all and looks anew."""
 
 _NONE: Final = ErrorCode.NONE
 _CLIENT: Final = AppendOrigin.CLIENT
@@ -91,7 +104,7 @@ _CLIENT: Final = AppendOrigin.CLIENT
 class PartitionMachine(PartitionBounds):
     """The state of one replica; its offsets and what may be read are ``PartitionBounds``."""
 
-    __slots__ = ("_is_internal", "_keys", "_latest_ms", "_topic_id", "leader_epoch")
+    __slots__ = ("_is_internal", "_keys", "_latest_ms", "_topic_id", "_verified", "leader_epoch")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         super().__init__(topic_partition)
@@ -100,6 +113,9 @@ class PartitionMachine(PartitionBounds):
         self._topic_id = ""
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
+        self._verified: dict[int, bytes] = {}
+        """By producer id, the ticket that was found sound for its present epoch, under the current
+        key. It only saves the work of looking again, and decides nothing."""
 
     # --- role --------------------------------------------------------------------------------
 
@@ -122,6 +138,7 @@ class PartitionMachine(PartitionBounds):
         """Judge tickets by these keys from now on, unless newer ones are known."""
         if keys.version > self._keys.version:
             self._keys = keys
+            self._verified.clear()
 
     def become_follower(self, leader_epoch: int) -> None:
         """Follow the leader of ``leader_epoch``; what clients wait for here has to be failed."""
@@ -153,11 +170,12 @@ class PartitionMachine(PartitionBounds):
         transactional_id: str | None = None,
         ticket: bytes | None = None,
         follows_unacknowledged: bool = False,
+        batch: Buffer | None = None,
         now_ms: int,
     ) -> AppendVerdict:
         """What to do with one whole data batch whose bytes have been checked. Changes nothing.
 
-        ``follows_unacknowledged``: see ``ProduceRequest``.
+        ``follows_unacknowledged``: see ``ProduceRequest``. ``batch``: see ``find_duplicate``.
         """
         if self.role is not LEADER:
             return AppendVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -165,10 +183,13 @@ class PartitionMachine(PartitionBounds):
             error = self._check_client(header, transactional_id)
             if error is not _NONE:
                 return AppendVerdict(error=error)
-        if header.producer_id < 0 or self.producers.is_continued_by(header):
+        if header.producer_id < 0:
+            return ACCEPTED
+        is_verified = ticket is not None and self._verified.get(header.producer_id) == ticket
+        if is_verified and self.producers.is_continued_by(header):
             return ACCEPTED
         if origin is AppendOrigin.CLIENT or header.base_sequence != NO_SEQUENCE:
-            duplicate = self.producers.find_duplicate(header)
+            duplicate = self.producers.find_duplicate(header, batch)
             if duplicate is not None:
                 return AppendVerdict(
                     duplicate_base_offset=duplicate.base_offset,
@@ -176,15 +197,18 @@ class PartitionMachine(PartitionBounds):
                     duplicate_timestamp_ms=duplicate.timestamp_ms,
                 )
         if header.is_transactional:
-            refusal = self._check_enrolment(header, ticket, now_ms)
-            if refusal is not None:
-                return refusal
+            refusal = self._check_enrolment(header, ticket, is_verified, now_ms)
+        else:
+            refusal = self._check_owner(header, ticket, is_verified, now_ms)
+        if refusal is not None:
+            return refusal
         error, is_early = self.producers.check_data(
             header, origin, follows_unacknowledged=follows_unacknowledged
         )
-        if error is ErrorCode.NONE and not is_early:
+        is_old = not header.is_transactional and self._verified.get(header.producer_id) != ticket
+        if error is ErrorCode.NONE and not is_early and not is_old:
             return ACCEPTED
-        return AppendVerdict(error=error, is_early=is_early)
+        return AppendVerdict(error=error, is_early=is_early, is_ticket_old=is_old)
 
     def decide_marker(
         self, producer_id: int, producer_epoch: int, coordinator_epoch: int
@@ -206,8 +230,24 @@ class PartitionMachine(PartitionBounds):
             return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return ErrorCode.NONE
 
+    def _check_owner(
+        self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
+    ) -> AppendVerdict | None:
+        """None if the id of the plain batch is one of plain production, and its sender's."""
+        if self.producers.is_transactional(header.producer_id):
+            return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+        # Of an id that has not written yet, the ticket found sound may be one of a transaction.
+        if is_verified and self.producers.is_known(header.producer_id):
+            return None
+        if ticket is None:
+            return AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
+        verdict = check_plain_ticket(
+            ticket, keys=self._keys, producer_id=header.producer_id, now_ms=now_ms
+        )
+        return self._refusal(header, ticket, verdict, ErrorCode.UNKNOWN_PRODUCER_ID)
+
     def _check_enrolment(
-        self, header: BatchHeader, ticket: bytes | None, now_ms: int
+        self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
         """None if the batch may belong to an open or a properly enrolled transaction.
 
@@ -215,16 +255,14 @@ class PartitionMachine(PartitionBounds):
         old for it stays too old.
         """
         enrolment = self.producers.check_enrolment(header)
-        if enrolment is Enrolment.OPEN:
+        if enrolment is Enrolment.OPEN and is_verified:
             return None
         if enrolment is Enrolment.FENCED:
             return AppendVerdict(error=ErrorCode.INVALID_PRODUCER_EPOCH)
         if enrolment is Enrolment.OLDER_OPEN:
             return AppendVerdict(error=ErrorCode.CONCURRENT_TRANSACTIONS)
         if ticket is None:
-            # A later batch of the flush may overtake the first one, which brings the ticket.
-            is_early = header.base_sequence > 0
-            return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE, is_early=is_early)
+            return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
         verdict = check_ticket(
             ticket,
             keys=self._keys,
@@ -234,11 +272,22 @@ class PartitionMachine(PartitionBounds):
             partition=self.topic_partition.partition,
             now_ms=max(now_ms, self._latest_ms),
         )
+        return self._refusal(header, ticket, verdict, ErrorCode.INVALID_TXN_STATE)
+
+    def _refusal(
+        self, header: BatchHeader, ticket: bytes, verdict: TicketVerdict, invalid: ErrorCode
+    ) -> AppendVerdict | None:
+        """What a looked-at ticket comes to; ``invalid`` is the answer to one that is not sound."""
         if verdict is TicketVerdict.NEWER_KEY:
             # As KIP-890 answers while it cannot verify: the client comes back with the batch.
             return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)
-        is_enrolled = verdict is TicketVerdict.VALID
-        return None if is_enrolled else AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+        if verdict is TicketVerdict.INVALID:
+            return AppendVerdict(error=invalid)
+        if key_version_of(ticket) == self._keys.version:
+            if len(self._verified) >= VERIFIED_TICKETS_MAX:
+                self._verified.clear()
+            self._verified[header.producer_id] = ticket
+        return None
 
     # --- apply -------------------------------------------------------------------------------
 
@@ -274,6 +323,7 @@ class PartitionMachine(PartitionBounds):
         expired_count = self.producers.expire(now_ms, expiration_ms)
         if expired_count:
             self._latest_ms = max(self._latest_ms, now_ms)
+            self._verified.clear()
         return expired_count
 
     @property

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.storage.model import (
@@ -37,14 +37,22 @@ from oncelog.storage.model import (
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
 
+NO_CRC: Final = -1
+"""The content of a remembered batch is not known."""
+
 
 class AppendedBatch(NamedTuple):
-    """One remembered batch; sequences and offsets are inclusive."""
+    """One remembered batch; sequences and offsets are inclusive.
+
+    ``crc`` is that of its bytes in the log, -1 if that does not tell what its producer sent: it is
+    known from a snapshot only, or compaction has written the batch anew.
+    """
 
     last_sequence: int
     last_offset: int
     offset_delta: int
     timestamp_ms: int
+    crc: int = NO_CRC
 
     @property
     def first_sequence(self) -> int:
@@ -83,6 +91,17 @@ class ProducerEntry:
     def has_open_transaction(self) -> bool:
         """Whether a transaction of this producer waits for its marker."""
         return self.current_txn_first_offset != NO_OFFSET
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether its id is one of transactions: it has had a marker here, or waits for one.
+
+        A snapshot keeps both marks. An id is either of transactions or of plain production.
+        """
+        return (
+            self.coordinator_epoch != NO_COORDINATOR_EPOCH
+            or self.current_txn_first_offset != NO_OFFSET
+        )
 
     @property
     def last_sequence(self) -> int:
@@ -187,9 +206,17 @@ class ProducerEntry:
 def _appended(header: BatchHeader) -> AppendedBatch:
     """A batch with a sequence. Made for every batch, so without the call that its class is."""
     delta = header.last_offset_delta
+    is_as_sent = header.record_count == delta + 1 and not header.has_delete_horizon
     last_sequence = header.base_sequence + delta
     if last_sequence > SEQUENCE_MAX:
         last_sequence = sequence_after(last_sequence, 0)
     return tuple.__new__(
-        AppendedBatch, (last_sequence, header.base_offset + delta, delta, header.max_timestamp_ms)
+        AppendedBatch,
+        (
+            last_sequence,
+            header.base_offset + delta,
+            delta,
+            header.max_timestamp_ms,
+            header.crc if is_as_sent else NO_CRC,
+        ),
     )

@@ -10,13 +10,15 @@ none                                first sequence 0          accept
 none                                another, transactional    OUT_OF_ORDER, early
 none                                another, no transaction   accept, early: it may be forgotten
 same epoch                          one of the last 5 again   duplicate: the original's place
+same epoch                          other content, sequence   OUT_OF_ORDER
+                                    of one of the last 5
 same epoch                          sequence follows          accept
 same epoch                          sequence ahead            OUT_OF_ORDER, early
 same epoch                          sequence behind           OUT_OF_ORDER
 lower epoch                         sequence 0                accept: a new epoch begins
 lower epoch                         another sequence          OUT_OF_ORDER, early
 higher epoch                        any                       INVALID_PRODUCER_EPOCH
-open transaction                    data outside transaction  INVALID_TXN_STATE
+open transaction, or a marker       data outside transaction  INVALID_TXN_STATE
 any                                 coordinator's data        as above; a sequence may be left
                                                               out, or be ahead
 none                                marker                    accept: fences lower epochs
@@ -45,10 +47,11 @@ from typing import Final
 
 from oncelog.actors.protocol.messages import ProducerDescription
 from oncelog.actors.protocol.open_transactions import CompletedTransaction, OpenTransactions
-from oncelog.actors.protocol.producer_entry_state import AppendedBatch, ProducerEntry
+from oncelog.actors.protocol.producer_entry_state import NO_CRC, AppendedBatch, ProducerEntry
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
+    NO_COORDINATOR_EPOCH,
     NO_OFFSET,
     NO_SEQUENCE,
     NO_TIMESTAMP,
@@ -57,7 +60,7 @@ from oncelog.storage.model import (
     sequence_after,
 )
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_batch import BatchHeader, Buffer, crc_when_stamped
 
 PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
 """A producer without an open transaction is forgotten after a day of silence."""
@@ -122,12 +125,35 @@ class ProducerStates:
             and header.base_sequence == batches[-1].last_sequence + 1
             and header.producer_epoch == entry.producer_epoch
             and header.is_transactional is (entry.current_txn_first_offset != NO_OFFSET)
+            and (header.is_transactional or entry.coordinator_epoch == NO_COORDINATOR_EPOCH)
         )
 
-    def find_duplicate(self, header: BatchHeader) -> AppendedBatch | None:
-        """The appended batch that a client's ``header`` repeats, if it is still remembered."""
+    def find_duplicate(
+        self, header: BatchHeader, batch: Buffer | None = None
+    ) -> AppendedBatch | None:
+        """The appended batch that ``header`` repeats, if it is still remembered.
+
+        With ``batch``, the bytes of a client, the content must be the same as well, as far as that
+        is known: a batch of other content that took the sequence must not pass for this one. A
+        coordinator's retry has other times in it and so other bytes.
+        """
         entry = self._entries.get(header.producer_id)
-        return None if entry is None else entry.duplicate_of(header)
+        if entry is None or header.is_transactional is not entry.is_transactional:
+            return None
+        found = entry.duplicate_of(header)
+        if found is None or batch is None or found.crc in (NO_CRC, header.crc):
+            return found
+        # The leader may have written its own time into it.
+        return found if crc_when_stamped(batch, found.timestamp_ms) == found.crc else None
+
+    def is_known(self, producer_id: int) -> bool:
+        """Whether the id has written here and is not forgotten."""
+        return producer_id in self._entries
+
+    def is_transactional(self, producer_id: int) -> bool:
+        """Whether the id is known to be one of transactions."""
+        entry = self._entries.get(producer_id)
+        return entry is not None and entry.is_transactional
 
     def check_enrolment(self, header: BatchHeader) -> Enrolment:
         """Whether a transactional data batch needs a ticket, or cannot be let in at all.
@@ -155,6 +181,8 @@ class ProducerStates:
         not come.
         """
         entry = self._entries.get(header.producer_id)
+        if entry is not None and entry.is_transactional and not header.is_transactional:
+            return ErrorCode.INVALID_TXN_STATE, False
         if entry is not None and header.producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, False
         is_early = False
@@ -169,8 +197,6 @@ class ProducerStates:
             error, is_ahead = _check_sequence(entry, header)
             if error is not ErrorCode.NONE and not is_ahead:
                 return error, False
-        if entry is not None and entry.has_open_transaction and not header.is_transactional:
-            return ErrorCode.INVALID_TXN_STATE, False
         return ErrorCode.NONE, is_early
 
     def check_marker(

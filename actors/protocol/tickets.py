@@ -1,9 +1,12 @@
-"""Enrolment tickets: proof that a partition belongs to a producer's open transaction.
+"""Tickets: proof that a producer id is its sender's, for a transaction or for plain production.
 
-The coordinator enrols a partition durably and only then issues a ticket: a MAC under the cluster
-key. The partition's leader asks for it with the first transactional batch of a (producer id,
-epoch), and so knows without a call what KIP-890 makes a broker ask its coordinator.
+*Enrolment tickets.* The coordinator enrols a partition durably and only then issues a ticket: a MAC
+under the cluster key. The partition's leader asks for it with each transactional batch, and so
+knows without a call what KIP-890 makes a broker ask its coordinator.
 ``docs/adr/0002-enrolment-tickets.md`` proves that a ticket is dead once its transaction has ended.
+
+*Plain tickets.* A producer without transactions gets one with its id, for every partition and
+epoch. Ids with plain tickets are never those of transactions, so neither can write as the other.
 
 ======  ====  ==============================================================
 offset  size  field (big-endian)
@@ -11,9 +14,13 @@ offset  size  field (big-endian)
 0       1     version: 2
 1       4     key version: under which cluster key
 5       8     issued_ms: the coordinator's clock
-13      4     transaction_timeout_ms
+13      4     transaction_timeout_ms; 0 in a plain ticket
 17      32    HMAC-SHA256 over label, these fields, producer and partition
 ======  ====  ==============================================================
+
+A plain ticket has a label of its own, and no epoch or partition (-1) and no topic. It does not grow
+old: it proves whose the id is, which never changes. It ends with its key, so its producer renews it
+when a leader says that the key is not the current one any more.
 
 The cluster key can be changed. Tickets under the key before stay good until every one of them
 would have expired; one under a key that is newer than any the leader knows is no forgery yet: the
@@ -40,6 +47,8 @@ TICKET_LIFETIME_MAX_MS: Final = 43_200_000
 
 _VERSION: Final = 2
 _LABEL: Final = b"oncelog enrolment ticket\x00"
+_PLAIN_LABEL: Final = b"oncelog plain ticket\x00"
+_ANY_EPOCH_AND_PARTITION: Final = (-1, -1)
 _TICKET = struct.Struct(">BIqi32s")
 _CLAIM = struct.Struct(">BIqiqhi")
 
@@ -115,7 +124,7 @@ def issue_ticket(
         producer_epoch,
         partition,
     )
-    mac = _mac(cluster_key, claim, topic_id)
+    mac = _mac(cluster_key, _LABEL, claim, topic_id)
     return _TICKET.pack(_VERSION, key_version, issued_ms, transaction_timeout_ms, mac)
 
 
@@ -134,6 +143,58 @@ def check_ticket(
     Alive: not older than its transaction timeout plus an hour, by the caller's clock. Bytes of
     any length and content may be given. The comparison takes the same time for every wrong MAC.
     """
+    verdict = _check_mac(
+        ticket,
+        keys=keys,
+        label=_LABEL,
+        owner=(producer_id, producer_epoch, partition),
+        topic_id=topic_id,
+        now_ms=now_ms,
+    )
+    if verdict is not TicketVerdict.VALID:
+        return verdict
+    _, _, issued_ms, transaction_timeout_ms, _ = _TICKET.unpack(ticket)
+    lifetime_ms = min(transaction_timeout_ms + TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS)
+    is_alive = now_ms - issued_ms <= lifetime_ms
+    return TicketVerdict.VALID if is_alive else TicketVerdict.INVALID
+
+
+def issue_plain_ticket(
+    *, cluster_key: bytes, producer_id: int, issued_ms: int, key_version: int = 0
+) -> bytes:
+    """The ticket of a producer without transactions; its id must never be one of transactions."""
+    claim = _CLAIM.pack(_VERSION, key_version, issued_ms, 0, producer_id, *_ANY_EPOCH_AND_PARTITION)
+    mac = _mac(cluster_key, _PLAIN_LABEL, claim, "")
+    return _TICKET.pack(_VERSION, key_version, issued_ms, 0, mac)
+
+
+def check_plain_ticket(
+    ticket: bytes, *, keys: ClusterKeys, producer_id: int, now_ms: int
+) -> TicketVerdict:
+    """Whether ``ticket`` gives ``producer_id`` to plain production, under a key that still counts.
+
+    Bytes of any length and content may be given, as to ``check_ticket``.
+    """
+    return _check_mac(
+        ticket,
+        keys=keys,
+        label=_PLAIN_LABEL,
+        owner=(producer_id, *_ANY_EPOCH_AND_PARTITION),
+        topic_id="",
+        now_ms=now_ms,
+    )
+
+
+def _check_mac(
+    ticket: bytes,
+    *,
+    keys: ClusterKeys,
+    label: bytes,
+    owner: tuple[int, int, int],
+    topic_id: str,
+    now_ms: int,
+) -> TicketVerdict:
+    """Whether the MAC is one over these, whatever the age. ``owner``: id, epoch and partition."""
     if len(ticket) != TICKET_BYTES:
         return TicketVerdict.INVALID
     version, key_version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
@@ -144,22 +205,17 @@ def check_ticket(
     cluster_key = keys.key_of(key_version, now_ms)
     if cluster_key is None:
         return TicketVerdict.INVALID
-    claim = _CLAIM.pack(
-        version,
-        key_version,
-        issued_ms,
-        transaction_timeout_ms,
-        producer_id,
-        producer_epoch,
-        partition,
-    )
-    if not hmac.compare_digest(mac, _mac(cluster_key, claim, topic_id)):
-        return TicketVerdict.INVALID
-    lifetime_ms = min(transaction_timeout_ms + TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS)
-    is_alive = now_ms - issued_ms <= lifetime_ms
-    return TicketVerdict.VALID if is_alive else TicketVerdict.INVALID
+    claim = _CLAIM.pack(version, key_version, issued_ms, transaction_timeout_ms, *owner)
+    is_ours = hmac.compare_digest(mac, _mac(cluster_key, label, claim, topic_id))
+    return TicketVerdict.VALID if is_ours else TicketVerdict.INVALID
 
 
-def _mac(cluster_key: bytes, claim: bytes, topic_id: str) -> bytes:
+def key_version_of(ticket: bytes) -> int:
+    """Under which version of the key a sound ticket was made."""
+    version: int = _TICKET.unpack(ticket)[1]
+    return version
+
+
+def _mac(cluster_key: bytes, label: bytes, claim: bytes, topic_id: str) -> bytes:
     """Every field but the last has a fixed size, so no two claims have the same bytes."""
-    return hmac.digest(cluster_key, _LABEL + claim + topic_id.encode(), "sha256")
+    return hmac.digest(cluster_key, label + claim + topic_id.encode(), "sha256")

@@ -8,7 +8,7 @@ final (I-11); COMPLETE follows when every marker is written (I-15).
 | request | unknown id | at rest | Ongoing | Prepare* |
 |---|---|---|---|---|
 | init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | CONCURRENT |
-| enlist | table in ``transaction_runs`` | | | |
+| begin_run, enlist | table in ``transaction_runs`` | | | |
 | add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
 | end_txn | INVALID_MAPPING | table in ``transaction_end`` | PREPARE | table |
 | timeout | - | - | PREPARE_ABORT | - |
@@ -36,7 +36,10 @@ from oncelog.actors.protocol.messages import (
     Reply,
 )
 from oncelog.actors.protocol.transaction_ahead import ahead_partitions
+from oncelog.actors.protocol.transaction_causes import cause_text, outdated
 from oncelog.actors.protocol.transaction_checks import (
+    FINE,
+    Refusal,
     bad_partition,
     check_end_txn,
     check_init_producer_id,
@@ -58,6 +61,7 @@ from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     PREPARED,
     TRANSACTION_PARTITIONS_MAX,
+    EpochCause,
     TransactionMetadata,
     TransactionState,
     begun,
@@ -68,6 +72,7 @@ from oncelog.actors.protocol.transaction_state import (
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
+_NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
 NOTHING_HELD: Final = HeldRecords()
 NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -105,7 +110,7 @@ class TransactionMachine(TransactionRuns):
         if metadata is None:
             following = self._created(transactional_id, request.transaction_timeout_ms, now_ms)
         elif metadata.state not in AT_REST:
-            return self._superseded(request, metadata, now_ms)
+            return self._superseded(request, metadata, now_ms, EpochCause.PRODUCER)
         elif request.producer_id != NO_PRODUCER_ID and _is_last_epoch(metadata, request):
             following = metadata
         else:
@@ -116,6 +121,11 @@ class TransactionMachine(TransactionRuns):
                     NO_PRODUCER_EPOCH
                     if request.producer_id == NO_PRODUCER_ID
                     else metadata.producer_epoch
+                ),
+                cause=(
+                    EpochCause.PRODUCER
+                    if request.producer_id == NO_PRODUCER_ID
+                    else EpochCause.OWNER
                 ),
             )
         following = initialised(
@@ -143,17 +153,18 @@ class TransactionMachine(TransactionRuns):
         """
         metadata = self._transactions.get(request.transactional_id)
         member = metadata.members.get(request.producer_id) if metadata is not None else None
+        detail = ""
         if metadata is None:
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING
         elif request.transactional_id in self._pending:
             # Before the producer id: a client may know of a change of it that is not applied yet.
             error = ErrorCode.CONCURRENT_TRANSACTIONS
         elif member is not None:
-            error = _member_error(member, request)
+            error, detail = _member_error(metadata, member, request)
         else:
-            error = _producer_error(metadata, request)
+            error, detail = _producer_error(metadata, request)
         if error is not ErrorCode.NONE or metadata is None:
-            return Decision(reply=request.failed(error))
+            return Decision(reply=request.failed(error, detail))
         refused, detail = bad_partition(request.partitions, partition_counts)
         if refused:
             return Decision(reply=_refused(request, refused, detail))
@@ -207,10 +218,10 @@ class TransactionMachine(TransactionRuns):
         error, age = _end_error(metadata, request)
         if error is ErrorCode.NONE:
             error = self._pending_error(request.transactional_id)
-        if error is ErrorCode.NONE and age is None:
-            error = ErrorCode.PRODUCER_FENCED
-        if error is not ErrorCode.NONE or metadata is None or age is None:
+        if error is not ErrorCode.NONE or metadata is None:
             return Decision(reply=request.failed(error))
+        if age is None:
+            return Decision(reply=request.failed(*_outdated(metadata, request)))
         verdict = end_verdict(metadata, committed=request.committed, age=age)
         steps: tuple[TransactionMetadata, ...] = ()
         if verdict is ErrorCode.INVALID_TXN_STATE and _is_token_alone(metadata, request, age):
@@ -221,6 +232,8 @@ class TransactionMachine(TransactionRuns):
             ahead = ahead_partitions(metadata, request, partition_counts)
             metadata = self._prepared(metadata, request, now_ms, ahead)
             steps += (metadata,)
+        elif verdict in _NOT_ITS_END and age is EndAge.RETRY:
+            return Decision(reply=request.failed(*_outdated(metadata, request, verdict)))
         elif verdict is not EndAction.DECIDED:
             return Decision(reply=request.failed(verdict))
         producer_id, producer_epoch = next_producer(metadata)
@@ -234,7 +247,7 @@ class TransactionMachine(TransactionRuns):
             return Decision(reply=Reply())
         expired = metadata
         return self._with_producer_ids(
-            lambda: self._decision(Reply(), self._aborted(expired, now_ms, is_fencing=False)),
+            lambda: self._decision(Reply(), self._aborted(expired, now_ms, EpochCause.TIMEOUT)),
             lambda error, detail: Reply(error=error, detail=detail),
         )
 
@@ -299,26 +312,45 @@ def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
     return metadata.state in PREPARED and producer_id == metadata.next_producer_id
 
 
-def _producer_error(metadata: TransactionMetadata, request: AddPartitionsToTxnRequest) -> ErrorCode:
+def _outdated(
+    metadata: TransactionMetadata, request: EndTxnRequest, verdict: ErrorCode | None = None
+) -> Refusal:
+    """Why the end is none of the present transaction; ``verdict`` if its owner has ended that."""
+    if verdict is not None and metadata.epoch_cause is EpochCause.OWNER:
+        return verdict, ""
+    return outdated(metadata, request.producer_id, request.producer_epoch)
+
+
+def _producer_error(metadata: TransactionMetadata, request: AddPartitionsToTxnRequest) -> Refusal:
     """Whether the caller is the id's own producer and may enrol partitions now."""
     if _is_coming(metadata, request.producer_id):
-        return ErrorCode.CONCURRENT_TRANSACTIONS
-    if request.producer_id != metadata.producer_id:
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    if request.producer_epoch != metadata.producer_epoch:
-        return ErrorCode.PRODUCER_FENCED
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    caller = (request.producer_id, request.producer_epoch)
+    if request.producer_id != metadata.producer_id and not _is_of_previous_id(metadata, caller):
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING, ""
+    if caller != (metadata.producer_id, metadata.producer_epoch):
+        return outdated(metadata, *caller)
     if metadata.state in PREPARED:
-        return ErrorCode.CONCURRENT_TRANSACTIONS
-    is_runs = metadata.state is TransactionState.ONGOING and metadata.is_run_current
-    return ErrorCode.PRODUCER_FENCED if is_runs else ErrorCode.NONE
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    is_open = metadata.state is TransactionState.ONGOING
+    if metadata.is_run_waiting or (is_open and metadata.is_run_current):
+        return ErrorCode.PRODUCER_FENCED, cause_text(metadata)
+    return FINE
 
 
-def _member_error(member: Member, request: AddPartitionsToTxnRequest) -> ErrorCode:
+def _is_of_previous_id(metadata: TransactionMetadata, caller: tuple[int, int]) -> bool:
+    """Whether the caller had the last epoch of the producer id before."""
+    return is_retry_of_previous_id(metadata, producer_id=caller[0], producer_epoch=caller[1])
+
+
+def _member_error(
+    metadata: TransactionMetadata, member: Member, request: AddPartitionsToTxnRequest
+) -> Refusal:
     """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
     is_enlisted = member.status is MemberStatus.ENLISTED
     if is_enlisted and request.producer_epoch == member.producer_epoch:
-        return ErrorCode.NONE
-    return ErrorCode.PRODUCER_FENCED
+        return FINE
+    return ErrorCode.PRODUCER_FENCED, f"the member's run is over: {cause_text(metadata)}"
 
 
 def _refused(

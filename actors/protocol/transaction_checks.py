@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncelog.actors.protocol.messages import (
+    BeginRunRequest,
+    DriverProcess,
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
@@ -26,7 +28,8 @@ from oncelog.storage.model import (
 )
 
 RUN_ID_MAX_BYTES: Final = 256
-STARTED_NS_MAX: Final = 2**63 - 1
+INT64_MAX: Final = 2**63 - 1
+MACHINE_MAX_BYTES: Final = 256
 
 Refusal = tuple[ErrorCode, str]
 FINE: Final[Refusal] = (ErrorCode.NONE, "")
@@ -73,11 +76,21 @@ def check_init_producer_id(
     return refusal
 
 
-def check_enlist(request: EnlistRequest, transaction_max_timeout_ms: int) -> Refusal:
-    """Id, timeout, run and token."""
+def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -> Refusal:
+    """Id, timeout, run, driver and token."""
     refusal = check_transactional_id(request.transactional_id)
     if refusal is FINE:
         refusal = check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
+    if refusal is FINE:
+        refusal = _check_run(Run(number=request.after, id=request.run_id))
+    if refusal is FINE and request.driver is not None:
+        refusal = _check_driver(request.driver)
+    return _check_token(request.token) if refusal is FINE else refusal
+
+
+def check_enlist(request: EnlistRequest) -> Refusal:
+    """Id, run and token."""
+    refusal = check_transactional_id(request.transactional_id)
     if refusal is FINE:
         refusal = _check_run(request.run)
     return _check_token(request.token) if refusal is FINE else refusal
@@ -121,8 +134,21 @@ def _check_run(run: Run) -> Refusal:
     size = _utf8_bytes(run.id)
     if size is None or size > RUN_ID_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, f"run id: give at most {RUN_ID_MAX_BYTES} bytes of UTF-8"
-    if not 0 <= run.started_ns <= STARTED_NS_MAX:
-        return ErrorCode.INVALID_REQUEST, f"started_ns={run.started_ns} is not a time"
+    if not 0 <= run.number < INT64_MAX:
+        return ErrorCode.INVALID_REQUEST, f"{run.number} is not the number of a run"
+    return FINE
+
+
+def _check_driver(driver: DriverProcess) -> Refusal:
+    size = _utf8_bytes(driver.machine)
+    if size is None or size > MACHINE_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, (
+            f"machine of the driver: give at most {MACHINE_MAX_BYTES} bytes of UTF-8"
+        )
+    for name in ("process_id", "start_ticks"):
+        value = getattr(driver, name)
+        if not 0 <= value <= INT64_MAX:
+            return ErrorCode.INVALID_REQUEST, f"{name}={value} of the driver: give 0 to 2^63 - 1"
     return FINE
 
 

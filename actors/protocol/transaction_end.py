@@ -133,13 +133,14 @@ def is_retry_of_previous_id(
 def run_end_verdict(
     metadata: TransactionMetadata, *, is_newest: bool, committed: bool, is_token_decided: bool
 ) -> EndVerdict:
-    """What the end of a distributed write means, for a run that is not newer than any seen.
+    """What the end of a distributed write means.
 
     ``is_newest``: the caller's run is the newest one. ``is_token_decided``: its token is that of
     the last committed transaction, so what it names is committed, whoever did it.
 
     | transaction | COMMIT, its token decided | COMMIT otherwise | ABORT |
     |---|---|---|---|
+    | none yet, the run waits | decide | decide | decide |
     | the run's, open | decide | decide | decide |
     | the run's, committed | success | success | success, nothing changes |
     | the run's, aborted | success | INVALID_TXN_STATE | success |
@@ -150,6 +151,8 @@ def run_end_verdict(
     token names is committed, the records of the run that asks are not.
     """
     state = metadata.state
+    if is_newest and metadata.is_run_waiting:
+        return EndAction.PREPARE
     if is_newest and metadata.is_run_current:
         if state is TransactionState.ONGOING:
             return EndAction.PREPARE

@@ -19,10 +19,15 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 1 | next producer id | int64 |
 | 2 | client transaction version | int16, always 2 |
 | 10000 | last producer epoch | int16 |
-| 10001 | newest run | started_ns int64, id compact string, int8: 1 if the transaction is its |
+| 10001 | newest run | number int64, id compact string, int8: 0, or 1, 2 as below |
 | 10002 | commit token of the last committed transaction | the bytes |
 | 10003 | members | compact array of (producer id int64, epoch int16, status int8, compact bytes) |
 | 10004 | partitions enrolled ahead | as the partitions above |
+| 10005 | why the epoch rose last | int8: 0 owner … 5 driver, as ``EpochCause`` |
+| 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
+
+The int8 of a run is 1 if the current or last transaction is its, 2 while it waits for its first
+member. Before runs had numbers there was the time of the driver, in ns: the next number is higher.
 
 The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
 ``partitions`` are those of all members, which is the to-do list of whoever writes the markers.
@@ -57,9 +62,13 @@ from typing import Final
 
 import msgspec
 
-from oncelog.actors.protocol.messages import Run
+from oncelog.actors.protocol.messages import DriverProcess, Run
 from oncelog.actors.protocol.transaction_members import Member, Members, MemberStatus
-from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction_state import (
+    EpochCause,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.actors.protocol.wire import WireReader, WireWriter
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
@@ -80,6 +89,11 @@ TAG_RUN: Final = 10_001
 TAG_COMMIT_TOKEN: Final = 10_002
 TAG_MEMBERS: Final = 10_003
 TAG_AHEAD_PARTITIONS: Final = 10_004
+TAG_EPOCH_CAUSE: Final = 10_005
+TAG_DRIVER: Final = 10_006
+
+_RUN_CURRENT: Final = 1
+_RUN_WAITING: Final = 2
 
 _STATUS: Final = {
     TransactionState.EMPTY: 0,
@@ -95,48 +109,10 @@ _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
 
 
-class _Writer(WireWriter):
-    """Adds the forms of flexible versions."""
-
-    __slots__ = ()
-
-    def int8(self, value: int) -> None:
-        self.buffer.append(value & 0xFF)
-
-    def unsigned_varint(self, value: int) -> None:
-        while value >= 0x80:
-            self.buffer.append(value & 0x7F | 0x80)
-            value >>= 7
-        self.buffer.append(value)
-
-    def compact_bytes(self, value: bytes) -> None:
-        self.unsigned_varint(len(value) + 1)
-        self.buffer += value
-
-    def tagged_fields(self, fields: Sequence[tuple[int, bytes]]) -> None:
-        """The tagged fields that end a structure; ``fields`` rise by tag."""
-        self.unsigned_varint(len(fields))
-        for tag, value in fields:
-            self.unsigned_varint(tag)
-            self.unsigned_varint(len(value))
-            self.buffer += value
-
-
 class _Reader(WireReader):
-    """Adds int8 and the values of tagged fields."""
+    """Adds what only these records have."""
 
     __slots__ = ()
-
-    def int8(self) -> int:
-        return self._take(1)[0]
-
-    def tagged_fields(self) -> dict[int, bytes]:
-        fields = {}
-        if self.flexible:
-            for _ in range(self._unsigned_varint()):
-                tag = self._unsigned_varint()
-                fields[tag] = self._take(self._unsigned_varint())
-        return fields
 
     def nullable_array_of_partitions(self) -> list[TopicPartition]:
         """Topics with their partitions, flattened in order; null is empty."""
@@ -210,7 +186,7 @@ def decode_member_key(key: bytes) -> MemberKey | None:
 
 def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: int) -> bytes:
     """The value of the record that makes ``member`` one of the open run of ``metadata``."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int16(MEMBER_VALUE_VERSION)
     writer.int64(metadata.producer_id)
     writer.int16(metadata.producer_epoch)
@@ -255,7 +231,7 @@ def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
 def encode_value(metadata: TransactionMetadata) -> bytes:
     """The value of the record that makes ``metadata`` the truth about its transactional id."""
     partitions = sorted(metadata.all_partitions)
-    writer = _Writer()
+    writer = WireWriter()
     writer.int16(VALUE_VERSION)
     writer.int64(metadata.producer_id)
     writer.int16(metadata.producer_epoch)
@@ -293,7 +269,8 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
     start_ms = reader.int64()
     tags = reader.tagged_fields()
     reader.expect_end()
-    run, is_run_current = _decode_run(tags.get(TAG_RUN))
+    run, run_state = _decode_run(tags.get(TAG_RUN))
+    is_run_current = run_state == _RUN_CURRENT
     return TransactionMetadata(
         transactional_id=transactional_id,
         producer_id=producer_id,
@@ -309,12 +286,15 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         commit_token=tags.get(TAG_COMMIT_TOKEN),
         run=run,
         is_run_current=is_run_current,
+        is_run_waiting=run_state == _RUN_WAITING,
+        driver=_decode_driver(tags.get(TAG_DRIVER)),
         members=_decode_members(tags.get(TAG_MEMBERS), partitions),
         ahead_partitions=_decode_partitions(tags.get(TAG_AHEAD_PARTITIONS)),
+        epoch_cause=_decode_cause(tags.get(TAG_EPOCH_CAUSE)),
     )
 
 
-def _write_partitions(writer: _Writer, partitions: Sequence[TopicPartition]) -> None:
+def _write_partitions(writer: WireWriter, partitions: Sequence[TopicPartition]) -> None:
     topics = [
         (topic, [tp.partition for tp in group])
         for topic, group in itertools.groupby(partitions, key=lambda tp: tp.topic)
@@ -341,25 +321,33 @@ def _tagged(
     if metadata.last_producer_epoch != NO_PRODUCER_EPOCH:
         fields.append((TAG_LAST_PRODUCER_EPOCH, _INT16.pack(metadata.last_producer_epoch)))
     if metadata.run is not None:
-        writer = _Writer()
-        writer.int64(metadata.run.started_ns)
+        writer = WireWriter()
+        writer.int64(metadata.run.number)
         writer.compact_bytes(metadata.run.id.encode())
-        writer.int8(metadata.is_run_current)
+        writer.int8(_RUN_WAITING if metadata.is_run_waiting else int(metadata.is_run_current))
         fields.append((TAG_RUN, bytes(writer.buffer)))
     if metadata.commit_token is not None:
         fields.append((TAG_COMMIT_TOKEN, metadata.commit_token))
     if metadata.members:
         fields.append((TAG_MEMBERS, _encode_members(metadata.members, partitions)))
     if metadata.ahead_partitions:
-        writer = _Writer()
+        writer = WireWriter()
         _write_partitions(writer, sorted(metadata.ahead_partitions))
         fields.append((TAG_AHEAD_PARTITIONS, bytes(writer.buffer)))
+    if metadata.epoch_cause is not EpochCause.OWNER:
+        fields.append((TAG_EPOCH_CAUSE, bytes((metadata.epoch_cause.value,))))
+    if metadata.driver is not None:
+        writer = WireWriter()
+        writer.compact_bytes(metadata.driver.machine.encode())
+        writer.int64(metadata.driver.process_id)
+        writer.int64(metadata.driver.start_ticks)
+        fields.append((TAG_DRIVER, bytes(writer.buffer)))
     return fields
 
 
 def _encode_members(members: Members, partitions: Sequence[TopicPartition]) -> bytes:
     bit_of = {tp: 1 << index for index, tp in enumerate(partitions)}
-    writer = _Writer()
+    writer = WireWriter()
     writer.unsigned_varint(len(members) + 1)
     for producer_id, member in sorted(members.items()):
         bitmap = sum(bit_of[tp] for tp in member.partitions)
@@ -405,15 +393,36 @@ def _decode_partitions(encoded: bytes | None) -> frozenset[TopicPartition]:
     return frozenset(partitions)
 
 
-def _decode_run(encoded: bytes | None) -> tuple[Run | None, bool]:
+def _decode_cause(encoded: bytes | None) -> EpochCause:
     if encoded is None:
-        return None, False
+        return EpochCause.OWNER
+    number = int.from_bytes(encoded, "big")
+    if len(encoded) != 1 or number > EpochCause.DRIVER.value:
+        raise CorruptDataError(f"tagged field {TAG_EPOCH_CAUSE} has the unknown value {number}")
+    return EpochCause(number)
+
+
+def _decode_run(encoded: bytes | None) -> tuple[Run | None, int]:
+    if encoded is None:
+        return None, 0
     reader = _Reader(encoded)
     reader.flexible = True
-    run = Run(started_ns=reader.int64(), id=reader.string())
-    is_current = reader.int8() == 1
+    run = Run(number=reader.int64(), id=reader.string())
+    run_state = reader.int8()
     reader.expect_end()
-    return run, is_current
+    return run, run_state
+
+
+def _decode_driver(encoded: bytes | None) -> DriverProcess | None:
+    if encoded is None:
+        return None
+    reader = _Reader(encoded)
+    reader.flexible = True
+    driver = DriverProcess(
+        machine=reader.string(), process_id=reader.int64(), start_ticks=reader.int64()
+    )
+    reader.expect_end()
+    return driver
 
 
 def _number(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:

@@ -30,6 +30,7 @@ from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.transaction_end import EndAge, end_age
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
+    EpochCause,
     TransactionMetadata,
     TransactionState,
     described,
@@ -80,7 +81,7 @@ class TransactionOperations(TransactionTable):
             open_one = metadata
             return self._with_producer_ids(
                 lambda: self._decision(
-                    AbortTransactionReply(), self._aborted(open_one, now_ms, is_fencing=False)
+                    AbortTransactionReply(), self._aborted(open_one, now_ms, EpochCause.OPERATOR)
                 ),
                 request.failed,
             )

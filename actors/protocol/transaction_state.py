@@ -21,7 +21,8 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.admin_messages import TransactionDescription, TransactionMember
-from oncelog.actors.protocol.messages import Run, TxnMarker
+from oncelog.actors.protocol.commit_versions import names_the_same
+from oncelog.actors.protocol.messages import NO_RUN, DriverProcess, Run, TxnMarker
 from oncelog.actors.protocol.transaction_members import (
     Members,
     MemberStatus,
@@ -56,6 +57,21 @@ class TransactionState(enum.Enum):
     """Being expired. Only ever pending, never logged."""
 
 
+class EpochCause(enum.Enum):
+    """Whose doing the last rise of an id's epoch was. The values stand in its log record."""
+
+    OWNER = 0
+    """It ended its own transaction, or nothing has raised the epoch yet."""
+    TIMEOUT = 1
+    OPERATOR = 2
+    PRODUCER = 3
+    """Another producer has taken the id over."""
+    RUN = 4
+    """A distributed write has."""
+    DRIVER = 5
+    """The process that its distributed write ends with is gone."""
+
+
 PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 """Decided, markers on their way. Once one of these is durable its verdict never changes."""
 
@@ -88,13 +104,16 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One transactional id. Every field stands in its log record, so reload loses nothing.
 
     ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
-    newest run that was ever seen and ``is_run_current`` tells whether the current or last
-    transaction is its. ``commit_token`` is that of the last committed transaction: it is set by
-    the PREPARE record, together with the decision.
+    newest run that ever began. It is *waiting* until its first member enlists; ``is_run_current``
+    tells whether the current or last transaction is its. ``driver`` is the process that it ends
+    with, until it is decided. ``commit_token`` is that of the last committed transaction: it is
+    set by the PREPARE record, together with the decision.
 
     ``ahead_partitions`` stand in PREPARE_COMMIT: they are enrolled in the next transaction, which
     begins when this one is complete. They stay there while that one is open: as long as its owner
     may not have had the reply to the commit. So they do when the coordinator aborts it.
+
+    ``epoch_cause`` is why the producer that had the epoch before may not go on with it.
     """
 
     transactional_id: str
@@ -111,8 +130,11 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     commit_token: bytes | None = None
     run: Run | None = None
     is_run_current: bool = False
+    is_run_waiting: bool = False
+    driver: DriverProcess | None = None
     members: Members = msgspec.field(default_factory=dict)
     ahead_partitions: frozenset[TopicPartition] = frozenset()
+    epoch_cause: EpochCause = EpochCause.OWNER
 
     @property
     def is_exhausted(self) -> bool:
@@ -126,12 +148,17 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def raised(
-    metadata: TransactionMetadata, *, spare_producer_id: int, last_producer_epoch: int
+    metadata: TransactionMetadata,
+    *,
+    spare_producer_id: int,
+    last_producer_epoch: int,
+    cause: EpochCause,
 ) -> TransactionMetadata:
     """The next epoch outside of a transaction's end: who had the one before is fenced.
 
     ``spare_producer_id`` is used when the epochs of the present one are exhausted, else ignored.
     """
+    metadata = structs.replace(metadata, epoch_cause=cause)
     if metadata.is_exhausted:
         return structs.replace(
             metadata,
@@ -159,6 +186,8 @@ def initialised(
         start_ms=NO_TIMESTAMP,
         partitions=frozenset(),
         is_run_current=False,
+        is_run_waiting=False,
+        driver=None,
         ahead_partitions=frozenset(),
     )
 
@@ -189,25 +218,42 @@ def begun_ahead(complete: TransactionMetadata, now_ms: int) -> TransactionMetada
 
 def run_begun(
     metadata: TransactionMetadata,
-    run: Run,
+    run_id: str,
     *,
+    driver: DriverProcess | None,
     transaction_timeout_ms: int,
     spare_producer_id: int,
     now_ms: int,
 ) -> TransactionMetadata:
-    """The transaction of ``run``, without a member yet. The own producer is fenced."""
+    """At rest, with a new run that waits for its first member. All others are fenced."""
+    fenced = raised(
+        metadata,
+        spare_producer_id=spare_producer_id,
+        last_producer_epoch=NO_PRODUCER_EPOCH,
+        cause=EpochCause.RUN,
+    )
     return structs.replace(
-        raised(
-            metadata, spare_producer_id=spare_producer_id, last_producer_epoch=NO_PRODUCER_EPOCH
-        ),
+        initialised(fenced, transaction_timeout_ms=transaction_timeout_ms, now_ms=now_ms),
+        run=Run(number=newest_run_number(metadata) + 1, id=run_id),
+        is_run_waiting=True,
+        driver=driver,
+    )
+
+
+def newest_run_number(metadata: TransactionMetadata | None) -> int:
+    """The number of the newest run that ever began."""
+    return NO_RUN if metadata is None or metadata.run is None else metadata.run.number
+
+
+def run_opened(metadata: TransactionMetadata, now_ms: int) -> TransactionMetadata:
+    """The transaction of the run that was waiting, without a member yet; its time begins."""
+    return structs.replace(
+        metadata,
         state=TransactionState.ONGOING,
-        transaction_timeout_ms=transaction_timeout_ms,
-        partitions=frozenset(),
         start_ms=now_ms,
         last_update_ms=now_ms,
-        run=run,
         is_run_current=True,
-        ahead_partitions=frozenset(),
+        is_run_waiting=False,
     )
 
 
@@ -220,6 +266,7 @@ def prepared(
     token: bytes | None = None,
     winners: frozenset[int] = frozenset(),
     ahead_partitions: frozenset[TopicPartition] = frozenset(),
+    cause: EpochCause = EpochCause.OWNER,
 ) -> TransactionMetadata:
     """The decision: one record with the verdict, its token and the outcome of every member.
 
@@ -236,8 +283,10 @@ def prepared(
         start_ms=metadata.start_ms if is_open else now_ms,
         last_update_ms=now_ms,
         commit_token=(token or None) if committed else metadata.commit_token,
+        driver=None,
         members=decided(metadata.members, winners),
         ahead_partitions=ahead_partitions,
+        epoch_cause=cause,
     )
 
 
@@ -287,7 +336,7 @@ def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
 
 def is_token_decided(metadata: TransactionMetadata, token: bytes | None) -> bool:
     """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
-    return bool(token) and token == metadata.commit_token
+    return names_the_same(token, metadata.commit_token)
 
 
 def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:

@@ -41,6 +41,7 @@ from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     LEGAL_PREDECESSORS,
     PREPARED,
+    EpochCause,
     TransactionMetadata,
     TransactionState,
     begun_ahead,
@@ -252,13 +253,17 @@ class TransactionTable:
             return Decision(reply=failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, detail))
 
     def _superseded(
-        self, request: Request[ReplyT], metadata: TransactionMetadata, now_ms: int
+        self,
+        request: Request[ReplyT],
+        metadata: TransactionMetadata,
+        now_ms: int,
+        cause: EpochCause,
     ) -> Decision[ReplyT]:
         """Abort what is open, unless it is decided; the caller asks again when that is over."""
         reply = request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
         if metadata.state in PREPARED:
             return Decision(reply=reply)
-        return self._decision(reply, self._aborted(metadata, now_ms, is_fencing=True))
+        return self._decision(reply, self._aborted(metadata, now_ms, cause))
 
     def _created(
         self, transactional_id: str, transaction_timeout_ms: int, now_ms: int
@@ -290,15 +295,17 @@ class TransactionTable:
         )
 
     def _aborted(
-        self, metadata: TransactionMetadata, now_ms: int, *, is_fencing: bool
+        self, metadata: TransactionMetadata, now_ms: int, cause: EpochCause
     ) -> TransactionMetadata:
-        """Aborted by somebody else than its owner; ``is_fencing``: who owns it no more."""
+        """Aborted by somebody else than its owner, who may own it no more."""
+        is_fencing = cause in (EpochCause.PRODUCER, EpochCause.RUN, EpochCause.DRIVER)
         return prepared(
             metadata,
             committed=False,
             now_ms=now_ms,
             spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
             ahead_partitions=frozenset() if is_fencing else metadata.ahead_partitions,
+            cause=cause,
         )
 
     def _forgotten(self, transactional_id: str, reply: ReplyT) -> Decision[ReplyT]:

@@ -33,6 +33,10 @@ class WireWriter:
     def __init__(self) -> None:
         self.buffer = bytearray()
 
+    def int8(self, value: int) -> None:
+        """One byte."""
+        self.buffer.append(value & 0xFF)
+
     def int16(self, value: int) -> None:
         """Two bytes."""
         self.buffer += _INT16.pack(value)
@@ -62,6 +66,26 @@ class WireWriter:
         self.int32(len(value))
         self.buffer += value
 
+    def unsigned_varint(self, value: int) -> None:
+        """Seven bits a byte, low ones first."""
+        while value >= 0x80:
+            self.buffer.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.buffer.append(value)
+
+    def compact_bytes(self, value: bytes) -> None:
+        """Length + 1 (unsigned varint) and the bytes; a compact string is its UTF-8."""
+        self.unsigned_varint(len(value) + 1)
+        self.buffer += value
+
+    def tagged_fields(self, fields: Sequence[tuple[int, bytes]]) -> None:
+        """The tagged fields that end a structure; ``fields`` rise by tag."""
+        self.unsigned_varint(len(fields))
+        for tag, value in fields:
+            self.unsigned_varint(tag)
+            self.unsigned_varint(len(value))
+            self.buffer += value
+
     def array(self, items: Sequence[ItemT], write: Callable[[ItemT], None]) -> None:
         """Count (int32), then each item with ``write``."""
         self.int32(len(items))
@@ -87,6 +111,10 @@ class WireReader:
     def remaining(self) -> int:
         """Bytes not yet read."""
         return len(self._buffer) - self._position
+
+    def int8(self) -> int:
+        """One byte, without a sign."""
+        return self._take(1)[0]
 
     def int16(self) -> int:
         """Two bytes."""
@@ -143,12 +171,18 @@ class WireReader:
             )
         return [read() for _ in range(count)]
 
-    def skip_tagged_fields(self) -> None:
-        """Pass over the tagged fields that end a structure of a flexible version."""
+    def tagged_fields(self) -> dict[int, bytes]:
+        """The tagged fields that end a structure of a flexible version, by tag (KIP-482)."""
+        fields: dict[int, bytes] = {}
         if self.flexible:
             for _ in range(self._unsigned_varint()):
-                self._unsigned_varint()
-                self._take(self._unsigned_varint())
+                tag = self._unsigned_varint()
+                fields[tag] = self._take(self._unsigned_varint())
+        return fields
+
+    def skip_tagged_fields(self) -> None:
+        """Pass over the tagged fields that end a structure of a flexible version."""
+        self.tagged_fields()
 
     def expect_end(self) -> None:
         """Refuse bytes after the last field."""

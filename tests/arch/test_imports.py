@@ -21,16 +21,28 @@ MACHINE_LIBRARIES = frozenset(
 """What else a machine may import: nothing here knows a clock, a disk, chance or a thread."""
 
 CODEC_LIBRARIES = frozenset(
-    {"array", "crc32c", "cramjam", "gzip", "io", "lz4", "numpy", "pyarrow", "sys", "zstandard"}
+    {"array", "crc32c", "cramjam", "errno", "gzip", "io", "lz4", "numpy", "pyarrow", "sys"}
+    | {"zstandard"}
 )
 """What the pure half of ``storage`` may import besides."""
 
 CLI = "api/cli*.py"
 EXAMPLES = "examples/*"
 SPARK = "spark_bridge/*"
-PROCESSES = ("actors/launch.py", "actors/*process*.py", "actors/ray_environment.py")
+PROCESSES = (
+    "actors/launch.py",
+    "actors/home.py",
+    "actors/*process*.py",
+    "actors/ray_environment.py",
+)
 """Where actors are put together from the real clock, disk, randomness and environment."""
-CLIENT = ("api/process_actor.py", "api/client.py", "api/connection.py", "api/head.py")
+CLIENT = (
+    "api/process_actor.py",
+    "api/ray_probe.py",
+    "api/client.py",
+    "api/connection.py",
+    "api/head.py",
+)
 """Where clients are, likewise."""
 
 DOORS = {

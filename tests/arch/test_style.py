@@ -10,22 +10,25 @@ FUNCTION_LINES_MAX = 60
 BROAD = {"Exception", "BaseException"}
 
 
-def test_no_file_is_longer_than_its_limit(sources):
+def test_a_long_file_of_the_product_says_why_it_is_one_idea(product):
+    """Past the limit a reader asks "two ideas?"; a sentence of the docstring answers."""
     long = [
-        f"{source.path}: {count} lines"
-        for source in sources
+        f"{source.path}: {count} lines; split it, or say 'One file: …' in its docstring"
+        for source in product
         if (count := source.text.count("\n")) > FILE_LINES_MAX
+        and "\nOne file: " not in (ast.get_docstring(source.tree) or "")
     ]
     assert not long, "\n".join(long)
 
 
-def test_no_function_is_longer_than_its_limit(sources):
+def test_a_long_function_of_the_product_says_why_it_is_one_thing(product):
     long = [
-        f"{source.path}:{node.lineno} {node.name}: {count} lines"
-        for source in sources
+        f"{source.path}:{node.lineno} {node.name}: {count} lines; split it, or say '# One thing: …'"
+        for source in product
         for node in source.nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (count := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+        and "# One thing: " not in (ast.get_source_segment(source.text, node) or "")
     ]
     assert not long, "\n".join(long)
 

@@ -10,8 +10,9 @@ try. What a new process finds is another ``CrashDisk``:
   ``NameLoss`` leave. A file's bytes are durable after its ``datasync``, a name after
   ``sync_directory`` of its directory, and nothing else is.
 
-The disk can also be full (``capacity_bytes``) or refuse calls (``fail``). Nothing here waits,
-and nothing is random but by the generator that is passed in.
+The disk can also be full (``capacity_bytes``), the process out of descriptors
+(``descriptor_limit``), and calls can be refused (``fail``). Nothing here waits, and nothing is
+random but by the generator that is passed in.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class CrashHandle:
     def duplicate(self) -> CrashHandle:
         """Another handle of the same open file."""
         self._check_open()
+        self._disk.take_descriptor(self._path)
         return CrashHandle(self._disk, self._path, self._file)
 
     def close(self) -> None:
@@ -162,11 +164,13 @@ class CrashLock:
 class CrashDisk:
     """The file system of one process life; ``history`` is every operation of it so far.
 
-    ``capacity_bytes`` None: never full. ``open_handles`` counts what was opened and not closed.
+    ``capacity_bytes`` None: never full. ``open_handles`` counts what was opened and not closed;
+    with a ``descriptor_limit`` that many can be open at once.
     """
 
     def __init__(self, *, page_bytes: int = 4_096, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self.descriptor_limit: int | None = None
         self.history: list[Operation] = []
         self.is_dead = False
         self.open_handles = 0
@@ -201,7 +205,8 @@ class CrashDisk:
         times: int | None = None,
         written: float = 0.0,
     ) -> None:
-        """Plan a ``Fault``; ``call`` is the name of an operation, or ``read``."""
+        """Plan a ``Fault``; ``call`` is the name of an operation, or ``read``, or ``open`` for
+        whatever takes a descriptor."""
         self._faults.append(Fault(call, suffix, number, times, written))
 
     def fail_at(self, operation: int, number: int = errno.EIO, *, written: float = 0.0) -> None:
@@ -280,6 +285,16 @@ class CrashDisk:
         if is_last:
             self._die()
 
+    def take_descriptor(self, path: Path) -> None:
+        """OSError if the process has as many files open as it may, or opens are planned to fail."""
+        self.check_alive()
+        limit = self.descriptor_limit
+        if limit is not None and self.open_handles >= limit:
+            raise OSError(errno.EMFILE, "too many open files", str(path))
+        fault = self._planned("open", path)
+        if fault is not None:
+            raise OSError(fault.number, "planned failure", str(path))
+
     def refuse_read(self, path: Path) -> None:
         """OSError if reads of this file are planned to fail."""
         fault = self._planned("read", path)
@@ -304,9 +319,10 @@ class CrashDisk:
         self.check_alive()
         directory = self._directory(path.parent)
         node = directory.entries.get(path.name)
+        if node is None and not create:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        self.take_descriptor(path)
         if node is None:
-            if not create:
-                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
             node = self._create(directory, path)
         if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
@@ -376,6 +392,7 @@ class CrashDisk:
         """All bytes of a file; FileNotFoundError if it is missing."""
         self.check_alive()
         content = bytes(self._file(path).content)
+        self.take_descriptor(path)
         self.refuse_read(path)
         return content
 
@@ -394,7 +411,7 @@ class CrashDisk:
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in the directory durable."""
-        self.check_alive()
+        self.take_descriptor(path)
         self.operate("sync_directory", path, self._directory(path).sync)
 
     def lock(self, path: Path) -> CrashLock:

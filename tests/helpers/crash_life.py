@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages import TxnMarker
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica import Replica
+from oncelog.actors.replica_opening import ExpectedLog
 from oncelog.storage.control_record import ControlRecord, decode_control
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -139,9 +140,14 @@ class Life:
             clock=StillClock(),
             background=Inline(),
             epoch_source=next_epoch,
+            log_source=self.expected_log,
         )
         self.replica.history = history
         self._sequences: dict[int, int] = {}
+
+    async def expected_log(self) -> ExpectedLog:
+        """What the controller knows: the log was led as soon as anything was promised."""
+        return ExpectedLog(topic_id="a" * 32, has_been_led=self.history.safe > 0)
 
     def open(self) -> None:
         """Recover, and take all that is there for readable; nothing is written after that."""

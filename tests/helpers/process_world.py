@@ -6,6 +6,7 @@ import threading
 
 import pyarrow as pa
 
+from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.api.process_loop import Clients, ProcessLoop
 from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
@@ -26,6 +27,7 @@ class World:
         self.per_poll = per_poll
         self.sink = []
         self.committed = {}
+        self.metadata = {}
         self.errors = {}
         self.lost = {}
         self.calls = []
@@ -93,7 +95,19 @@ class FakeConsumer:
         self.world.note("committed")
         return self.world.committed.get(partition)
 
+    def committed_with_metadata(self, partition):
+        if partition not in self.world.committed:
+            return None
+        return OffsetAndMetadata(
+            offset=self.world.committed[partition], metadata=self.world.metadata.get(partition, "")
+        )
+
     def commit(self, offsets):
+        if any(isinstance(offset, OffsetAndMetadata) for offset in offsets.values()):
+            for partition, offset in offsets.items():
+                self.world.committed[partition] = offset.offset
+                self.world.metadata[partition] = offset.metadata
+            return
         self.world.note("commit_offsets")
         self.world.committed |= offsets
 
@@ -168,6 +182,7 @@ class FakeProducer:
         if self.pending is not None:
             self.world.sink += self.pending
             self.world.committed |= self.offsets
+            self.world.metadata = {}
         self.pending = None
         self.world.note_end("commit")
 

@@ -230,7 +230,7 @@ def _tagged_transactions(
             state=TransactionState.PREPARE_COMMIT,
             start_ms=TIME_MS,
             commit_token=b"query-1/7",
-            run=Run(started_ns=TIME_MS * 10**6, id="batch 7"),
+            run=Run(number=TIME_MS * 10**6, id="batch 7"),
             is_run_current=True,
             members={
                 5_000: Member(

@@ -10,6 +10,7 @@ from oncelog.actors.assembly import Surroundings
 from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.metrics import METRICS, TAGS
+from oncelog.actors.process_table import ProcessTable
 from oncelog.actors.protocol.cluster_messages import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -36,6 +37,7 @@ class World:
         self.time_ms = NOW_MS
         self.figures: dict[str, float] = {}
         self.leader_epoch = 1
+        self.is_led = False
         self.deaths: list[BaseException] = []
         self.tags: set[tuple[tuple[str, str], ...]] = set()
 
@@ -51,6 +53,7 @@ class World:
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert actor == "controller"
         if isinstance(request, BecomeLeaderRequest):
+            self.is_led = True
             return BecomeLeaderReply(
                 leader_epoch=1,
                 topic_id="a" * 32,
@@ -62,7 +65,11 @@ class World:
             return AllocateProducerIdsReply(first_producer_id=1_000, count=1_000)
         assert isinstance(request, MetadataRequest)
         partition = PartitionMetadata(
-            partition=0, leader=1, leader_epoch=self.leader_epoch, replicas=(), isr=()
+            partition=0,
+            leader=1,
+            leader_epoch=self.leader_epoch if self.is_led else -1,
+            replicas=(),
+            isr=(),
         )
         topic = TopicMetadata(name="flights", topic_id="a" * 32, partitions=(partition,))
         return MetadataReply(topics=(topic,))
@@ -80,6 +87,7 @@ class World:
             clock=self,
             background=ThreadBackground(),
             transport=self,
+            drivers=ProcessTable("here"),
             random=random.Random(1),
             incarnation="i",
             process_id=1,

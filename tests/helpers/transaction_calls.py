@@ -18,7 +18,7 @@ from oncelog.storage.model import TopicPartition
 
 CLUSTER_KEY = b"k" * 32
 FLIGHTS = TopicPartition("flights", 0)
-RUN = Run(started_ns=1, id="run")
+RUN = Run(number=1, id="run")
 
 
 async def init(coordinator: Any, transactional_id: str | None = "loader") -> InitProducerIdReply:

@@ -174,6 +174,7 @@ class TransactionalLog:
         self.log.close(self.machine.snapshot() if is_clean else None)
         self.log = self._open()
         self.machine = self.replayed(with_snapshot=True)
+        self.log.end_restore()
 
     # Reading
 

@@ -15,13 +15,14 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncelog.storage import record_codec
+from oncelog.storage import client_batch, record_codec, scan_kernel
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.record_batch import seal
+from oncelog.storage.record_batch import HEADER_BYTES, BatchHeader, seal
 from oncelog.storage.record_codec import decode_columns, decode_tuples, encode_records
 from oncelog.storage.varint import encode_varlong
 
@@ -113,6 +114,36 @@ def test_hostile_batches_end_in_an_error_within_little_memory(
 def test_kernel_and_python_agree_on_every_block(block: bytes, count: int, last: int) -> None:
     batch = sealed(block, count, last)
     assert results(batch) == results_in_python(batch)
+
+
+@given(BLOCKS, st.integers(1, 5))
+@example(bytes.fromhex("0c000000010100"), 1)
+@example(bytes.fromhex("0c000000010100" + "0c000002010100"), 2)
+def test_leader_accepts_just_what_every_reader_can_decode(block: bytes, count: int) -> None:
+    batch = sealed(block, count, count - 1)
+    accepted = isinstance(check_client_batch(batch, message_max_bytes=1 << 20), BatchHeader)
+    with (
+        mock.patch.object(client_batch, "_client_fault", None),
+        mock.patch.object(scan_kernel, "kernel", None),
+    ):
+        in_python = check_client_batch(batch, message_max_bytes=1 << 20)
+    assert accepted == isinstance(in_python, BatchHeader)
+    for rows, columns in (results(batch), results_in_python(batch)):
+        assert (rows is not None) == (columns is not None) == accepted
+
+
+@pytest.mark.parametrize("place", range(26))
+def test_leader_refuses_every_flipped_bit_that_a_reader_cannot_decode(place: int) -> None:
+    """Also one that makes two records have one offset."""
+    block = encode_records([(None, b"poison", 0, ()), (None, b"poison", 0, ())])[HEADER_BYTES:]
+    assert len(block) == 26
+    for bit in range(8):
+        damaged = bytearray(block)
+        damaged[place] ^= 1 << bit
+        batch = sealed(bytes(damaged), 2, 1)
+        accepted = isinstance(check_client_batch(batch, message_max_bytes=1 << 20), BatchHeader)
+        for rows, columns in (results(batch), results_in_python(batch)):
+            assert (rows is not None) == (columns is not None) == accepted
 
 
 @pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")

@@ -9,22 +9,28 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.producer_entry_state import ProducerEntry
-from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, TopicPartition
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_codec import encode_records
 
 KEY = b"k" * 32
 TOPIC_ID = "topic"
 TP = TopicPartition("flights", 0)
 PRODUCERS = (1, 2, 3)
+HOLLOW_BATCH = bytes(encode_records([(None, b"never stamped like that", 0, ())]))
+"""Bytes whose CRC is none of those that the headers here have."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """Data. ``skew`` moves the sequence away from the next one, ``lag`` the epoch."""
+    """Data. ``skew`` moves the sequence away from the next one, ``lag`` the epoch.
+
+    ``content`` stands for what is in it.
+    """
 
     producer_id: int
     count: int
@@ -33,6 +39,7 @@ class Send:
     is_transactional: bool
     has_ticket: bool
     is_from_coordinator: bool
+    content: int
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ SENDS = st.builds(
     is_transactional=st.sampled_from([True, True, False]),
     has_ticket=st.sampled_from([True, True, False]),
     is_from_coordinator=st.sampled_from([False, False, True]),
+    content=st.integers(0, 1),
 )
 MARKS = st.builds(
     Mark,
@@ -155,7 +163,7 @@ class World:
             batch_length=49,
             leader_epoch=-1,
             magic=2,
-            crc=0,
+            crc=event.content,
             attributes=0x10 * event.is_transactional,
             last_offset_delta=event.count - 1,
             base_timestamp_ms=0,
@@ -170,9 +178,11 @@ class World:
             origin=AppendOrigin.COORDINATOR if event.is_from_coordinator else AppendOrigin.CLIENT,
             transactional_id="id",
             ticket=self._ticket(header) if event.has_ticket else None,
+            batch=None if event.is_from_coordinator else HOLLOW_BATCH,
             now_ms=0,
         )
         if verdict.error is ErrorCode.NONE and verdict.duplicate_base_offset is None:
+            assert event.has_ticket
             self._append(header, None)
         elif verdict.duplicate_base_offset is not None:
             assert any(
@@ -181,6 +191,8 @@ class World:
                 and written.producer_epoch == header.producer_epoch
                 and written.base_sequence == header.base_sequence
                 and written.record_count == header.record_count
+                and written.is_transactional == header.is_transactional
+                and written.crc == header.crc
                 for written, _ in self.log
             )
 
@@ -214,6 +226,8 @@ class World:
         self.machine.apply(header, control)
 
     def _ticket(self, header: BatchHeader) -> bytes:
+        if not header.is_transactional:
+            return issue_plain_ticket(cluster_key=KEY, producer_id=header.producer_id, issued_ms=0)
         return issue_ticket(
             cluster_key=KEY,
             producer_id=header.producer_id,
@@ -310,3 +324,14 @@ def test_log_holds_each_sequence_once_and_epochs_only_rise(
             last = sequences.get(producer_id)
             assert last is None or header.base_sequence == last + 1
             sequences[producer_id] = header.last_sequence
+
+
+@given(EVENTS)
+def test_an_id_that_had_a_transaction_or_a_marker_writes_nothing_outside_one(
+    events: list[Send | Mark | Replicate | Snapshot | FailOver],
+) -> None:
+    of_transactions: set[int] = set()
+    for header, _ in run(events).log:
+        if not header.is_plain:
+            of_transactions.add(header.producer_id)
+        assert not header.is_plain or header.producer_id not in of_transactions

@@ -12,11 +12,12 @@ from crash_disk import CrashDisk
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncelog.storage import checksum, record_batch, scan_kernel
+from oncelog.storage import checksum, client_batch, scan_kernel
 from oncelog.storage.batch_check import find_damage
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.record_batch import BatchHeader, check_client_batch, seal
+from oncelog.storage.record_batch import BatchHeader, seal
 from oncelog.storage.segment import Segment
 from oncelog.storage.segment_scan import SegmentScan
 
@@ -101,12 +102,15 @@ EDGES = {
 WIDTHS = {0: 8, 8: 4, 16: 1, 21: 2, 23: 4, 43: 8, 51: 2, 53: 4, 57: 4}
 
 
+RECORDS = bytes.fromhex("0c000000010100" + "0c000002010100")
+
+
 def checked(data, limit):
     return check_client_batch(data, message_max_bytes=limit)
 
 
 @pytest.mark.skipif(
-    record_batch._client_fault is None,
+    client_batch._client_fault is None,
     reason="this processor computes a CRC by tables only, which the library does faster",
 )
 @given(
@@ -124,7 +128,7 @@ def test_both_say_the_same_of_what_a_client_sends(
     fields, is_transactional, has_crc, tail, limit, damage
 ):
     batch = seal(
-        b"x" * 14,
+        RECORDS,
         codec=Codec.NONE,
         record_count=2,
         base_timestamp_ms=5,
@@ -144,6 +148,6 @@ def test_both_say_the_same_of_what_a_client_sends(
         batch[damage[0]] ^= damage[1]
     data = bytes(batch[:tail] if tail < 0 else batch + bytes(tail))
     found = checked(data, limit)
-    with mock.patch.object(record_batch, "_client_fault", None):
+    with mock.patch.object(client_batch, "_client_fault", None):
         assert checked(data, limit) == found
     assert isinstance(found, (BatchHeader, ErrorCode))

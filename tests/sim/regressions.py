@@ -34,4 +34,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the replicas of a topic that was created while the controller started were ended as those "
         "of a topic it did not know",
     ),
+    (
+        5019,
+        {"duration_s": 7.5, "drop_reply": 0.0, "uncommitted_readers": 0, "hijackers": 0},
+        "a late copy of the call that ends the replica of a deleted topic ended that of the next "
+        "topic of its name",
+    ),
 ]

@@ -252,6 +252,14 @@ class ProducerOrder(Checker):
                 last = (offset, record)
 
 
+class LateOutcomes(Checker):
+    """A record has its outcome within ``delivery_timeout_ms``."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for record in facts.history.overdue:
+            yield self.found(f"{record} has no outcome in its time", record.value)
+
+
 class OpenAtTheEnd(Checker):
     """A partition that read_committed readers cannot read to its end: a hanging transaction."""
 
@@ -261,7 +269,35 @@ class OpenAtTheEnd(Checker):
                 yield self.found(f"{topic_partition} ends the run with {end}", topic_partition)
 
 
+class InheritedPositions(Checker):
+    """A group passed over the first records of a topic, as if it had read them in an older one."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for remake in facts.history.remakes:
+            missing = sorted(remake.offsets.keys() - set(remake.read))
+            if remake.has_reached_the_end and missing:
+                yield self.found(f"{remake.name}: {len(missing)} not read: {missing[0]}")
+
+
+class FencedMembers(Checker):
+    """A static member lost its place to a late call of its own or of an earlier life."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for name in facts.history.fenced_members:
+            yield self.found(f"{name} was fenced, and nobody took its place")
+
+
+class UnreadableRecords(Checker):
+    """Records at which every reader stops, in logs that no fault has damaged."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for topic_partition, offset, next_offset in facts.history.unreadable:
+            message = f"{topic_partition} cannot be read from {offset} to {next_offset - 1}"
+            yield self.found(message, topic_partition)
+
+
 RECORD_CHECKERS: tuple[Checker, ...] = (
+    InheritedPositions(),
     PhantomReads(),
     AbortedReads(),
     UncommittedReads(),
@@ -275,6 +311,9 @@ RECORD_CHECKERS: tuple[Checker, ...] = (
     VanishedRecords(),
     ProducerOrder(),
     OpenAtTheEnd(),
+    UnreadableRecords(),
+    LateOutcomes(),
+    FencedMembers(),
 )
 
 

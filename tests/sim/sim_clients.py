@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from random import Random
 
 from sim_history import CommittedOffset, Outcome, Write
 from sim_stage import (
@@ -17,10 +19,15 @@ from sim_stage import (
 
 from oncelog.api.producer import AsyncProducer
 from oncelog.api.records import ConsumerRecord
-from oncelog.storage.exceptions import IllegalStateError, OncelogError
+from oncelog.storage.exceptions import (
+    FencedInstanceIdError,
+    IllegalStateError,
+    OncelogError,
+)
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 RECORDS_MAX = 8
+CARELESS_RATIO = 0.03
 
 
 # --- transactions -----------------------------------------------------------------------------
@@ -89,6 +96,7 @@ async def _transaction(
             await player.send(producer, player.history.send(write, topic_partition, value))
             if chance.random() < 0.3:
                 await player.pause()
+        await _careless_send(player, producer, write)
         if chance.random() < 0.1:
             await player.pause(player.stage.plan.transaction_timeout_ms)
     except OncelogError as error:
@@ -96,6 +104,18 @@ async def _transaction(
     if chance.random() < player.stage.plan.abort_ratio:
         return await _abort(player, producer, write)
     return await commit(player, producer, write)
+
+
+async def _careless_send(player: Player, producer: AsyncProducer, write: Write) -> None:
+    """Now and then: send what cannot be sent, and go on as if nothing had been raised."""
+    # Of its own, so that the seeds kept for regressions draw the rest as they did.
+    if Random(f"careless {write.owner} {write.name}").random() >= CARELESS_RATIO:
+        return
+    topic_partition = player.stage.targets()[0]
+    record = player.history.send(write, topic_partition, f"{write.name} refused")
+    player.stage.counts["refused sends"] += 1
+    with contextlib.suppress(TypeError):
+        await producer.send(topic_partition.topic, record.value)  # type: ignore[arg-type]
 
 
 async def commit(player: Player, producer: AsyncProducer, write: Write) -> bool:
@@ -216,9 +236,13 @@ def copier(transactional_id: str) -> Life:
     """Makes one output of each input, its position part of the transaction; a third aborts."""
 
     async def life(player: Player) -> None:
+        # Of its own, so that the seeds kept for regressions draw the rest as they did.
+        chance = Random(f"static {transactional_id} {player.stage.world.seed}")
+        is_static = chance.random() < player.stage.plan.static_ratio
         while player.is_on:
             consumer = player.client.consumer(
                 group_id=COPY_GROUP,
+                group_instance_id=transactional_id if is_static else None,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 session_timeout_ms=3_000,
@@ -253,6 +277,9 @@ async def _copy(player: Player, noted: NotedReader, transactional_id: str) -> No
             records = await noted.poll(200, player.random.randint(1, 10))
         except OncelogError as error:
             player.stage.world.note(f"poll failed: {error!r}")
+            if isinstance(error, FencedInstanceIdError):
+                player.history.fenced_members.append(f"{owner} ({transactional_id})")
+                break
             await asyncio.sleep(0.1)
             continue
         if records and not await _copy_batch(player, noted, producer, owner, records):
@@ -275,8 +302,6 @@ async def _copy_batch(
     """Copy ``records`` in one transaction; whether the producer can go on."""
     write = player.history.begin(owner, f"{producer.settings.transactional_id}")
     positions = {record.topic_partition: record.offset + 1 for record in records}
-    # The identity as of these records: a rebalance later on must make the commit fail.
-    group = noted.consumer.group_metadata()
     try:
         await producer.begin_transaction()
         for number, record in enumerate(records):
@@ -286,7 +311,7 @@ async def _copy_batch(
             await player.send(producer, player.history.send(write, target, value, source))
         write.offsets = {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
         await player.pause()
-        await producer.send_offsets_to_transaction(positions, group)
+        await producer.send_offsets_to_transaction(positions, noted.consumer.group_metadata())
     except OncelogError as error:
         can_go_on = await _abort(player, producer, write) if not error.fatal else False
         if not can_go_on and write.ended_at is None:

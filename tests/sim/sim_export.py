@@ -20,6 +20,7 @@ from typing import Any, Final
 from faults.checker import Verdict, check
 from faults.history import Json, build_history
 from sim_history import FOREVER, Facts, History, Outcome, ReadRecord, SentRecord, Write
+from sim_stage import PROCESS_TARGET
 
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
@@ -176,7 +177,9 @@ def _step(
     step: list[Any] = ["send", str(record.topic_partition), record.value]
     if is_final or record.source is not None:
         step.append(record.offset if is_final else None)
-    if record.source is not None and record.source in told:
+    # Of one input the form knows one output: that of the copiers.
+    is_copy = record.topic_partition.topic != PROCESS_TARGET
+    if is_copy and record.source is not None and record.source in told:
         step.append([str(record.source[0]), told[record.source]])
     return step
 

@@ -7,14 +7,18 @@ are counted in ``World.counts``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from crash_disk import DataLoss, NameLoss
 from sim_disk import SimDisk
+from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
 from oncelog.actors.protocol.transaction_state import AT_REST
+
+SERVING_LIMIT_S = 60.0
+"""Virtual time after the last fault within which every replica serves again."""
 
 ZOMBIE_LIFE_S = (0.0, 10.0)
 """How long a process may live beside its successor."""
@@ -164,6 +168,28 @@ class Faults:
         self.clock_offsets_ms[name] = offset_ms
         self._clock_lead_ms = max(self._clock_lead_ms, offset_ms)
 
+    def move(self, name: str, *, is_of_cluster: bool) -> None:
+        """The actor goes on with an empty disk, until ``move_back``.
+
+        That of another node, or if it ``is_of_cluster`` the right one, that has lost the log.
+        """
+        if name in self.away_disks or name not in self._configs:
+            return
+        self.count("move")
+        self.tell(name, "* moved to an empty disk")
+        self.away_disks[name] = self.disks[name]
+        self._put_disk(name, empty_disk(self._configs[name] if is_of_cluster else None))
+
+    def move_back(self, name: str) -> None:
+        """The actor has its own disk again."""
+        if name in self.away_disks:
+            self._put_disk(name, self.away_disks.pop(name))
+
+    def _put_disk(self, name: str, disk: SimDisk) -> None:
+        for process in list(self._lives_of(name)):
+            self.end_process(process, "its disk is away")
+        self.disks[name] = disk
+
     # --- peace --------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -180,30 +206,32 @@ class Faults:
         self._disk_stops.clear()
         self._kill_at_event = None
         self.kill_zombies()
+        for name in list(self.away_disks):
+            self.move_back(name)
         for process in list(self._processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
                 process.disk.heal()
                 process.disk.stop_after(0)
-                process.disk.capacity_bytes = None
+                process.disk.capacity_bytes = process.disk.descriptor_limit = None
                 process.background.slowness = 1.0
                 self.release_disk(process.name)
 
     def quiesce(self, *, limit_s: float = 300.0) -> None:
         """Heal, and run until every actor serves and no transaction is open or undecided.
 
-        Have the clients stop first: what they leave open is aborted when its time is over. A
-        replica that an earlier error of its disk took offline is restarted, as by an operator.
+        Have the clients stop first: what they leave open is aborted when its time is over. An
+        operator does what a fault calls for (``Media.attend``); all else has to serve by itself
+        within ``SERVING_LIMIT_S``.
         """
         self.heal()
         self.tell("world", "* quiesce")
-        self.run(self._until_quiet(), limit_s=limit_s)
+        self.run(self._until(self.is_serving), limit_s=SERVING_LIMIT_S)
+        self.run(self._until(lambda: self.is_serving() and self.is_quiet()), limit_s=limit_s)
 
-    async def _until_quiet(self) -> None:
-        while not (self.is_serving() and self.is_quiet()):
-            for process in self.actors():
-                if process.server.replica.failure is not None:
-                    self.end_process(process, "restarted, because its replica is offline")
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
+        while not is_reached():
+            self.media.attend()
             await asyncio.sleep(0.1)
 
     def is_quiet(self) -> bool:

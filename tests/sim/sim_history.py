@@ -21,7 +21,10 @@ FOREVER = 1 << 62
 COMPACTED_PREFIX = "compact-"
 """How the names of topics begin whose records have keys, and of each key the newest is kept."""
 
-KEY_COUNT = 4
+REMADE_PREFIX = "remade-"
+"""How the names of topics begin that are deleted and created again: offsets begin anew as well."""
+
+KEY_COUNT = 40
 """How many keys a partition of such a topic has."""
 
 Position = tuple[str, TopicPartition]
@@ -31,6 +34,11 @@ Position = tuple[str, TopicPartition]
 def is_compacted(topic_partition: TopicPartition) -> bool:
     """Whether superseded records may be gone from the partition."""
     return topic_partition.topic.startswith(COMPACTED_PREFIX)
+
+
+def is_remade(topic_partition: TopicPartition) -> bool:
+    """Whether there may be several topics of this name, one after the other."""
+    return topic_partition.topic.startswith(REMADE_PREFIX)
 
 
 def key_of(topic_partition: TopicPartition, value: str) -> str | None:
@@ -63,6 +71,21 @@ class SentRecord:
     def __str__(self) -> str:
         place = "" if self.offset is None else f" (acknowledged at {self.offset})"
         return f"{self.value} to {self.topic_partition}{place}"
+
+
+@dataclass(slots=True, eq=False)
+class Remake:
+    """One topic of a name that others had before: what was acknowledged, and what a group read."""
+
+    topic: str
+    name: str
+    offsets: dict[str, int] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+
+    @property
+    def has_reached_the_end(self) -> bool:
+        """Whether the record with the greatest offset was read."""
+        return max(self.offsets, key=self.offsets.__getitem__) in self.read
 
 
 @dataclass(slots=True, eq=False)
@@ -175,11 +198,18 @@ class History:
         self.writes: list[Write] = []
         self.reads: list[ReadRecord] = []
         self.claims: list[Claim] = []
+        self.remakes: list[Remake] = []
         self.end_offsets: list[EndOffset] = []
         self.committed_offsets: list[CommittedOffset] = []
         self.final: dict[tuple[TopicPartition, IsolationLevel], Placed] = {}
         self.final_positions: dict[Position, int | None] = {}
         self.log_ends: dict[TopicPartition, LogEnd] = {}
+        self.shut_out: list[str] = []
+        self.fenced_members: list[str] = []
+        """Static members that were fenced, though nobody else has come under their name."""
+        self.unreadable: list[tuple[TopicPartition, int, int]] = []
+        """Partition, offset and next offset (exclusive) of what the last reads had to pass over."""
+        self.overdue: list[SentRecord] = []
         self._now = 0
 
     def tick(self) -> int:

@@ -3,7 +3,7 @@
 A planner writes one thing, named by a token, in as many runs as it takes. Each run has task
 attempts, which are processes of their own. Some lose: they are late, killed or surplus, and write
 on after the end. Now and then a planner takes its own run for dead and begins a newer one beside
-it.
+it, or dies and leaves it open.
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from random import Random
 
 from sim_history import Claim, Outcome, SentRecord, Write
-from sim_stage import CALLS_AGAIN_MAX, Life, Player
+from sim_process import Client
+from sim_stage import CALLS_AGAIN_MAX, Life, Player, Stage
 
-from oncelog.actors.protocol.messages import Run, Winner
+from oncelog.actors.protocol.commit_versions import version_token
+from oncelog.actors.protocol.messages import Winner
 from oncelog.api.member import AsyncTransactionMember, Membership, RunEnd
 from oncelog.storage.exceptions import OncelogError
+
+HOUR_MS = 3_600_000
+LONG_TIMEOUT_MS = 900_000
+"""Longer than the world waits for its quiet: what its driver has left must be seen as that."""
+
+VERSIONED = "versions"
+"""The application whose versions all planners write."""
+
+DRIVER_DEATHS = 0.15
+"""How often a driver dies within one of its runs, or soon after."""
 
 TASK_WAIT_S = 4.0
 """How long a planner waits for its tasks."""
@@ -43,23 +56,82 @@ class RunPlan:
     is_ended: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One thing that is to be written: under which id, and the token that names it."""
+
+    transactional_id: str
+    token: bytes
+    version: int | None = None
+    is_rerun: bool = False
+    """Whether it is begun anew when a run of it has failed; one without identity has no other."""
+
+
 def planner(transactional_id: str) -> Life:
-    """Has one thing after another written, each until it is committed or given up."""
+    """Has one thing after another written, each until it is committed, known or not.
+
+    Some have an id that is theirs, some are versions of what all planners write, and some have no
+    identity: a run of these that its driver leaves is nobody's. The clocks of drivers are off by
+    an hour, ahead or behind.
+    """
 
     async def life(player: Player) -> None:
+        world = player.stage.world
+        # Of its own: whatever else is drawn stays as it is.
+        chance = Random(f"driver {world.seed} {player.client!r}")
+        # Not by a jump: no record has this clock, so nothing need wait for it when all are set.
+        world.clock_offsets_ms[player.client.name] = chance.choice((-HOUR_MS, 0, HOUR_MS))
         while player.is_on:
-            token = f"{transactional_id} {player.new_owner()}".encode()
-            for _ in range(player.random.randint(1, 3)):
-                if not player.is_on or await _run(player, transactional_id, token):
+            job = _next_job(player, transactional_id, chance)
+            for _ in range(player.random.randint(1, 3) if job.is_rerun else 1):
+                if not player.is_on:
+                    break
+                if chance.random() < DRIVER_DEATHS:
+                    _die_soon(player, chance)
+                is_committed = await _run(player, job, chance)
+                if is_committed and job.version is not None:
+                    stage = player.stage
+                    stage.next_version = max(stage.next_version, job.version + 1)
+                # A planner that died after its commit comes back with the same token.
+                if is_committed and player.random.random() < 0.7:
                     break
             await player.pause(500)
 
     return life
 
 
-async def _run(player: Player, transactional_id: str, token: bytes) -> bool:
+def _next_job(player: Player, transactional_id: str, chance: Random) -> Job:
+    owner = player.new_owner()
+    kind = chance.choice(("own", "own", "versions", "free"))
+    if kind == "free":
+        return Job(transactional_id=f"{transactional_id} {owner}", token=b"")
+    if kind == "own":
+        token = f"{transactional_id} {owner}".encode()
+        player.stage.job_ids.add(transactional_id)
+        return Job(transactional_id=transactional_id, token=token, is_rerun=True)
+    # Now and then a driver that was rolled back.
+    version = max(player.stage.next_version - chance.choice((0, 0, 0, 1, 2)), 1)
+    token = version_token(VERSIONED, version)
+    player.stage.job_ids.add(VERSIONED)
+    return Job(transactional_id=VERSIONED, token=token, version=version, is_rerun=True)
+
+
+def _die_soon(player: Player, chance: Random) -> None:
+    world = player.stage.world
+    context = world.driver.context
+    world.loop.call_later(chance.uniform(0.0, 2.0), world.kill, player.client.name, context=context)
+
+
+async def _run(player: Player, job: Job, chance: Random) -> bool:
     """One run; whether the token is known to be committed."""
-    plan = _planned(player, transactional_id, token)
+    try:
+        plan = await _planned(player, job, chance)
+    except OncelogError as error:
+        player.stage.world.note(f"a run did not begin: {error!r}")
+        return False
+    if plan.membership.is_committed:
+        player.stage.counts["writes skipped"] += 1
+        return True
     _start_tasks(player, plan, player.random.randint(1, 3))
     await _wait_for_tasks(player, plan)
     if player.random.random() < 0.15:
@@ -74,16 +146,33 @@ async def _end_late(player: Player, plan: RunPlan) -> None:
     await _end(player, plan)
 
 
-def _planned(player: Player, transactional_id: str, token: bytes) -> RunPlan:
+async def _planned(player: Player, job: Job, chance: Random) -> RunPlan:
     name = f"run {player.new_owner()}"
-    started_ns = int(player.stage.world.now_s * 1e9)
-    membership = Membership(
-        transactional_id=transactional_id,
-        run=Run(started_ns=started_ns, id=name),
-        token=token,
-        transaction_timeout_ms=max(player.stage.plan.transaction_timeout_ms, 2_000),
+    short_ms = max(player.stage.plan.transaction_timeout_ms, 2_000)
+    membership = await player.client.begin_run(
+        job.transactional_id,
+        token=job.token,
+        transaction_timeout_ms=chance.choice((short_ms, LONG_TIMEOUT_MS)),
+        settings=player.producer_settings(),
     )
     return RunPlan(name, membership)
+
+
+async def last_writes(stage: Stage, client: Client) -> None:
+    """After the quiet, under a clock that is behind: every id can be written under at once."""
+    stage.world.clock_offsets_ms[client.name] = -HOUR_MS
+    for transactional_id in sorted(stage.job_ids):
+        token = b"the last"
+        if transactional_id == VERSIONED:
+            token = version_token(VERSIONED, stage.next_version + 1)
+        try:
+            membership = await client.begin_run(transactional_id, token=token)
+            member = client.member(membership)
+            await member.enlist()
+            await client.end_run(membership, committed=True, winners=[member.winner])
+            await member.close()
+        except OncelogError as error:
+            stage.history.shut_out.append(f"{transactional_id}: {error!r}")
 
 
 # --- tasks ------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disk_image import Directory
-from sim_disk import settle
+from sim_disk import SimDisk, settle
 
 from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.data_directory import DirectoryIdentity, write_identity
 from oncelog.actors.interfaces import actor_of
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +42,7 @@ class SimLauncher:
                 broker_id=broker_id,
                 data_dir=self._config.data_dir,
                 cluster=self._config.cluster,
+                cluster_id=self._config.cluster_id,
             )
             self._world.driver.soon(self._world.start_actor, actor_of(tp, broker_id), config)
 
@@ -57,6 +60,27 @@ class SimLauncher:
     async def _pass_time(self, share: float = 1.0) -> None:
         delay_ms = self._process.random.uniform(*self._world.settings.launch_ms)
         await asyncio.sleep(delay_ms * share / 1_000)
+
+
+def new_disk(config: ReplicaConfig) -> SimDisk:
+    """What an actor finds that was never there before: the data directory of its broker.
+
+    Each actor has a disk of its own here; that of the controller is prepared for founding.
+    """
+    return empty_disk(config, is_founding=config.topic == CLUSTER_METADATA_TOPIC)
+
+
+def empty_disk(config: ReplicaConfig | None, *, is_founding: bool = False) -> SimDisk:
+    """A disk without a log: the data directory of a broker, or nothing at all."""
+    disk = SimDisk(Directory(), set())
+    if config is None:
+        return disk
+    identity = DirectoryIdentity(
+        cluster_id=config.cluster_id, broker_id=config.broker_id, is_founding=is_founding
+    )
+    disk.make_directory(Path(config.data_dir))
+    write_identity(disk, Path(config.data_dir), identity)
+    return SimDisk(settle(disk.root), set())
 
 
 def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:

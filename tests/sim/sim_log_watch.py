@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sim_checkers import Violation
-from sim_history import is_compacted
+from sim_history import is_compacted, is_remade
 
+from oncelog.actors.protocol.cluster import ClusterMachine
+from oncelog.actors.protocol.cluster_log import LeaderElected
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
@@ -32,6 +34,26 @@ from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.record_batch import BatchHeader
 
+WATCHED = frozenset(
+    {
+        "ChangedBatches",
+        "ChangedDecisions",
+        "ContradictingMarkers",
+        "CrossedBounds",
+        "EarlyCompletions",
+        "FallingBounds",
+        "FallingEpochs",
+        "IllegalMoves",
+        "LateElections",
+        "LostPromises",
+        "MarkersBeforeDecision",
+        "SharedEpochs",
+        "UnstableEnds",
+        "ZombieMarkers",
+    }
+)
+"""What the watch may find."""
+
 COMPLETED = {
     TransactionState.COMPLETE_COMMIT: TransactionState.PREPARE_COMMIT,
     TransactionState.COMPLETE_ABORT: TransactionState.PREPARE_ABORT,
@@ -45,6 +67,16 @@ class MachineView:
     machine: PartitionBounds
     epochs: dict[int, int] = field(default_factory=dict)
     coordinator_epochs: dict[int, int] = field(default_factory=dict)
+    ongoing: dict[int, int] = field(default_factory=dict)
+    """Producer id → first offset of its transaction that waits for its marker."""
+    marked: list[tuple[int, int]] = field(default_factory=list)
+    """(first offset, marker offset) of transactions whose marker may be lost with the machine."""
+
+    def unstable_from(self, high_watermark: int) -> int | None:
+        """Inclusive first offset that nobody may read as committed yet, ``None`` if all may."""
+        self.marked = [found for found in self.marked if found[1] >= high_watermark]
+        firsts = [*self.ongoing.values(), *(first for first, _ in self.marked)]
+        return min(firsts, default=None)
 
 
 @dataclass(slots=True)
@@ -67,12 +99,16 @@ class LogWatch:
         self._views: dict[int, MachineView] = {}
         self._promises: dict[TopicPartition, Promise] = {}
         self._crcs: dict[tuple[TopicPartition, int], int] = {}
+        self._elections: dict[tuple[str, int], dict[int, str]] = {}
+        """(topic id, partition) → leader epoch → the start that it was given to."""
 
     # --- partitions ---------------------------------------------------------------------------
 
     def loads(self, machine: PartitionBounds) -> None:
-        """A machine begins anew."""
-        self._views[id(machine)] = MachineView(machine)
+        """A machine begins anew, with the transactions that its snapshot shows as open."""
+        view = self._views[id(machine)] = MachineView(machine)
+        for first_offset, producer_id in machine.producers.transactions.ongoing.items():
+            view.ongoing[producer_id] = first_offset
 
     def applies(
         self, machine: PartitionBounds, header: BatchHeader, control: ControlRecord | None
@@ -80,6 +116,8 @@ class LogWatch:
         """A batch stands in the log."""
         self.counts["batches"] += 1
         topic_partition = machine.topic_partition
+        if is_remade(topic_partition):
+            return
         self._check_bytes(topic_partition, header)
         if header.producer_id < 0 or (header.is_control and control is None):
             return
@@ -93,6 +131,8 @@ class LogWatch:
                 topic_partition,
             )
         view.epochs[header.producer_id] = max(known, header.producer_epoch)
+        if header.is_transactional and not header.is_control:
+            view.ongoing.setdefault(header.producer_id, header.base_offset)
         if control is not None and control.committed is not None:
             self._check_marker(view, header, control, is_committed=control.committed)
 
@@ -115,6 +155,9 @@ class LogWatch:
         self, view: MachineView, header: BatchHeader, control: ControlRecord, *, is_committed: bool
     ) -> None:
         topic_partition = view.machine.topic_partition
+        first = view.ongoing.pop(header.producer_id, None)
+        if first is not None:
+            view.marked.append((first, header.base_offset))
         where = (
             f"{topic_partition}@{header.base_offset}: {'COMMIT' if is_committed else 'ABORT'} of "
             f"producer {header.producer_id} epoch {header.producer_epoch}"
@@ -137,6 +180,8 @@ class LogWatch:
 
     def leads(self, machine: PartitionBounds) -> None:
         """A machine begins to lead; what earlier leaders have shown must be there."""
+        if is_remade(machine.topic_partition):
+            return
         promise = self._promises.setdefault(machine.topic_partition, Promise())
         if machine.log_end_offset < promise.high_watermark:
             self._found(
@@ -147,7 +192,7 @@ class LogWatch:
 
     def shows(self, machine: PartitionBounds) -> None:
         """A leader's bounds have moved."""
-        if machine.role is not Role.LEADER:
+        if machine.role is not Role.LEADER or is_remade(machine.topic_partition):
             return
         promise = self._promises.setdefault(machine.topic_partition, Promise())
         stable, high = machine.last_stable_offset, machine.high_watermark
@@ -161,6 +206,40 @@ class LogWatch:
             )
         promise.high_watermark = max(promise.high_watermark, high)
         promise.last_stable_offset = max(promise.last_stable_offset, stable)
+        self.settles(machine)
+
+    def settles(self, machine: PartitionBounds) -> None:
+        """Readers see nothing of a transaction before its marker is synced (I-04, I-10)."""
+        view = self._views.get(id(machine))
+        if view is None or machine.role is not Role.LEADER:
+            return
+        unstable = view.unstable_from(machine.high_watermark)
+        if unstable is None:
+            return
+        if machine.last_stable_offset > max(unstable, machine.log_start_offset):
+            self._found(
+                "UnstableEnds",
+                f"{machine} is stable above {unstable}, where a transaction begins whose marker "
+                "is not here or not synced",
+                machine.topic_partition,
+            )
+
+    # --- elections ----------------------------------------------------------------------------
+
+    def elects(self, elected: LeaderElected) -> None:
+        """The controller's log gives an epoch to one start of a replica (I-08, I-22)."""
+        given = self._elections.setdefault((elected.topic_id, elected.partition), {})
+        epoch, start = elected.leader_epoch, elected.incarnation
+        known = given.setdefault(epoch, start)
+        where = f"partition {elected.partition} of topic {elected.topic_id}: epoch {epoch}"
+        if known != start:
+            self._found("SharedEpochs", f"{where} was given twice", elected.topic_id)
+        elif start in [given[earlier] for earlier in given if earlier < epoch]:
+            self._found(
+                "LateElections",
+                f"{where} was given to a start that had led before",
+                elected.topic_id,
+            )
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -235,8 +314,9 @@ def watching() -> Iterator[LogWatch]:
         (PartitionBounds, "load", PartitionBounds.load),
         (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
         (TransactionTable, "apply", TransactionTable.apply),
+        (ClusterMachine, "_apply_elected", ClusterMachine._apply_elected),
     ]
-    observed = (_applying, _leading, _loading, _showing, _logging)
+    observed = (_applying, _leading, _loading, _showing, _logging, _electing)
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
     try:
@@ -252,7 +332,9 @@ Method = Callable[..., Any]
 def _applying(watch: LogWatch, method: Method) -> Method:
     def apply(self: PartitionMachine, header: BatchHeader, control: ControlRecord | None) -> Any:
         watch.applies(self, header, control)
-        return method(self, header, control)
+        result = method(self, header, control)
+        watch.settles(self)
+        return result
 
     return apply
 
@@ -281,6 +363,14 @@ def _showing(watch: LogWatch, method: Method) -> Method:
         return has_moved
 
     return advance_high_watermark
+
+
+def _electing(watch: LogWatch, method: Method) -> Method:
+    def apply_elected(self: ClusterMachine, elected: LeaderElected) -> None:
+        watch.elects(elected)
+        method(self, elected)
+
+    return apply_elected
 
 
 def _is_begun_ahead(before: TransactionMetadata | None, after: TransactionMetadata) -> bool:

@@ -2,17 +2,22 @@
 
     ./run sim --seconds 60 --seed 1             seeds 1, 2, … for 60 s
     ./run sim --seed 17 --runs 1                one seed, again
+    ./run sim --fresh --runs 10000 --seconds 14400
+                                                seeds that nobody has seen, as every night
     ./run sim --seed 17 --runs 1 --set kill=0 --set duration_s=5
                                                 the same with parts of its scenario changed
     ./run sim --runs 5 --history DIR            also write what clients saw, as a campaign does
 
-Exit status 0: every run was clean and at least one of them said something.
+Exit status 0: every run was clean, and most of them said something: see ``Result.is_vacuous``.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import gc
+import itertools
+import multiprocessing
 import sys
 import time
 from collections import Counter
@@ -20,6 +25,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import Any
 
 from sim_shrink import shortened
@@ -28,6 +34,12 @@ from sim_swarm import Result, drawn_scenario, run_scenario
 JOBS_MAX = 2
 RUNS_WITHOUT_LIMIT = 1_000_000
 SHRINK_BUDGET_S = 120.0
+SEED_MAX = 2**32
+VACUOUS_SHARE_MAX = 0.25
+"""More vacuous runs than this are a failure: the simulator has gone blind."""
+JUDGED_RUNS_MIN = 20
+"""Fewer runs are not judged by their share."""
+PROGRESS_RUNS = 500
 
 
 @dataclass(slots=True)
@@ -41,6 +53,12 @@ class Totals:
     virtual_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     fault_counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def says_little(self) -> bool:
+        """Whether too many runs were vacuous."""
+        share_max = VACUOUS_SHARE_MAX if self.runs >= JUDGED_RUNS_MIN else 0.999
+        return len(self.vacuous) > self.runs * share_max
 
     def add(self, result: Result) -> None:
         """One more run."""
@@ -70,11 +88,14 @@ def main(arguments: list[str]) -> int:
         drawn_scenario(0).changed(changes)
     except ValueError as error:
         raise SystemExit(f"--set {error}") from None
-    say(f"seeds from {options.seed}; {_amount(options)}")
+    begin = f"{options.seed}" if options.fresh is None else f"draw {options.fresh}"
+    say(f"seeds from {begin}; {_amount(options)}")
     totals, first_failure = Totals(), None
     started_s = time.monotonic()
     for result in _results(options, changes):
         totals.add(result)
+        if totals.runs % PROGRESS_RUNS == 0:
+            say(f"{totals.runs} runs after {time.monotonic() - started_s:.0f} s")
         if result.violations:
             first_failure = first_failure or result
             seed = result.scenario.seed
@@ -85,8 +106,9 @@ def main(arguments: list[str]) -> int:
     if first_failure is not None:
         _tell_failure(first_failure, changes, shrinks=options.shrink)
         return 1
-    if totals.runs == len(totals.vacuous):
-        say("nothing was shown: no run committed, read and suffered anything")
+    if totals.says_little:
+        say("too little was shown: vacuous runs lack commits, aborts, readers of both levels or")
+        say("three kinds of faults")
         return 1
     return 0
 
@@ -94,6 +116,9 @@ def main(arguments: list[str]) -> int:
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./run sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    fresh = "seeds of chance; with a number, those of that draw again"
+    draw = SystemRandom().randrange(SEED_MAX)
+    parser.add_argument("--fresh", type=int, nargs="?", const=draw, metavar="DRAW", help=fresh)
     parser.add_argument("--seconds", type=float, help="begin no run after this many seconds")
     parser.add_argument("--runs", type=int, help="at most this many seeds")
     parser.add_argument("--jobs", type=int, default=JOBS_MAX, help=f"processes, to {JOBS_MAX}")
@@ -124,9 +149,14 @@ def _results(options: argparse.Namespace, changes: dict[str, Any]) -> Iterator[R
     """Results as they come, not quite in the order of seeds."""
     deadline_s = time.monotonic() + (options.seconds or float("inf"))
     limit = RUNS_WITHOUT_LIMIT if options.runs is None else options.runs
-    seeds = iter(range(options.seed, options.seed + limit))
+    if options.fresh is None:
+        seeds = iter(range(options.seed, options.seed + limit))
+    else:
+        seeds = itertools.islice(fresh_seeds(options.fresh), limit)
     running: set[Future[Result]] = set()
-    with ProcessPoolExecutor(options.jobs) as pool:
+    # Not forked: a test session may have threads by then.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, spawn, initializer=collect_seldom) as pool:
         try:
             while True:
                 while len(running) < options.jobs and time.monotonic() < deadline_s:
@@ -141,6 +171,18 @@ def _results(options: argparse.Namespace, changes: dict[str, Any]) -> Iterator[R
         finally:
             for future in running:
                 future.cancel()
+
+
+def fresh_seeds(draw: int) -> Iterator[int]:
+    """Seeds without end; the same ones for the same draw."""
+    random = Random(f"swarm {draw}")
+    while True:
+        yield random.randrange(SEED_MAX)
+
+
+def collect_seldom() -> None:
+    """A run leaves little that only the collector frees, and each of its passes costs."""
+    gc.set_threshold(100_000, 50, 100)
 
 
 def _seed_of(result: Result) -> int:
@@ -172,9 +214,10 @@ def _summary(result: Result) -> str:
 
 
 def _tell(totals: Totals, seconds: float) -> None:
-    rate = totals.events / seconds if seconds else 0.0
+    per_second = 1 / seconds if seconds else 0.0
     say(
-        f"{totals.runs} runs in {seconds:.1f} s: {totals.events} events ({rate:.0f}/s), "
+        f"{totals.runs} runs in {seconds:.1f} s ({totals.runs * per_second:.2f}/s): "
+        f"{totals.events} events ({totals.events * per_second:.0f}/s), "
         f"{totals.virtual_s:.0f} s of virtual time, {len(totals.failed)} failed, "
         f"{len(totals.vacuous)} vacuous{_numbers(totals.vacuous)}"
     )

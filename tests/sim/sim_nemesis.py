@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
+from sim_disk import SimDisk
+from sim_history import REMADE_PREFIX
 from sim_network import Exchange, NetworkFaults
 from sim_process import Client
 from sim_stage import Stage
@@ -25,6 +27,13 @@ TURNING_POINTS = (
     "produce",
 )
 """Calls around which a death is worst."""
+
+
+REFUSED_CALLS = ("append", "write_at", "create", "truncate", "datasync", "sync_directory", "open")
+REFUSED_FILES = ("", "", ".log", ".txnindex", ".txnindex", ".index", "checkpoint")
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+REFUSALS_OF_A_SYNC = (*REFUSALS, errno.EMFILE)
+"""Errors that pass by themselves; ``storage.disk_errors`` says what each leads to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +57,9 @@ class FaultPlan:
     slow_disk: float = 0.0
     disk_error: float = 0.0
     disk_full: float = 0.0
+    file_damage: float = 0.0
     isolate: float = 0.0
+    move: float = 0.0
     delay: float = 0.0
     delay_max_ms: float = 10_000.0
     duplicate: float = 0.0
@@ -57,6 +68,9 @@ class FaultPlan:
     break_off: float = 0.0
     peace: float = 0.25
     """Share of the time in which nothing strikes, so that recovery is tried as well."""
+
+    disk_refusal: float = field(default=0.0, repr=False)
+    """Not shown, so that what is drawn by the rest of the plan stays what it was."""
 
 
 RATES = {
@@ -82,17 +96,34 @@ RATES = {
 }
 """The highest rate of each kind, per second or per call."""
 
+FREQUENT = ("kill", "crash_at_disk", "pause", "delay", "duplicate", "drop_request", "drop_reply")
+"""Kinds that strike within a few seconds when they are on."""
+
+FREQUENT_MIN = 4
+"""So many of them are on in every run."""
+
 
 def drawn_faults(random: Random) -> FaultPlan:
-    """A plan: each kind is on with its own chance, and then more or less often."""
+    """A plan: each kind is on with its own chance, and then more or less often.
+
+    Of a few kinds that are often there some are on in any case: a run of little says little.
+    """
     share = random.choice((0.2, 0.5, 0.8))
     rates = {
         kind: round(rate * random.uniform(0.1, 1.0), 4) if random.random() < share else 0.0
         for kind, rate in RATES.items()
     }
+    for kind in Random(repr(rates)).sample(FREQUENT, FREQUENT_MIN):
+        rates[kind] = rates[kind] or RATES[kind] / 4
     plan = FaultPlan(delay_max_ms=random.choice((200.0, 5_000.0, 60_000.0)), **rates)
     # Of its own, so that the seeds kept for regressions draw the rest as they did.
-    return replace(plan, kill_at_message=Random(repr(plan)).choice((0.0, 0.0, 0.3)))
+    return replace(
+        plan,
+        kill_at_message=Random(repr(plan)).choice((0.0, 0.0, 0.3)),
+        move=Random(f"move {plan}").choice((0.0, 0.0, 0.1)),
+        file_damage=Random(f"damage {plan}").choice((0.0, 0.1, 0.3)),
+        disk_refusal=Random(f"refusal {plan}").choice((0.0, 0.1, 0.5)),
+    )
 
 
 class Nemesis:
@@ -118,15 +149,19 @@ class Nemesis:
             "slow_disk": self._slow_disk,
             "disk_error": self._disk_error,
             "disk_full": self._disk_full,
+            "disk_refusal": self._disk_refusal,
             "isolate": self._isolate,
+            "move": self._move,
+            "file_damage": self._file_damage,
         }
 
     async def rage(self) -> None:
         """Strike until the stage is over; to be run as the driver."""
         rates = {kind: getattr(self._plan, kind) for kind in self._strikes}
         total = sum(rates.values())
+        began_s = self._world.now_s
         while not self._stage.is_over:
-            is_peace = self._random.random() < self._plan.peace
+            is_peace = self._random.random() < self._plan.peace and self._world.now_s > began_s
             self._set_network(is_peace=is_peace)
             period_end_s = self._world.now_s + self._random.uniform(1.0, 8.0)
             while self._world.now_s < period_end_s and not self._stage.is_over:
@@ -263,16 +298,14 @@ class Nemesis:
         self._later(5.0, lambda: self._world.slow_disk(name, 1.0))
 
     def _disk_error(self) -> None:
-        """One write or read fails, and some time later the process is restarted.
-
-        Not a sync: what a failed sync leaves is beyond what one copy of the data can repair.
-        """
+        """One write, read or sync fails: an operator has to restart what it took offline."""
         world, name = self._world, self._actor()
-        call = self._random.choice(("append", "append", "read"))
+        call = self._random.choice(("append", "append", "read", "datasync", "sync_directory"))
         world.disk(name).fail(call, "", errno.EIO, times=1, written=self._random.random())
+        world.media.broken.add(name)
         world.count("disk_error")
         world.tell(name, f"* the next {call} fails")
-        self._later(4.0, lambda: self._restart_offline(name))
+        self._later(4.0, world.media.attend)
 
     def _disk_full(self) -> None:
         world, name = self._world, self._actor()
@@ -283,6 +316,33 @@ class Nemesis:
         world.tell(name, f"* disk full at {disk.capacity_bytes}")
         self._later(4.0, lambda: self._make_room(name))
 
+    def _disk_refusal(self) -> None:
+        """Calls are refused for want of something, syncs too, until there is some again.
+
+        Nobody restarts anything: what the disk refused for a while comes back by itself.
+        """
+        world, name, random = self._world, self._actor(), self._random
+        disk = world.disk(name)
+        call = random.choice(("descriptors", *REFUSED_CALLS))
+        if call == "descriptors":
+            disk.descriptor_limit = disk.open_handles + random.randint(0, 3)
+        else:
+            number = random.choice(REFUSALS_OF_A_SYNC if "sync" in call else REFUSALS)
+            suffix = random.choice(REFUSED_FILES)
+            disk.fail(call, suffix, number, times=random.randint(1, 30), written=random.random())
+        world.count("disk_refusal")
+        world.tell(name, f"* the disk refuses: {call}")
+        self._later(3.0, lambda: self._allow(disk))
+
+    def _file_damage(self) -> None:
+        """A file beside a log is lost, older or damaged while its process is down."""
+        media = self._world.media
+        if self._random.random() < 0.3:
+            media.harm_records(self._random)
+        else:
+            media.harm(self._actor(), self._random)
+        self._later(4.0, media.attend)
+
     def _isolate(self) -> None:
         """Nothing that one process sends arrives, or nothing that is sent to it."""
         name = self._actor()
@@ -292,19 +352,27 @@ class Nemesis:
         self._world.tell(name, f"* isolated: {patterns}")
         self._later(5.0, self._world.network._rules.clear)
 
+    def _move(self) -> None:
+        """An actor comes back on an empty disk; some time later it has its own again.
+
+        Not one of a topic that may be made anew meanwhile: the new one would begin on the strange
+        disk, and be taken away with it.
+        """
+        name = self._actor()
+        if REMADE_PREFIX in name:
+            return
+        self._world.move(name, is_of_cluster=self._random.random() < 0.5)
+        self._later(3.0, lambda: self._world.move_back(name))
+
     # --- the end of what lasts ----------------------------------------------------------------
 
     def _make_room(self, name: str) -> None:
         disk = self._world.disk(name)
         disk.capacity_bytes = None
 
-    def _restart_offline(self, name: str) -> None:
-        """What an operator does with a replica that is offline."""
-        process = self._world.actor(name)
-        if process is not None:
-            process.disk.heal()
-            if process.server.replica.failure is not None:
-                self._world.end_process(process, "restarted, because its replica is offline")
+    def _allow(self, disk: SimDisk) -> None:
+        disk.descriptor_limit = None
+        disk.heal()
 
     def _later(self, mean_s: float, action: Callable[[], None]) -> None:
         delay_s = self._random.expovariate(1 / mean_s)

@@ -1,13 +1,12 @@
 """Calls between simulated processes: delayed, repeated, lost, held at a gate; never in order.
 
-What crosses is pickled, as Ray does it, so nothing is shared. Actors are addressed by name: a late
-request reaches whoever has the name then.
+What crosses is bytes, in the codec and the frames of production (``sim_wire``), so nothing is
+shared. Actors are addressed by name: a late request reaches whoever has the name then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from crash_disk import Crash
+from sim_wire import CalleeWire, CallerWire, reply_in, request_in
 
-from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.actors.message_codec import answers_on_connections
+from oncelog.storage.errors import ErrorCode
 
 if TYPE_CHECKING:
     from sim_process import Process
@@ -49,7 +50,7 @@ BREAK_NOTICED_S = (0.0, 0.1)
 class Exchange:
     """One call: its request, who made it, and the future that waits for its reply."""
 
-    __slots__ = ("callee", "caller", "future", "method", "number", "request", "request_bytes")
+    __slots__ = ("callee", "caller", "frame", "future", "method", "number", "request")
 
     def __init__(self, number: int, caller: Process, callee: str, request: Any) -> None:
         self.number = number
@@ -57,7 +58,7 @@ class Exchange:
         self.callee = callee
         self.method: str = request.method
         self.request = request
-        self.request_bytes = pickle.dumps(request, protocol=5)
+        self.frame = b""
         self.future: asyncio.Future[Any] | None = None
 
     def settle(self, reply: Any) -> None:
@@ -163,6 +164,8 @@ class Network:
 
     def __init__(self, world: World, random: Random) -> None:
         self.faults = NetworkFaults()
+        self.zombie_share = 0.0
+        """How often a call reaches a process that was replaced and still lives."""
         self.counts: Counter[str] = Counter()
         self.call_count = 0
         self._world = world
@@ -170,6 +173,8 @@ class Network:
         self.watchers: list[Callable[[Exchange, Any, bool], None]] = []
         self._rules: list[tuple[Match, NetworkFaults]] = []
         self._gates: list[Gate] = []
+        # Of its own: how bytes are cut changes nothing else that a seed stands for.
+        self._wire_random = Random(f"wires {world.seed}")
 
     # --- for tests ----------------------------------------------------------------------------
 
@@ -219,12 +224,25 @@ class Network:
         exchange = Exchange(self.call_count, caller, callee, request)
         exchange.future = future = loop.create_future()
         self._world.tell(caller.name, f"→ {callee}", request)
+        if not answers_on_connections(request):
+            raise AssertionError(f"{type(request).__name__} is no message of an actor of the log")
+        wire = self._caller_wire(caller)
+        try:
+            exchange.frame = wire.request(exchange)
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         self._send(exchange)
         timer = loop.call_later(timeout_ms / 1_000, exchange.fail, ErrorCode.REQUEST_TIMED_OUT)
         try:
             return await future
         finally:
             timer.cancel()
+            wire.forget(exchange)
+
+    def _caller_wire(self, process: Process) -> CallerWire:
+        if process.caller_wire is None:
+            process.caller_wire = CallerWire(process, self._wire_random)
+        return process.caller_wire
 
     def _faults_of(self, exchange: Exchange) -> NetworkFaults:
         for match, faults in self._rules:
@@ -276,7 +294,7 @@ class Network:
 
     def _request_arrives(self, exchange: Exchange) -> None:
         if self._gates or self.watchers:
-            request = pickle.loads(exchange.request_bytes)
+            request = request_in(exchange.frame, exchange.method)
             for watcher in tuple(self.watchers):
                 watcher(exchange, request, False)
             held = Held(exchange, request, lambda: self._deliver_request(exchange))
@@ -287,62 +305,48 @@ class Network:
         self._deliver_request(exchange)
 
     def _deliver_request(self, exchange: Exchange) -> None:
-        callee = self._world.actor(exchange.callee)
+        callee = self._callee(exchange)
         if callee is None:
             self._later(self._latency(self.faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
             return
         callee.calls[exchange.number] = exchange
-        self._world.loop.call_soon(self._begin, callee, exchange, context=callee.context)
+        if callee.callee_wire is None:
+            callee.callee_wire = CalleeWire(callee, self._wire_random, self._answer)
+        callee.callee_wire.request_arrives(exchange)
 
-    def _begin(self, callee: Process, exchange: Exchange) -> None:
-        self._world.tell(callee.name, f"· {exchange.method} of {exchange.caller.name}")
-        request = pickle.loads(exchange.request_bytes)
-        self._world.loop.create_task(self._serve(callee, exchange, request))
-
-    async def _serve(self, callee: Process, exchange: Exchange, request: Any) -> None:
-        method = getattr(callee.server, exchange.method, None)
-        if method is None:
-            detail = f"it has no method {exchange.method!r}"
-            reply = request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, detail)
-        else:
-            try:
-                reply = await method(request)
-            except InvariantViolation as error:
-                callee.die_of_bug(error)
-            except Exception as error:
-                self._world.fail(error, f"{callee.name}.{exchange.method} raised")
-                reply = request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
-        self._answer(callee, exchange, reply)
+    def _callee(self, exchange: Exchange) -> Process | None:
+        """Whoever has the name; or a zombie, of which a connection from before still tells."""
+        zombies = [one for one in self._world.zombies() if one.name == exchange.callee]
+        if zombies and self._wire_random.random() < self.zombie_share:
+            return zombies[-1]
+        found: Process | None = self._world.actor(exchange.callee)
+        return found
 
     # --- back at the caller -------------------------------------------------------------------
 
-    def _answer(self, callee: Process, exchange: Exchange, reply: Any) -> None:
-        if callee.is_dead:
-            raise Crash(f"{callee.name} is dead")
+    def _answer(self, callee: Process, exchange: Exchange, frame: bytes) -> None:
         callee.calls.pop(exchange.number, None)
-        data = pickle.dumps(reply, protocol=5)
         faults = self._faults_of(exchange)
         if self._happens(faults.drop_reply, "drop_reply", exchange):
             self._lose(exchange, faults)
             return
-        self._later(self._delay(faults, exchange), self._reply_arrives, exchange, data)
+        self._later(self._delay(faults, exchange), self._reply_arrives, exchange, frame)
 
-    def _reply_arrives(self, exchange: Exchange, data: bytes) -> None:
-        reply = pickle.loads(data)
+    def _reply_arrives(self, exchange: Exchange, frame: bytes) -> None:
         if self._gates or self.watchers:
+            reply = reply_in(frame, exchange)
             for watcher in tuple(self.watchers):
                 watcher(exchange, reply, True)
-            held = Held(exchange, reply, lambda: self._deliver_reply(exchange, pickle.loads(data)))
+            held = Held(exchange, reply, lambda: self._deliver_reply(exchange, frame))
             if any(gate.catches(held, is_reply=True) for gate in self._gates):
                 what = f"* held: reply of {exchange.callee}"
                 self._world.tell(exchange.caller.name, what, reply)
                 return
-        self._deliver_reply(exchange, reply)
+        self._deliver_reply(exchange, frame)
 
-    def _deliver_reply(self, exchange: Exchange, reply: Any) -> None:
+    def _deliver_reply(self, exchange: Exchange, frame: bytes) -> None:
         if not exchange.caller.is_dead:
-            self._world.tell(exchange.caller.name, f"← {exchange.callee}", reply)
-            exchange.settle(reply)
+            self._caller_wire(exchange.caller).arrives(frame)
 
     def callee_died(self, exchange: Exchange) -> None:
         """The connection broke while the call ran: the caller hears of it soon."""

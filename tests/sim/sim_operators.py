@@ -31,6 +31,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+def settings_of(topic: str) -> dict[str, Any]:
+    """What stands in the topic's name; nothing if that is a plain one."""
+    for prefix, settings in SETTINGS.items():
+        if topic.startswith(prefix):
+            return settings
+    return {}
+
+
 async def operator(player: Player) -> None:
     """Makes a few topics, gives them partitions, and deletes records, until the run is over."""
     admin = player.client.admin()

@@ -14,12 +14,20 @@ from crash_disk import Crash
 from sim_disk import SimBackground, SimDisk
 from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
+from sim_wire import CalleeWire, CallerWire
 
-from oncelog.actors.assembly import LeadershipLostError, Surroundings
+from oncelog.actors.assembly import DiskRefusedError, LeadershipLostError, Surroundings
+from oncelog.actors.protocol.messages import DriverProcess
 from oncelog.api.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consumer import AsyncConsumer
-from oncelog.api.member import AsyncTransactionMember, Membership, RunEnd, end_run
+from oncelog.api.member import (
+    AsyncTransactionMember,
+    Membership,
+    RunEnd,
+    begin_run,
+    end_run,
+)
 from oncelog.api.producer import AsyncProducer
 from oncelog.api.routing import Router
 
@@ -46,6 +54,17 @@ class SimClock:
         return self._world.clock_base_ms + int(self._world.loop.time() * 1_000) + offset_ms
 
 
+class SimDrivers:
+    """``DriverWatch`` of the one machine that a world is."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def is_gone(self, driver: DriverProcess) -> bool:
+        """See ``DriverWatch.is_gone``."""
+        return not self._world.lives(driver.process_id)
+
+
 class Process:
     """One life of one process. ``incarnation`` counts the lives of its name, from 1."""
 
@@ -61,6 +80,8 @@ class Process:
         self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
         self.calls: dict[int, Exchange] = {}
         self.server: Any = None
+        self.caller_wire: CallerWire | None = None
+        self.callee_wire: CalleeWire | None = None
         self.random = random
         self.clock = SimClock(world, name)
         self.transport = SimTransport(world.network, self)
@@ -80,7 +101,7 @@ class Process:
 
     def die_of_bug(self, error: BaseException) -> NoReturn:
         """The process is gone; after a broken invariant the simulation has failed as well."""
-        if not isinstance(error, LeadershipLostError):
+        if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
             self.world.fail(error, f"{self.name} ends")
         self.world.end_process(self, f"ends: {error!r}")
         raise Crash(f"{self.name} ended itself")
@@ -107,11 +128,18 @@ class ActorProcess(Process):
             clock=self.clock,
             background=self.background,
             transport=self.transport,
+            drivers=SimDrivers(self.world),
             random=self.random,
             incarnation=self.random.randbytes(8).hex(),
             process_id=self.number,
             die=self.die_of_bug,
         )
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether its replica is offline and will stay so."""
+        replica = self.server.replica
+        return replica.failure is not None and not replica.restarts_itself
 
     def _disk_stopped(self, operation: str) -> None:
         self.world.count("disk_stop")
@@ -157,6 +185,22 @@ class Client(Process):
             ProducerSettings.from_options(settings),
             membership,
             random=self.random,
+        )
+
+    async def begin_run(
+        self, transactional_id: str, *, is_tied: bool = True, **details: Any
+    ) -> Membership:
+        """Begin a run of a distributed write, which ends with this process if it ``is_tied``."""
+        self._check_here()
+        driver = DriverProcess(machine="sim", process_id=self.number, start_ticks=0)
+        settings = details.pop("settings", {})
+        return await begin_run(
+            self.router(),
+            ProducerSettings.from_options(settings),
+            transactional_id,
+            driver=driver if is_tied else None,
+            random=self.random,
+            **details,
         )
 
     async def end_run(

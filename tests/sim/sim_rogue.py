@@ -1,86 +1,239 @@
-"""A client that writes into transactions of others, with a ticket that is none.
+"""A client that writes as others: with their producer ids and epochs, and a ticket that is none.
 
-It knows the producer id and epoch of each open transaction, and which partitions are enrolled. It
-sends one record to another partition: without a ticket, with one of chance, or with the real one of
-another partition. Nobody sent what it sends, as far as the history knows, so it must never be read;
-and what it opens would never be closed.
+It knows every producer id and epoch that a coordinator or leader knows, and which partitions are
+enrolled. Nobody sent what it sends, as far as the history knows, so it must never be read; what it
+opens would never be closed, and where it takes a sequence or an epoch its owner is shut out. Its
+tickets: none, one of chance, or a real one of another partition or producer.
+It also sends batches whose records nobody can decode, which must be refused.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of
 from oncelog.actors.protocol.admin_messages import TransactionDescription
-from oncelog.actors.protocol.messages import AddPartitionsToTxnRequest, ProduceRequest
+from oncelog.actors.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from oncelog.actors.protocol.producer_entry_state import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
 from oncelog.actors.protocol.transaction_state import TransactionState
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.compression import Codec
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import PRODUCER_EPOCH_MAX, TopicPartition, sequence_after
+from oncelog.storage.record_batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.record_codec import decode_records, encode_records
 
 BROKER_ID = 1
 PAUSE_MS = 300.0
+POISON_RATIO = 0.2
+
+
+class Forgery(NamedTuple):
+    """One record to be written as another. ``transactional_id`` ``None``: outside a transaction."""
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int = 0
+    transactional_id: str | None = None
 
 
 async def rogue(player: Player) -> None:
     """Forges records until the stage is over."""
+    attacks = (_outside_its_partitions, _into_an_open_one, _at_rest, _as_a_plain_producer)
     while player.is_on:
         await player.pause(PAUSE_MS)
-        open_now = _open_transactions(player)
-        if open_now:
-            await _forge(player, *player.random.choice(open_now))
+        if player.random.random() < POISON_RATIO:
+            await _poison(player)
+            continue
+        forgery = player.random.choice(attacks)(player)
+        if forgery is not None:
+            await _forge(player, forgery)
 
 
-def _open_transactions(player: Player) -> list[tuple[str, TransactionDescription]]:
-    """The coordinator's name and the transaction, of each that is open under the id's own epoch."""
+# --- whom it writes as ------------------------------------------------------------------------
+
+
+def _outside_its_partitions(player: Player) -> Forgery | None:
+    """A batch of an open transaction, to a partition that is not enrolled."""
+    found = _chosen(player, _transactions(player, is_open=True))
+    if found is None:
+        return None
+    others = [tp for tp in player.stage.partitions if tp not in found.partitions]
+    if not others:
+        return None
+    owner = (found.producer_id, found.producer_epoch)
+    return Forgery(player.random.choice(others), *owner, 0, found.transactional_id)
+
+
+def _into_an_open_one(player: Player) -> Forgery | None:
+    """The next batch of a transaction that is open at a leader, or another one in its place."""
+    found = _chosen(player, _transactions(player, is_open=True))
+    if found is None:
+        return None
+    for topic_partition, entry in _entries(player):
+        if entry.producer_id == found.producer_id and entry.has_open_transaction:
+            step = player.random.choice((1, 1, 0))
+            sequence = max(0, entry.last_sequence + step)
+            owner = (entry.producer_id, entry.producer_epoch)
+            return Forgery(topic_partition, *owner, sequence, found.transactional_id)
+    return None
+
+
+def _at_rest(player: Player) -> Forgery | None:
+    """A plain batch with the id of a transaction's owner, which would take its first sequence."""
+    found = _chosen(player, _transactions(player, is_open=False))
+    if found is None:
+        return None
+    epoch = player.random.choice((found.producer_epoch, found.producer_epoch, PRODUCER_EPOCH_MAX))
+    return Forgery(player.random.choice(player.stage.partitions), found.producer_id, epoch)
+
+
+def _as_a_plain_producer(player: Player) -> Forgery | None:
+    """The next batch of a producer without transactions, or the first of its last epoch."""
+    plain = [(tp, entry) for tp, entry in _entries(player) if not entry.is_transactional]
+    if not plain:
+        return None
+    topic_partition, entry = player.random.choice(plain)
+    if player.random.random() < 0.3:
+        return Forgery(topic_partition, entry.producer_id, PRODUCER_EPOCH_MAX)
+    sequence = sequence_after(entry.last_sequence, 1)
+    return Forgery(topic_partition, entry.producer_id, entry.producer_epoch, sequence)
+
+
+def _chosen(
+    player: Player, found: Sequence[TransactionDescription]
+) -> TransactionDescription | None:
+    return player.random.choice(found) if found else None
+
+
+def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescription]:
+    """Every id of one producer that is known; only those with an open transaction if told."""
     return [
-        (process.name, found)
+        found
         for process in sorted(player.stage.world.actors(), key=lambda process: process.name)
         if process.name.startswith("transaction:")
         for found in process.server.machine.describe(None)
-        if found.state == TransactionState.ONGOING.value and not found.member_count
+        if not found.member_count
+        if not is_open or found.state == TransactionState.ONGOING.value
     ]
 
 
-async def _forge(player: Player, coordinator: str, found: TransactionDescription) -> None:
-    targets = player.stage.partitions
-    others = [tp for tp in targets if tp not in found.partitions]
-    if not others:
-        return
-    topic_partition = player.random.choice(others)
+def _entries(player: Player) -> list[tuple[TopicPartition, ProducerEntry]]:
+    """What leaders remember of producers, by partition and id."""
+    replicas = player.stage.world.replicas()
+    return [
+        (topic_partition, entry)
+        for topic_partition in player.stage.partitions
+        if (replica := replicas.get(actor_of(topic_partition, BROKER_ID))) is not None
+        for _, entry in sorted(replica.machine.producers.entries.items())
+    ]
+
+
+# --- how it writes ----------------------------------------------------------------------------
+
+
+async def _forge(player: Player, forgery: Forgery) -> None:
     batch = encode_records(
         [(None, f"forged by {player.new_owner()}".encode(), 0, ())],
-        producer_id=found.producer_id,
-        producer_epoch=found.producer_epoch,
-        base_sequence=0,
-        is_transactional=True,
+        producer_id=forgery.producer_id,
+        producer_epoch=forgery.producer_epoch,
+        base_sequence=forgery.base_sequence,
+        is_transactional=forgery.transactional_id is not None,
     )
     request = ProduceRequest(
-        topic_partition=topic_partition,
+        topic_partition=forgery.topic_partition,
         batch=bytes(batch),
-        transactional_id=found.transactional_id,
-        ticket=await _ticket(player, coordinator, found),
+        transactional_id=forgery.transactional_id,
+        ticket=await _ticket(player, forgery),
         timeout_ms=1_000,
     )
     player.stage.counts["forged records"] += 1
     await player.client.transport.call(
-        actor_of(topic_partition, BROKER_ID), request, timeout_ms=1_000
+        actor_of(forgery.topic_partition, BROKER_ID), request, timeout_ms=1_000
     )
 
 
-async def _ticket(player: Player, coordinator: str, found: TransactionDescription) -> bytes | None:
-    """Nothing, noise, or what the coordinator gives for a partition that is enrolled already."""
-    enrolled = [tp for tp in found.partitions if tp in player.stage.partitions]
+async def _poison(player: Player) -> None:
+    """A batch that is whole and right, but for its records, which nobody can decode."""
+    batch = encode_records([(None, b"poison", 0, ()), (None, b"poison", 0, ())])
+    place = player.random.randrange(HEADER_BYTES, len(batch))
+    batch[place] ^= 1 << player.random.randrange(8)
+    header = parse_header(batch)
+    batch = seal(
+        batch[HEADER_BYTES:],
+        codec=Codec.NONE,
+        record_count=header.record_count,
+        base_timestamp_ms=header.base_timestamp_ms,
+        max_timestamp_ms=header.max_timestamp_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=False,
+    )
+    try:
+        decode_records(batch)
+    except CorruptDataError:
+        topic_partition = player.random.choice(player.stage.partitions)
+        request = ProduceRequest(
+            topic_partition=topic_partition, batch=bytes(batch), timeout_ms=1_000
+        )
+        player.stage.counts["poison batches"] += 1
+        await player.client.transport.call(
+            actor_of(topic_partition, BROKER_ID), request, timeout_ms=1_000
+        )
+
+
+async def _ticket(player: Player, forgery: Forgery) -> bytes | None:
+    """Nothing, noise, or what a coordinator gives for another partition or to the rogue itself."""
     kind = player.random.choice(("none", "noise", "another's"))
     if kind == "none":
         return None
-    if kind == "noise" or not enrolled:
+    if kind == "noise":
         return player.random.randbytes(TICKET_BYTES)
-    request = AddPartitionsToTxnRequest(
-        transactional_id=found.transactional_id,
-        producer_id=found.producer_id,
-        producer_epoch=found.producer_epoch,
-        partitions=(player.random.choice(enrolled),),
+    if forgery.transactional_id is None:
+        return await _own_ticket(player)
+    return await _ticket_of_another_partition(player, forgery)
+
+
+async def _own_ticket(player: Player) -> bytes | None:
+    coordinators = [name for name in _names(player) if name.startswith("transaction:")]
+    if not coordinators:
+        return None
+    request = InitProducerIdRequest(transactional_id=None)
+    reply = await player.client.transport.call(
+        player.random.choice(coordinators), request, timeout_ms=1_000
     )
-    reply = await player.client.transport.call(coordinator, request, timeout_ms=1_000)
-    tickets = [enrolment.ticket for enrolment in reply.enrolments]
-    return tickets[0] if tickets else None
+    return reply.ticket
+
+
+async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> bytes | None:
+    for process in sorted(player.stage.world.actors(), key=lambda process: process.name):
+        if not process.name.startswith("transaction:"):
+            continue
+        for found in process.server.machine.describe((forgery.transactional_id,)):
+            others = [tp for tp in found.partitions if tp != forgery.topic_partition]
+            enrolled = [tp for tp in others if tp in player.stage.partitions]
+            if not enrolled:
+                return None
+            request = AddPartitionsToTxnRequest(
+                transactional_id=found.transactional_id,
+                producer_id=found.producer_id,
+                producer_epoch=found.producer_epoch,
+                partitions=(player.random.choice(enrolled),),
+            )
+            reply = await player.client.transport.call(process.name, request, timeout_ms=1_000)
+            tickets = [enrolment.ticket for enrolment in reply.enrolments]
+            return tickets[0] if tickets else None
+    return None
+
+
+def _names(player: Player) -> list[str]:
+    return sorted(process.name for process in player.stage.world.actors())

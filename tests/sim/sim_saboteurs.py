@@ -9,35 +9,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 from unittest import mock
 
 from msgspec import structs
+from sim_loop import PROCESS
 
+from oncelog.actors import partition_leader
+from oncelog.actors.assembly import ReplicaServer
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.group_sync import GroupSync
+from oncelog.actors.marker_sender import MarkerSender
 from oncelog.actors.protocol import (
+    group_offsets,
     partition,
     producer_state,
     transaction,
+    transaction_runs,
+    transaction_state,
     transaction_table,
 )
+from oncelog.actors.protocol.cluster import ClusterMachine
+from oncelog.actors.protocol.cluster_messages import BecomeLeaderRequest
+from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.group import GroupMachine
-from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages import EndTxnReply, EndTxnRequest
+from oncelog.actors.protocol.group_messages import (
+    JoinGroupRequest,
+    OffsetAndMetadata,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages import BeginRunRequest, EndTxnReply, EndTxnRequest
+from oncelog.actors.protocol.open_transactions import OpenTransactions
+from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.partition_bounds import PartitionBounds
+from oncelog.actors.protocol.producer_state import Enrolment as Enrolled
 from oncelog.actors.protocol.producer_state import ProducerStates
-from oncelog.actors.protocol.tickets import TicketVerdict
+from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
 from oncelog.actors.protocol.transaction_end import EndAge
+from oncelog.actors.protocol.transaction_runs import TransactionRuns
 from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.actors.replica_opening import ReplicaDirectory
 from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.api import member
+from oncelog.api.delivery_deadline import DeliveryDeadline
 from oncelog.api.enrolment import Enrolment
+from oncelog.api.group_membership import GroupMembership
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.txn_state import TransactionState as ProducerTransaction
 from oncelog.storage import cleaner_round
+from oncelog.storage.aborted_entries import AbortedEntries
 from oncelog.storage.cleaner_keys import KeyOffsets
 from oncelog.storage.cleaner_transactions import CleanedTransactions
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TRANSACTION_STATE_TOPIC
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.log_body import LogBody
+from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
+from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.sync_point import SyncLedger
+from oncelog.storage.txn_index import AbortedIndexEntry
 
 Sabotage = Callable[[], Any]
 
@@ -48,6 +77,8 @@ class Saboteur:
 
     name: str
     sabotage: Sabotage
+    checker: str = ""
+    """Who must speak; "" while that is anybody."""
     changes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -98,6 +129,67 @@ def _one_epoch_for_all() -> Iterator[None]:
 
 def _any_ticket() -> Any:
     return mock.patch.object(partition, "check_ticket", return_value=TicketVerdict.VALID)
+
+
+def _any_plain_ticket() -> Any:
+    """Who knows a producer id without transactions can write as its owner."""
+    return mock.patch.object(partition, "check_plain_ticket", _valid_if_any)
+
+
+def _valid_if_any(ticket: bytes, **_: Any) -> TicketVerdict:
+    return TicketVerdict.VALID if len(ticket) == TICKET_BYTES else TicketVerdict.INVALID
+
+
+@contextmanager
+def _first_ticket_only() -> Iterator[None]:
+    """Once a transaction is open at a leader, its further batches need no ticket."""
+    real = PartitionMachine._check_enrolment
+
+    def check_enrolment(self: PartitionMachine, header: BatchHeader, *args: Any) -> Any:
+        if self.producers.check_enrolment(header) is Enrolled.OPEN:
+            return None
+        return real(self, header, *args)
+
+    with mock.patch.object(PartitionMachine, "_check_enrolment", check_enrolment):
+        yield
+
+
+@contextmanager
+def _one_space_of_ids() -> Iterator[None]:
+    """As it was: a plain batch needs no ticket, and a duplicate is told by its sequence."""
+    with (
+        mock.patch.object(PartitionMachine, "_check_owner", _refuses_last_epoch),
+        mock.patch.object(ProducerStates, "find_duplicate", _by_sequence),
+    ):
+        yield
+
+
+@contextmanager
+def _duplicates_by_sequence() -> Iterator[None]:
+    """A batch that took a sequence passes for the batch that should have it, whatever is in it."""
+
+    def check_owner(self: PartitionMachine, header: BatchHeader, *_: Any) -> Any:
+        if self.producers.is_transactional(header.producer_id):
+            return partition.AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
+        return _refuses_last_epoch(self, header)
+
+    with (
+        mock.patch.object(PartitionMachine, "_check_owner", check_owner),
+        mock.patch.object(ProducerStates, "find_duplicate", _by_sequence),
+    ):
+        yield
+
+
+def _refuses_last_epoch(_: PartitionMachine, header: BatchHeader, *__: Any) -> Any:
+    """Nothing but what would shut an owner out, which hides the rest."""
+    if header.producer_epoch == PRODUCER_EPOCH_MAX:
+        return partition.AppendVerdict(error=ErrorCode.UNKNOWN_PRODUCER_ID)
+    return None
+
+
+def _by_sequence(self: ProducerStates, header: BatchHeader, _batch: object = None) -> Any:
+    entry = self._entries.get(header.producer_id)
+    return None if entry is None else entry.duplicate_of(header)
 
 
 def _any_sequence() -> Any:
@@ -171,6 +263,56 @@ def _positions_of_any_generation() -> Iterator[None]:
 
 
 @contextmanager
+def _members_put_out_are_nobody() -> Iterator[None]:
+    """Who was put out of its group commits as nobody in particular, and nobody may commit."""
+    real = GroupMachine.admit_commit
+
+    def metadata(self: GroupMembership) -> ConsumerGroupMetadata:
+        joined = self._joined
+        if self.generation_id == joined.generation_id:
+            return joined
+        return ConsumerGroupMetadata(group_id=joined.group_id)
+
+    def admit_commit(self: GroupMachine, request: Any, now_ms: int) -> Any:
+        if isinstance(request, TxnOffsetCommitRequest) and not request.member_id:
+            return ErrorCode.NONE, []
+        return real(self, request, now_ms)
+
+    with (
+        mock.patch.object(GroupMembership, "metadata", metadata),
+        mock.patch.object(GroupMachine, "admit_commit", admit_commit),
+    ):
+        yield
+
+
+@contextmanager
+def _static_members_join_at_once() -> Iterator[None]:
+    """Whoever names a static member without a member id is given its place, as in Kafka."""
+    real = GroupMachine._join_new
+
+    def join_new(
+        self: GroupMachine, turn: Any, request: JoinGroupRequest, call_id: int, fresh_id: str
+    ) -> ErrorCode:
+        if request.group_instance_id not in turn.group.static_members:
+            return real(self, turn, request, call_id, fresh_id)
+        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id)
+        return ErrorCode.NONE
+
+    with mock.patch.object(GroupMachine, "_join_new", join_new):
+        yield
+
+
+def _positions_of_a_name() -> Any:
+    """Positions are logged without the id of their topic."""
+    real = group_offsets.offset_record
+
+    def offset_record(group_id: str, tp: Any, position: OffsetAndMetadata, now_ms: int) -> Any:
+        return real(group_id, tp, structs.replace(position, topic_id=""), now_ms)
+
+    return mock.patch.object(group_offsets, "offset_record", offset_record)
+
+
+@contextmanager
 def _tickets_without_a_transaction() -> Iterator[None]:
     """A commit that is answered again brings tickets, though what it began has been aborted.
 
@@ -226,45 +368,270 @@ def _aborted_records_supersede() -> Any:
     return mock.patch.object(cleaner_round, "CleanedTransactions", Trusting)
 
 
+def _refused_sends_forgotten() -> Any:
+    """A transaction in which ``send`` raised commits without what was refused."""
+    return mock.patch.object(ProducerTransaction, "send_refused")
+
+
+@contextmanager
+def _elections_of_whoever_asks() -> Iterator[None]:
+    """The controller elects also a start whose request was overtaken by another election."""
+    real = ClusterMachine.decide_become_leader
+
+    def decide_become_leader(self: ClusterMachine, request: BecomeLeaderRequest) -> Any:
+        found = self._find(request.topic_partition)
+        if found is not None:
+            request = structs.replace(request, expected_epoch=found[1].leader_epoch)
+        return real(self, request)
+
+    with mock.patch.object(ClusterMachine, "decide_become_leader", decide_become_leader):
+        yield
+
+
+@contextmanager
+def _unsynced_markers() -> Iterator[None]:
+    """The last stable offset passes a marker as soon as it is written."""
+    real = OpenTransactions.complete
+
+    def complete(self: OpenTransactions, **named: Any) -> Any:
+        completed = real(self, **named)
+        self._unreplicated.clear()
+        self._find_first_unstable()
+        return completed
+
+    with mock.patch.object(OpenTransactions, "complete", complete):
+        yield
+
+
+def _forgotten_tokens() -> Any:
+    return mock.patch.object(transaction_runs, "is_token_decided", return_value=False)
+
+
+@contextmanager
+def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
+    """Runs are ordered by when they began, as their drivers tell; older ones are fenced."""
+    digits = 15
+    real = TransactionRuns._begin_run
+
+    def new_run_id(chance: Random) -> str:
+        clock = PROCESS.get(None).clock
+        return f"{clock.now_ms():0{digits}}{chance.getrandbits(64):016x}"
+
+    def begin_run(self: TransactionRuns, request: BeginRunRequest, now_ms: int) -> Any:
+        metadata = self.metadata(request.transactional_id)
+        number = int(request.run_id[:digits])
+        newest = transaction_runs.newest_run_number(metadata)
+        if metadata is not None and metadata.run.id != request.run_id and number < newest:
+            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
+
+        def run_begun(metadata: TransactionMetadata, run_id: str, **fields: Any) -> Any:
+            begun = transaction_state.run_begun(metadata, run_id, **fields)
+            return structs.replace(begun, run=structs.replace(begun.run, number=number))
+
+        with mock.patch.object(transaction_runs, "run_begun", run_begun):
+            return real(self, request, now_ms)
+
+    with (
+        mock.patch.object(member, "new_run_id", new_run_id),
+        mock.patch.object(TransactionRuns, "_begin_run", begin_run),
+    ):
+        yield
+
+
+def _deaths_of_drivers_unnoticed() -> Any:
+    return mock.patch.object(TransactionRuns, "open_drivers", return_value=())
+
+
+def _versions_without_order() -> Any:
+    return mock.patch.object(transaction_runs, "passed_version", return_value=None)
+
+
+@contextmanager
+def _lost_markers() -> Iterator[None]:
+    """A marker that nobody answered for is taken for written."""
+    real = MarkerSender._write
+
+    async def write(self: MarkerSender, actor: str, markers: Any, coordinator_epoch: int) -> Any:
+        answers = await real(self, actor, markers, coordinator_epoch)
+        unanswered = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION)
+        return {
+            producer_id: ErrorCode.NONE if error in unanswered else error
+            for producer_id, error in answers.items()
+        }
+
+    with mock.patch.object(MarkerSender, "_write", write):
+        yield
+
+
+@contextmanager
+def _short_search_for_aborted() -> Iterator[None]:
+    """Compaction looks for aborted transactions up to the first marker beyond what it reads."""
+
+    def aborted_entries(self: LogBody, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
+        return tuple(
+            entry
+            for segment in self._segments.from_offset(self.base_offset)
+            for entry in segment.txn_index.entries
+            if entry.last_offset < upper_offset
+        )
+
+    with mock.patch.object(LogBody, "aborted_entries", aborted_entries):
+        yield
+
+
+@contextmanager
+def _empty_logs() -> Iterator[None]:
+    """A replica leads what it finds, be it nothing."""
+    with (
+        mock.patch.object(ReplicaDirectory, "check_owner"),
+        mock.patch.object(ReplicaDirectory, "check_log"),
+    ):
+        yield
+
+
+@contextmanager
+def _any_records() -> Iterator[None]:
+    """A leader looks at the header and the CRC of a batch, and no further."""
+    real = partition_leader.check_client_batch
+
+    def check(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
+        found = real(buffer, message_max_bytes=message_max_bytes)
+        return parse_header(buffer) if found is ErrorCode.INVALID_RECORD else found
+
+    with mock.patch.object(partition_leader, "check_client_batch", check):
+        yield
+
+
+def _no_delivery_deadline() -> Any:
+    """Batches are sent again for as long as it takes."""
+    return mock.patch.object(DeliveryDeadline, "watch")
+
+
+def _owed_entries_hold_nothing() -> Any:
+    """Readers and syncs pass a marker whose entry in the aborted index is still owed."""
+    return mock.patch.object(AbortedEntries, "covered_end", lambda _self, log_end: log_end)
+
+
+def _refused_syncs_believed_again() -> Any:
+    """A sync that had no room is repeated, as if the kernel still had what it gave up."""
+    return mock.patch.object(SyncLedger, "fail_in_sync")
+
+
+def _no_restart_after_a_refusal() -> Any:
+    """A replica that is offline for something that passes stays so."""
+    return mock.patch.object(ReplicaServer, "restart_later")
+
+
+REFUSED = {"disk_refusal": 4.0, "peace": 0.0}
+"""A disk that has no room, again and again, and is otherwise sound."""
+
 ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0}
+ALONE |= {"remakers": 0}
 """Nobody but writers and readers: shorter runs."""
 
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}
 """Calls that arrive again, and long after their time."""
 
-KEYED = ALONE | {"operators": 1, "writers": 3, "pause_ms": 10.0, "duration_s": 20.0}
+KEYED = ALONE | {
+    "topics": {"compact-keys": 1},
+    "operators": 0,
+    "writers": 4,
+    "pause_ms": 10.0,
+    "duration_s": 15.0,
+    "peace": 0.9,
+}
 """Records with keys, in a topic that is compacted during the run."""
 
 SABOTEURS = (
-    Saboteur(name="epoch rise at each end", sabotage=_one_epoch_for_all, changes=LATE),
+    Saboteur(
+        name="missing logs",
+        checker="LostPromises",
+        sabotage=_empty_logs,
+        changes=ALONE | {"move": 0.5},
+    ),
+    Saboteur(
+        name="epoch rise at each end",
+        checker="ChangedDecisions",
+        sabotage=_one_epoch_for_all,
+        changes=LATE,
+    ),
     Saboteur(
         name="strict markers",
+        checker="TornWrites",
         sabotage=lambda: _marker_rules(strict=False, coordinator_epoch=True),
         changes=ALONE
         | LATE
         | {"topics": {"t0": 2}, "writers": 3, "duplicate": 0.3, "delay_max_ms": 2_000.0},
     ),
-    Saboteur(name="tickets", sabotage=_any_ticket, changes={"rogues": 2}),
+    Saboteur(name="tickets", checker="PhantomReads", sabotage=_any_ticket, changes={"rogues": 2}),
+    Saboteur(
+        name="records that can be decoded",
+        sabotage=_any_records,
+        checker="UnreadableRecords",
+        changes=ALONE | {"rogues": 2, "writers": 2},
+    ),
+    Saboteur(
+        name="tickets of plain production",
+        sabotage=_any_plain_ticket,
+        checker="PhantomReads",
+        changes=ALONE | {"rogues": 2, "plain_writers": 2},
+    ),
+    Saboteur(
+        name="tickets of open transactions",
+        sabotage=_first_ticket_only,
+        checker="PhantomReads",
+        changes=ALONE | {"rogues": 3, "writers": 3},
+    ),
+    Saboteur(
+        name="ids of transactions closed to plain batches",
+        sabotage=_one_space_of_ids,
+        checker="PhantomReads",
+        changes=ALONE | {"rogues": 3, "writers": 3, "pause_ms": 10.0},
+    ),
+    Saboteur(
+        name="content of duplicates",
+        sabotage=_duplicates_by_sequence,
+        checker="LostRecords",
+        changes=ALONE | {"rogues": 3, "plain_writers": 3, "pause_ms": 10.0},
+    ),
     Saboteur(
         name="coordinator epochs",
+        checker="ZombieMarkers",
         sabotage=lambda: _marker_rules(strict=True, coordinator_epoch=False),
         changes=LATE
         | {"kill_at_message": 1.5, "pause_ms": 500.0, "writers": 3}
         | {"topics": {"t0": 3, "t1": 3}, "copiers": 0},
     ),
-    Saboteur(name="sequences", sabotage=_any_sequence, changes=LATE | {"plain_writers": 2}),
+    Saboteur(
+        name="sequences",
+        checker="ProducerOrder",
+        sabotage=_any_sequence,
+        changes=LATE | {"plain_writers": 2},
+    ),
     Saboteur(
         name="wait for the sync",
+        checker="LostPromises",
         sabotage=_no_wait_for_sync,
         changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
     Saboteur(
         name="duplicates remembered",
+        checker="DuplicateRecords",
         sabotage=_forgotten_duplicates,
         changes={"plain_writers": 2, "duplicate": 0.1, "drop_reply": 0.1},
     ),
-    Saboteur(name="last stable offset", sabotage=_unstable_reads, changes={"readers": 2}),
-    Saboteur(name="aborted index", sabotage=_no_aborted_index, changes={"readers": 2}),
+    Saboteur(
+        name="last stable offset",
+        checker="UnstableEnds",
+        sabotage=_unstable_reads,
+        changes={"readers": 2},
+    ),
+    Saboteur(
+        name="aborted index",
+        checker="AbortedReads",
+        sabotage=_no_aborted_index,
+        changes={"readers": 2},
+    ),
     Saboteur(
         name="durable before markers",
         sabotage=_markers_before_their_decision_is_durable,
@@ -272,6 +639,7 @@ SABOTEURS = (
     ),
     Saboteur(
         name="generations in transactions",
+        checker="DoubleProcessing",
         sabotage=_positions_of_any_generation,
         changes=ALONE
         | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
@@ -279,18 +647,134 @@ SABOTEURS = (
         | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
     ),
     Saboteur(
+        name="identity of a member that was put out",
+        sabotage=_members_put_out_are_nobody,
+        checker="DoubleProcessing",
+        changes=ALONE
+        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
+        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
+        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
+    ),
+    Saboteur(
+        name="member ids before static members join",
+        sabotage=_static_members_join_at_once,
+        checker="FencedMembers",
+        changes=ALONE
+        | LATE
+        | {"copiers": 3, "static_ratio": 1.0, "delay_max_ms": 3_000.0, "duplicate": 0.2}
+        | {"topics": {"t0": 2, "copies": 1}},
+    ),
+    Saboteur(
+        name="positions belong to a topic id",
+        sabotage=_positions_of_a_name,
+        checker="InheritedPositions",
+        changes=ALONE | {"remakers": 2, "peace": 1.0},
+    ),
+    Saboteur(
         name="transactions behind tickets",
+        checker="LostRecords",
         sabotage=_tickets_without_a_transaction,
         changes=ALONE
         | {"topics": {"t0": 1}, "writers": 6, "pause_ms": 5.0, "drop_reply": 0.2}
         | {"request_timeout_ms": 1_500, "transaction_timeout_ms": 1_000},
     ),
-    Saboteur(name="transactions begun ahead", sabotage=_nothing_begun_ahead, changes=ALONE),
-    Saboteur(name="newest of a key", sabotage=_no_newest_of_a_key, changes=KEYED),
+    Saboteur(
+        name="transactions begun ahead",
+        checker="World",
+        sabotage=_nothing_begun_ahead,
+        changes=ALONE,
+    ),
+    Saboteur(
+        name="newest of a key", checker="LostRecords", sabotage=_no_newest_of_a_key, changes=KEYED
+    ),
     Saboteur(
         name="keys of committed records only",
+        checker="VanishedRecords",
         sabotage=_aborted_records_supersede,
         changes=KEYED | {"abort_ratio": 0.5},
     ),
-    Saboteur(name="fence of a claim", sabotage=_claims_without_fence, changes={"hijackers": 2}),
+    Saboteur(
+        name="elections by compare-and-set",
+        sabotage=_elections_of_whoever_asks,
+        checker="LateElections",
+        changes=ALONE | LATE | {"kill": 1.0, "duplicate": 0.3, "delay_max_ms": 5_000.0},
+    ),
+    Saboteur(
+        name="markers synced before they count",
+        sabotage=_unsynced_markers,
+        checker="UnstableEnds",
+        changes=ALONE,
+    ),
+    Saboteur(
+        name="tokens remembered",
+        sabotage=_forgotten_tokens,
+        checker="RepeatedTokens",
+        changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="numbers of runs",
+        sabotage=_runs_numbered_by_their_drivers_clock,
+        checker="ShutOutWrites",
+        changes=ALONE | {"jobs": 2},
+    ),
+    Saboteur(
+        name="deaths of drivers noticed",
+        sabotage=_deaths_of_drivers_unnoticed,
+        checker="World:SimulationError",
+        changes=ALONE | {"jobs": 2, "clock_jump": 0.0},
+    ),
+    Saboteur(
+        name="order of versions",
+        sabotage=_versions_without_order,
+        checker="RepeatedTokens",
+        changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="markers answered for",
+        sabotage=_lost_markers,
+        checker="EarlyCompletions",
+        changes=ALONE | {"kill": 1.0, "drop_request": 0.1},
+    ),
+    Saboteur(
+        name="whole search for aborted data",
+        sabotage=_short_search_for_aborted,
+        checker="LostRecords",
+        changes=KEYED | {"abort_ratio": 0.5},
+    ),
+    Saboteur(
+        name="refused sends",
+        sabotage=_refused_sends_forgotten,
+        checker="LostRecords",
+        changes=ALONE,
+    ),
+    Saboteur(
+        name="fence of a claim",
+        checker="ReusedEpochs",
+        sabotage=_claims_without_fence,
+        changes={"hijackers": 2},
+    ),
+    Saboteur(
+        name="owed entries of the aborted index",
+        sabotage=_owed_entries_hold_nothing,
+        checker="AbortedReads",
+        changes=ALONE | REFUSED | {"abort_ratio": 0.5, "readers": 2},
+    ),
+    Saboteur(
+        name="syncs that had no room",
+        sabotage=_refused_syncs_believed_again,
+        checker="LostPromises",
+        changes=ALONE | REFUSED | {"power_loss": 0.7, "writers": 3},
+    ),
+    Saboteur(
+        name="restart after a refusal",
+        sabotage=_no_restart_after_a_refusal,
+        checker="World",
+        changes=ALONE | REFUSED,
+    ),
+    Saboteur(
+        name="deadline of a delivery",
+        sabotage=_no_delivery_deadline,
+        checker="LateOutcomes",
+        changes=ALONE | {"plain_writers": 2, "kill": 1.0},
+    ),
 )

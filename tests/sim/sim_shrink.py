@@ -12,6 +12,8 @@ ROLES = (
     "hijackers",
     "jobs",
     "copiers",
+    "processors",
+    "remakers",
     "plain_writers",
     "uncommitted_readers",
     "readers",
@@ -55,7 +57,7 @@ def _attempts(result: Result) -> Iterator[tuple[str, Any]]:
     end_s = min(result.virtual_s, workload.duration_s)
     for share in (0.25, 0.5, 0.75, 1.0):
         yield "duration_s", round(end_s * share, 2)
-    for kind in RATES:
+    for kind in (*RATES, "kill_at_message", "move", "disk_refusal", "file_damage"):
         if getattr(faults, kind):
             yield kind, 0.0
     for role in ROLES:

@@ -30,6 +30,8 @@ CALLS_AGAIN_MAX = 4
 COPY_GROUP = "copiers"
 COPY_SOURCE = "t0"
 COPY_TARGET = "copies"
+PROCESS_GROUP = "processors"
+PROCESS_TARGET = "processed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,10 @@ class WorkloadPlan:
     plain_writers: int = 0
     jobs: int = 0
     operators: int = 0
+    remakers: int = 0
     copiers: int = 0
+    static_ratio: float = 0.3
+    processors: int = 0
     readers: int = 1
     uncommitted_readers: int = 0
     abort_ratio: float = 0.15
@@ -64,6 +69,10 @@ class Stage:
     history: History = field(default_factory=History)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
+    next_version: int = 1
+    """Of what planners write together: no version below is to be committed any more."""
+    job_ids: set[str] = field(default_factory=set)
+    """Under which planners write again and again."""
 
     def __post_init__(self) -> None:
         self.topics = {**self.plan.topics, **self.topics}
@@ -78,11 +87,14 @@ class Stage:
         ]
 
     def targets(self) -> list[TopicPartition]:
-        """Where writers write: everything but what copies go to."""
-        return [tp for tp in self.partitions if tp.topic != COPY_TARGET]
+        """Where writers write: everything but what outputs go to."""
+        return [tp for tp in self.partitions if tp.topic not in (COPY_TARGET, PROCESS_TARGET)]
 
 
 Life = Callable[["Player"], Awaitable[None]]
+
+DELIVERY_SLACK_MS = 100
+"""How much later than ``delivery_timeout_ms`` a record may have its outcome."""
 
 
 class Player:
@@ -143,7 +155,16 @@ class Player:
             partition=topic_partition.partition,
         )
         future.add_done_callback(lambda done: self._answered(record, done))
+        # On the client's own timers: while it is paused, or dead, nobody can be told anything.
+        timeout_ms = sending._sender.settings.delivery_timeout_ms
+        asyncio.get_running_loop().call_later(
+            (timeout_ms + DELIVERY_SLACK_MS) / 1_000, self._look_late, record, future
+        )
         return future
+
+    def _look_late(self, record: SentRecord, future: asyncio.Future[RecordMetadata]) -> None:
+        if not future.done():
+            self.history.overdue.append(record)
 
     def _answered(self, record: SentRecord, done: asyncio.Future[RecordMetadata]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -241,6 +262,8 @@ class NotedReader:
                 record.value.decode(),
             )
         self._player.stage.counts["records read"] += len(records)
+        if self._isolation is IsolationLevel.READ_UNCOMMITTED:
+            self._player.stage.counts["records read uncommitted"] += len(records)
         return records
 
     def next_session(self) -> None:

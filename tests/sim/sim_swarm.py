@@ -16,23 +16,41 @@ from typing import Any
 from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
-from sim_history import LogEnd
-from sim_jobs import planner
+from sim_history import History, LogEnd
+from sim_jobs import last_writes, planner
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
-from sim_operators import operator
+from sim_operators import operator, settings_of
 from sim_process import Client, Process
+from sim_processors import processor
+from sim_remakes import remaker
 from sim_rogue import rogue
-from sim_stage import COPY_GROUP, COPY_SOURCE, COPY_TARGET, Cast, Stage, WorkloadPlan
+from sim_stage import (
+    COPY_GROUP,
+    COPY_SOURCE,
+    COPY_TARGET,
+    PROCESS_GROUP,
+    PROCESS_TARGET,
+    Cast,
+    Stage,
+    WorkloadPlan,
+)
 from sim_txn_checkers import check_history
 from sim_world import BROKER_ID, SimulationError, World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.interfaces import actor_of
-from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.exceptions import CorruptRecordError, OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
+FAULT_KINDS_MIN = 3
+"""A run that suffers fewer kinds of faults is vacuous."""
+
+TOLD_LIMIT_S = 60.0
+"""Virtual time within which a reader comes past damage, told of it."""
+
+ZOMBIE_SHARE = 0.3
 QUIET_LIMIT_S = 300.0
 STORY_LINES = 100
 
@@ -67,9 +85,13 @@ class Scenario:
             else:
                 raise ValueError(f"{name}={value!r}: there is no such part of a scenario")
         following = dataclasses.replace(self.workload, **workload)
-        if following.copiers and COPY_TARGET not in following.topics:
-            topics = {**following.topics, COPY_TARGET: 1}
-            following = dataclasses.replace(following, topics=topics)
+        for count, target in (
+            (following.copiers, COPY_TARGET),
+            (following.processors, PROCESS_TARGET),
+        ):
+            if count and target not in following.topics:
+                topics = {**following.topics, target: 1}
+                following = dataclasses.replace(following, topics=topics)
         return dataclasses.replace(
             self,
             workload=following,
@@ -83,8 +105,11 @@ def drawn_scenario(seed: int) -> Scenario:
     random = Random(f"scenario {seed}")
     copiers = random.choice((0, 1, 2, 3))
     topics = {f"t{number}": random.randint(1, 3) for number in range(random.randint(1, 3))}
+    processors = Random(f"processors {seed}").choice((0, 0, 0, 1, 2))
     if copiers:
         topics[COPY_TARGET] = random.randint(1, 2)
+    if processors:
+        topics[PROCESS_TARGET] = 2
     return Scenario(
         seed=seed,
         workload=WorkloadPlan(
@@ -95,11 +120,14 @@ def drawn_scenario(seed: int) -> Scenario:
             # Of its own, so that the seeds kept for regressions draw the rest as they did.
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
+            remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
             plain_writers=random.choice((0, 1)),
             jobs=random.choice((0, 0, 1, 2)),
             copiers=copiers,
+            processors=processors,
             readers=random.choice((1, 2)),
-            uncommitted_readers=random.choice((0, 1)),
+            # One choice, drawn all the same: the seeds kept draw the rest as they did.
+            uncommitted_readers=random.choice((1, 1)),
             abort_ratio=0.15,
             transaction_timeout_ms=random.choice((1_000, 3_000, 10_000)),
             request_timeout_ms=random.choice((300, 1_000, 3_000)),
@@ -112,7 +140,7 @@ def drawn_scenario(seed: int) -> Scenario:
 
 @dataclass(slots=True)
 class Result:
-    """How a run went. It is *vacuous* if it committed nothing or suffered nothing."""
+    """How a run went. It is *vacuous* if any of what it is there for did not happen."""
 
     scenario: Scenario
     violations: list[Violation] = field(default_factory=list)
@@ -125,11 +153,14 @@ class Result:
 
     @property
     def is_vacuous(self) -> bool:
-        """Whether the run says nothing."""
+        """Whether the run says little: it lacks commits, aborts, readers or kinds of faults."""
+        uncommitted = self.counts["records read uncommitted"]
         return not self.violations and not (
             self.counts["commits"]
-            and self.counts["records read"]
-            and sum(self.fault_counts.values())
+            and self.counts["aborts"]
+            and uncommitted
+            and self.counts["records read"] > uncommitted
+            and len(self.fault_counts) >= FAULT_KINDS_MIN
         )
 
     @property
@@ -144,35 +175,56 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
     The history is judged once more as that of a fault campaign, and written to ``history_path``.
     """
     result = Result(scenario)
-    settings = WorldSettings(
-        cluster=CLUSTER,
-        topic_settings={
-            topic: {"segment_bytes": scenario.segment_bytes} for topic in scenario.workload.topics
-        },
-    )
     # Made ahead, so that the watch sees one world only.
-    founded_disks(scenario.workload.topics, settings)
+    settings = founded(scenario)
     with watching() as watch:
-        world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
+        try:
+            world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
+        except SimulationError as error:
+            result.violations.append(_world_violation(error))
+            return result
         with world:
             stage = Stage(world, scenario.workload)
+            world.network.zombie_share = ZOMBIE_SHARE
             world.after_event.append(_stopper(watch))
             try:
                 _play(stage, scenario.faults)
+                last_driver = world.client("last-driver")
+                writing = last_driver.spawn(last_writes(stage, last_driver))
+                world.run(writing, limit_s=QUIET_LIMIT_S)
                 _read_everything(stage)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
             except SimulationError as error:
-                cause = error.__cause__
-                if not isinstance(cause, _WatchError):
-                    name = type(cause or error).__name__
-                    text = str(error).partition("\n---")[0]
-                    result.violations.append(Violation(f"World:{name}", text))
+                if not isinstance(error.__cause__, _WatchError):
+                    result.violations.append(_world_violation(error))
+                    # What clients saw until then may tell more, and so do the ends of logs.
+                    stage.history.settle()
+                    _note_ends(stage)
+                    result.violations += check_history(stage.history)
             if history_path is not None:
                 write_history(stage.history, history_path)
             result.violations[:0] = watch.violations
             _measure(result, stage, watch)
     return result
+
+
+def founded(scenario: Scenario) -> WorldSettings:
+    """The settings of its world, whose cluster has been founded: done once for many runs."""
+    settings = WorldSettings(
+        cluster=CLUSTER,
+        topic_settings={
+            topic: settings_of(topic) or {"segment_bytes": scenario.segment_bytes}
+            for topic in scenario.workload.topics
+        },
+    )
+    founded_disks(scenario.workload.topics, settings)
+    return settings
+
+
+def _world_violation(error: SimulationError) -> Violation:
+    name = type(error.__cause__ or error).__name__
+    return Violation(f"World:{name}", str(error).partition("\n---")[0])
 
 
 def _judged_as_campaign(stage: Stage) -> list[Violation]:
@@ -207,7 +259,18 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
         if isinstance(process, Client):
             world.end_process(process, "leaves")
     world.quiesce(limit_s=QUIET_LIMIT_S)
+    if damaged := world.media.damaged_records():
+        prober = world.client("prober")
+        world.run(prober.spawn(_probe(prober, damaged)), limit_s=TOLD_LIMIT_S)
+        world.media.put_records_back()
+        world.quiesce(limit_s=QUIET_LIMIT_S)
     stage.history.settle()
+
+
+async def _probe(client: Client, damaged: list[TopicPartition]) -> None:
+    """Read partitions with damaged records to their end: what is damaged has to be told."""
+    for topic_partition in damaged:
+        await _read_to_end(client, History(), topic_partition, IsolationLevel.READ_UNCOMMITTED)
 
 
 def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
@@ -222,12 +285,16 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"planner-{number}", planner(f"job-{number}"))
     for number in range(plan.copiers):
         cast.add(f"copier-{number}", copier(f"copier-{number}"))
+    for number in range(plan.processors):
+        cast.add(f"processor-{number}", processor(number))
     for number in range(plan.readers):
         cast.add(f"reader-{number}", reader(IsolationLevel.READ_COMMITTED))
     for number in range(plan.uncommitted_readers):
         cast.add(f"peeper-{number}", reader(IsolationLevel.READ_UNCOMMITTED))
     for number in range(plan.operators):
         cast.add(f"operator-{number}", operator)
+    for number in range(plan.remakers):
+        cast.add(f"remaker-{number}", remaker)
     for number in range(plan.rogues):
         cast.add(f"rogue-{number}", rogue)
 
@@ -240,7 +307,12 @@ def _read_everything(stage: Stage) -> None:
     world = stage.world
     client = world.client("last-reader")
     world.run(client.spawn(_drain(stage, client)), limit_s=QUIET_LIMIT_S)
-    for replica in world.replicas().values():
+    _note_ends(stage)
+    _count_removals(stage)
+
+
+def _note_ends(stage: Stage) -> None:
+    for replica in stage.world.replicas().values():
         if replica.topic_partition in stage.partitions:
             machine = replica.machine
             stage.history.log_ends[replica.topic_partition] = LogEnd(
@@ -249,7 +321,6 @@ def _read_everything(stage: Stage) -> None:
                 machine.log_end_offset,
                 machine.log_start_offset,
             )
-    _count_removals(stage)
 
 
 def _count_removals(stage: Stage) -> None:
@@ -265,19 +336,23 @@ async def _drain(stage: Stage, client: Client) -> None:
     for isolation in IsolationLevel:
         for topic_partition in stage.partitions:
             stage.history.final[topic_partition, isolation] = await _read_to_end(
-                client, topic_partition, isolation
+                client, stage.history, topic_partition, isolation
             )
-    if stage.plan.copiers:
-        consumer = client.consumer(group_id=COPY_GROUP)
+    groups = {COPY_GROUP: stage.plan.copiers, PROCESS_GROUP: stage.plan.processors}
+    for group in (name for name, members in groups.items() if members):
+        consumer = client.consumer(group_id=group)
         for topic_partition in stage.partitions:
             if topic_partition.topic == COPY_SOURCE:
                 position = await consumer.committed(topic_partition)
-                stage.history.final_positions[COPY_GROUP, topic_partition] = position
+                stage.history.final_positions[group, topic_partition] = position
         await consumer.close()
 
 
 async def _read_to_end(
-    client: Client, topic_partition: TopicPartition, isolation: IsolationLevel
+    client: Client,
+    history: History,
+    topic_partition: TopicPartition,
+    isolation: IsolationLevel,
 ) -> list[tuple[int, str]]:
     consumer = client.consumer(isolation_level=isolation, auto_offset_reset="earliest")
     await consumer.assign(topic_partition)
@@ -287,6 +362,10 @@ async def _read_to_end(
     while await consumer.position(topic_partition) < end:
         try:
             records = await consumer.poll(1_000)
+        except CorruptRecordError as error:
+            history.unreadable.append((topic_partition, error.offset, error.next_offset))
+            await consumer.seek(topic_partition, error.next_offset)
+            continue
         except OncelogError as error:
             client.world.note(f"the last read met {error!r}")
             continue

@@ -100,6 +100,14 @@ class RepeatedTokens(Checker):
             first.setdefault(key, write)
 
 
+class ShutOutWrites(Checker):
+    """A distributed write that could not begin, enlist or end although nothing was in its way."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for refusal in facts.history.shut_out:
+            yield self.found(f"after the quiet a write was refused: {refusal}", refusal)
+
+
 class UnreadableCommits(Checker):
     """A commit that answered "visible", and an end of partition, asked for later, below it.
 
@@ -253,6 +261,7 @@ TRANSACTION_CHECKERS: tuple[Checker, ...] = (
     ReusedEpochs(),
     WrongTokens(),
     RepeatedTokens(),
+    ShutOutWrites(),
     UnreadableCommits(),
     EndsGoBack(),
     WrongOffsets(),

@@ -26,11 +26,12 @@ from random import Random
 from typing import Any
 
 from crash_disk import Crash
-from disk_image import Directory, walk
+from disk_image import walk
 from sim_disk import SimDisk
 from sim_faults import Faults, stop_disk
-from sim_launcher import SimLauncher, founded_disks
+from sim_launcher import SimLauncher, founded_disks, new_disk
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
+from sim_media import Media
 from sim_network import Network
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
@@ -44,6 +45,7 @@ from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 BROKER_ID = 1
 DATA_DIR = "/data"
+CLUSTER_ID = "c" * 32
 BOOT_LIMIT_S = 60.0
 
 
@@ -85,11 +87,13 @@ class World(Faults):
         self.story = Story()
         self.failure: SimulationError | None = None
         self.after_event: list[Callable[[World, Process], None]] = []
+        self.at_close: list[Callable[[], None]] = []
         self.clock_base_ms = EPOCH_MS
         self.clock_offsets_ms: dict[str, int] = {}
         self.slowness: dict[str, float] = {}
         self.process_count = 0
         self.disks: dict[str, SimDisk] = {}
+        self.away_disks: dict[str, SimDisk] = {}
         self._message_trace = 0
         self._counts: Counter[str] = Counter()
         self._processes: dict[str, Process] = {}
@@ -102,6 +106,7 @@ class World(Faults):
         self._logging = StoryHandler(self._tell_log)
         self.loop = SimLoop(self._split_random(), self._callback_failed)
         self.network = Network(self, self._split_random())
+        self.media = Media(self)
         self.driver = Process(self, "world", 1, self._split_random())
         self.loop.after_event = self._after_event
         self._logging.install()
@@ -151,6 +156,7 @@ class World(Faults):
             broker_id=BROKER_ID,
             data_dir=DATA_DIR,
             cluster=self.settings.cluster,
+            cluster_id=CLUSTER_ID,
         )
 
     # --- running ------------------------------------------------------------------------------
@@ -232,7 +238,7 @@ class World(Faults):
         if config is None or name in self._processes:
             return
         disk = self.disks.get(name)
-        disk = SimDisk(Directory(), set()) if disk is None else disk.next_life()
+        disk = new_disk(config) if disk is None else disk.next_life()
         self.disks[name] = disk
         if name in self._disk_stops:
             stop_disk(disk, *self._disk_stops.pop(name))
@@ -291,6 +297,11 @@ class World(Faults):
         client = Client(self, name, self._incarnations[name], self._split_random())
         self._processes[name] = client
         return client
+
+    def lives(self, number: int) -> bool:
+        """Whether the process of that number lives, zombies included."""
+        processes = [*self._zombies, *self._processes.values()]
+        return any(process.number == number for process in processes)
 
     # --- telling ------------------------------------------------------------------------------
 
@@ -360,6 +371,8 @@ class World(Faults):
 
     def close(self) -> None:
         """Throw the world away."""
+        for end in self.at_close:
+            end()
         self._logging.remove()
         self.loop.close()
 

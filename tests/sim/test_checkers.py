@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sample_histories import A, B, final, read, transaction
 from sim_checkers import COMMITTED, UNCOMMITTED
-from sim_history import Claim, CommittedOffset, EndOffset, History, LogEnd, Outcome
+from sim_history import Claim, CommittedOffset, EndOffset, History, LogEnd, Outcome, Remake
 from sim_txn_checkers import ALL_CHECKERS, check_history
 
 GROUP_A = ("copiers", A)
@@ -41,6 +41,13 @@ def fetched(history: History, offset: int | None) -> None:
 def ends_at(history: History, offset: int) -> None:
     started_at = history.tick()
     history.end_offsets.append(EndOffset(A, COMMITTED, offset, started_at, history.tick()))
+
+
+def test_a_record_without_an_outcome_after_its_delivery_timeout_is_found():
+    history = History()
+    transaction(history, {A: ["a"]}, Outcome.FAIL)
+    history.overdue += history.writes[0].records
+    assert names(history) == {"LateOutcomes"}
 
 
 # --- records ----------------------------------------------------------------------------------
@@ -258,6 +265,12 @@ def test_a_transaction_that_hangs_is_found():
     assert names(history) == {"OpenAtTheEnd"}
 
 
+def test_records_that_nobody_can_read_are_found():
+    history = History()
+    history.unreadable.append((A, 3, 5))
+    assert names(history) == {"UnreadableRecords"}
+
+
 # --- fences and tokens ------------------------------------------------------------------------
 
 
@@ -333,6 +346,15 @@ def test_two_committed_runs_of_one_token_are_found():
     transaction(history, {A: ["b"]}, owner="run 2", token=b"job")
     final(history, A, [(0, "a"), (1, "b")])
     assert names(history) == {"RepeatedTokens"}
+
+
+def test_a_write_that_is_refused_in_peace_is_found():
+    history = History()
+    transaction(history, {A: ["a"]})
+    final(history, A, [(0, "a")])
+    assert names(history) == set()
+    history.shut_out.append("job: ProducerFencedError()")
+    assert names(history) == {"ShutOutWrites"}
 
 
 # --- what a commit promises -------------------------------------------------------------------
@@ -440,3 +462,20 @@ def test_an_input_that_was_passed_over_is_found():
 
 def test_every_checker_has_its_own_name():
     assert len({type(checker).__name__ for checker in ALL_CHECKERS}) == len(ALL_CHECKERS)
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [(["a", "b"], []), (["b"], ["InheritedPositions"]), (["a"], [])],
+    ids=["all", "first passed over", "not at the end yet"],
+)
+def test_the_first_records_of_a_remade_topic_must_not_be_passed_over(read, expected):
+    history = History()
+    history.remakes.append(Remake("remade-x", "1", offsets={"a": 0, "b": 1}, read=read))
+    assert [violation.checker for violation in check_history(history)] == expected
+
+
+def test_a_static_member_that_was_fenced_for_nothing_is_told():
+    history = History()
+    history.fenced_members.append("copier-0#1.2")
+    assert [violation.checker for violation in check_history(history)] == ["FencedMembers"]

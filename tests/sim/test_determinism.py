@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sim_network import NetworkFaults
+from sim_swarm import drawn_scenario, run_scenario
 from sim_world import World
 
 from oncelog.storage.exceptions import OncelogError
@@ -92,3 +93,11 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing(seed, hash_seed):
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     assert done.stdout.strip() == trace_of(seed, seconds=10)
+
+
+def test_threads_of_synchronous_programs_repeat_as_well():
+    scenario = drawn_scenario(23).changed({"processors": 2, "duration_s": 4.0})
+    first, second = run_scenario(scenario), run_scenario(scenario)
+    assert first.counts["commits of processors"] > 0
+    assert first.trace_hash == second.trace_hash
+    assert not first.violations

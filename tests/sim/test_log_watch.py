@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 from sim_log_watch import LogWatch
 
+from oncelog.actors.protocol.cluster_log import LeaderElected
 from oncelog.actors.protocol.partition_bounds import Role
 from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
 from oncelog.storage.control_record import ControlRecord
@@ -19,10 +20,15 @@ S = TransactionState
 PRODUCER = 7
 
 
-def machine(*, stable: int = 0, high: int = 0, end: int = 100) -> Any:
+def machine(
+    *, stable: int = 0, high: int = 0, end: int = 100, ongoing: dict[int, int] | None = None
+) -> Any:
+    transactions = SimpleNamespace(ongoing=ongoing or {})
     return SimpleNamespace(
         topic_partition=A,
         role=Role.LEADER,
+        log_start_offset=0,
+        producers=SimpleNamespace(transactions=transactions),
         last_stable_offset=stable,
         high_watermark=high,
         log_end_offset=end,
@@ -36,6 +42,7 @@ def header(offset: int, epoch: int, *, crc: int = 0, is_control: bool = False) -
         producer_epoch=epoch,
         crc=crc,
         is_control=is_control,
+        is_transactional=True,
     )
 
 
@@ -100,6 +107,45 @@ def test_a_marker_against_the_decision_is_found(watch):
     logs(watch, metadata(S.PREPARE_ABORT, 5, A))
     marks(watch, machine(), 1, 5, True, 2)
     assert found(watch) == {"ContradictingMarkers"}
+
+
+def test_a_stable_offset_above_an_open_transaction_is_found(watch):
+    leader = machine()
+    watch.applies(leader, header(3, 4), None)
+    leader.last_stable_offset = leader.high_watermark = 3
+    watch.settles(leader)
+    assert watch.violations == []
+    leader.last_stable_offset = leader.high_watermark = 4
+    watch.settles(leader)
+    assert found(watch) == {"UnstableEnds"}
+
+
+def test_a_stable_offset_above_an_open_transaction_of_the_snapshot_is_found(watch):
+    leader = machine(ongoing={3: PRODUCER}, stable=4, high=4)
+    watch.loads(leader)
+    watch.settles(leader)
+    assert found(watch) == {"UnstableEnds"}
+
+
+def test_a_stable_offset_above_a_marker_that_is_not_synced_is_found(watch):
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A))
+    leader = machine(stable=3, high=4)
+    watch.applies(leader, header(3, 4), None)
+    marks(watch, leader, 4, 5, True, 2)
+    watch.settles(leader)
+    assert watch.violations == []
+    leader.last_stable_offset = 4
+    watch.settles(leader)
+    assert found(watch) == {"UnstableEnds"}
+
+
+def test_a_stable_offset_above_a_marker_that_is_synced_is_in_order(watch):
+    logs(watch, metadata(S.PREPARE_COMMIT, 5, A))
+    leader = machine(stable=5, high=5)
+    watch.applies(leader, header(3, 4), None)
+    marks(watch, leader, 4, 5, True, 2)
+    watch.settles(leader)
+    assert watch.violations == []
 
 
 def test_a_second_decision_of_one_epoch_is_found(watch):
@@ -179,3 +225,35 @@ def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
     watch.shows(leader)
     watch.applies(machine(), header(0, 4, crc=2), None)
     assert found(watch) == expected
+
+
+@pytest.mark.parametrize(
+    ("starts", "checker"),
+    [
+        ({0: "one", 1: "two"}, None),
+        ({0: "one", 1: "two", 2: "one"}, "LateElections"),
+    ],
+)
+def test_an_epoch_for_a_start_that_led_before_is_found(watch, starts, checker):
+    for epoch, start in starts.items():
+        watch.elects(elected(epoch, start))
+    assert [violation.checker for violation in watch.violations] == [checker] * bool(checker)
+
+
+def test_an_epoch_that_is_given_twice_is_found(watch):
+    watch.elects(elected(0, "one"))
+    watch.elects(elected(0, "one"))
+    assert not watch.violations
+    watch.elects(elected(0, "two"))
+    assert [violation.checker for violation in watch.violations] == ["SharedEpochs"]
+
+
+def elected(epoch, start):
+    return LeaderElected(
+        topic_id="a" * 32,
+        partition=0,
+        leader=1,
+        leader_epoch=epoch,
+        isr=(1,),
+        incarnation=start,
+    )

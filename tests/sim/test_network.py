@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import pytest
+import sim_wire
 from sim_network import NetworkFaults
 from sim_world import World
 
 from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
-from oncelog.actors.protocol.messages import DescribeReplicaRequest, ProduceRequest
+from oncelog.actors.protocol.messages import (
+    DescribeReplicaRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+    ProduceRequest,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.record_batch import parse_header
+from oncelog.storage.record_codec import decode_records, encode_records
 
 FLIGHTS = TopicPartition("flights", 0)
 LEADER = "partition:flights-0@1"
@@ -64,9 +71,9 @@ def test_an_actor_that_dies_during_the_call_is_a_network_error_though_it_ran(wor
     assert log_end(world) == 1
 
 
-def test_a_method_that_there_is_not_is_an_error_of_the_server(world):
+def test_a_method_that_there_is_not_is_refused(world):
     reply = world.run(call(world, MetadataRequest()))
-    assert reply.error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert reply.error is ErrorCode.INVALID_REQUEST
     assert "metadata" in reply.detail
 
 
@@ -225,3 +232,28 @@ def test_healing_opens_every_gate(world):
     world.heal()
     assert world.run(waiting).error is ErrorCode.NONE
     assert world.run(call(world, produce())).error is ErrorCode.NONE
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def test_messages_that_come_torn_and_together_are_read_whole(world, monkeypatch):
+    monkeypatch.setattr(sim_wire, "TORN", 1.0)
+    replies = [call(world, DescribeReplicaRequest()) for _ in range(50)]
+    assert {world.run(reply).topic_partition for reply in replies} == {FLIGHTS}
+
+
+@pytest.mark.parametrize("torn", [0.0, 1.0])
+def test_a_message_longer_than_a_buffer_is_read_whole(world, monkeypatch, torn):
+    monkeypatch.setattr(sim_wire, "TORN", torn)
+    value = b"".join(bytes([number % 251]) * 1_000 for number in range(300))
+    batch = bytes(encode_records([(None, value, 0, ())]))
+    assert world.run(call(world, ProduceRequest(topic_partition=FLIGHTS, batch=batch))).error == 0
+    fetch = FetchRequest(topic_partition=FLIGHTS, fetch_offset=0, max_bytes=1_000_000)
+    found = world.run(call(world, fetch)).records
+    assert [record.value for record in decode_records(found, parse_header(found), 0)] == [value]
+
+
+def test_a_message_that_the_codec_refuses_is_answered_as_in_production(world):
+    odd = ListOffsetsRequest(topic_partition=FLIGHTS, timestamp_ms=1 << 70)
+    assert world.run(call(world, odd)).error is ErrorCode.INVALID_REQUEST

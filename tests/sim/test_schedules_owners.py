@@ -54,7 +54,7 @@ def test_of_all_that_claim_an_id_at_once_one_can_write(held):
         winner.send("a", "won")
         loser.begin()
         assert loser.refused(loser.sending("a", "lost")) is ErrorCode.PRODUCER_FENCED
-        assert first.refused(first.sending("a", "late")) is ErrorCode.TRANSACTION_ABORTABLE
+        assert first.refused(first.sending("a", "late")) is ErrorCode.PRODUCER_FENCED
         assert first.refused(first.aborting()) is ErrorCode.PRODUCER_FENCED
         winner.commit()
         assert play.read("a") == ["won"]
@@ -119,7 +119,7 @@ def test_a_commit_that_came_after_the_timeout_learns_of_the_abort(dies):
         if dies:
             play.crash(C)
         play.world.release_disk(C)
-        assert writer.refused(ending) is ErrorCode.TRANSACTION_ABORTABLE
+        assert writer.refused(ending) is ErrorCode.TRANSACTION_TIMED_OUT
         writer.abort()
         writer.transaction(a="a2")
         assert play.read("a") == ["a2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 from crash_disk import DataLoss, NameLoss
@@ -313,11 +314,26 @@ def test_a_kill_at_a_callback(world):
     assert world.counts["kill"] == 1
 
 
-def test_a_disk_that_fails_takes_a_replica_offline_and_quiesce_restarts_it(world):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_operator_restarts_what_a_failed_disk_took_offline_and_nothing_else(world, is_known):
     world.disk(LEADER).fail("datasync", ".log")
+    if is_known:
+        world.media.broken.add(LEADER)
     world.run(call(world, produce()))
     assert world.replicas()[LEADER].failure is not None
+    if is_known:
+        world.quiesce()
+        assert world.is_ready(LEADER)
+    else:
+        with pytest.raises(SimulationError, match="not done within 60"):
+            world.quiesce()
+
+
+def test_a_disk_that_was_full_for_a_while_needs_no_operator(world):
+    world.disk(LEADER).fail("datasync", ".log", errno.ENOSPC, times=3)
+    waiting = call(world, produce())
     world.quiesce()
+    world.run(waiting)
     assert world.is_ready(LEADER)
 
 

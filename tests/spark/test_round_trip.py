@@ -158,7 +158,7 @@ def test_a_committed_version_is_not_written_again(spark, topic):
     for version in (1, 1, 2, 2):
         write(frame, topic, txnAppId="nightly", txnVersion=version)
     assert identifiers(read(spark, topic)) == sorted([*range(100), *range(100)])
-    assert "txnVersion=1 of txnAppId='nightly' is older than" in refusal(
+    assert "the last committed version of 'nightly' is 2" in refusal(
         lambda: write(frame, topic, txnAppId="nightly", txnVersion=1)
     )
 

@@ -14,10 +14,12 @@ from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.partition_leader import PartitionLeader
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.actors.protocol.messages import FetchRequest, ProduceReply, ProduceRequest
-from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.actors.replica import Replica
+from oncelog.actors.replica_opening import ExpectedLog
 from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import IsolationLevel, TopicPartition
+from oncelog.storage.record_batch import parse_header
 from oncelog.storage.record_codec import encode_records
 
 KEY = b"key" * 10
@@ -31,6 +33,7 @@ class LeaderHarness:
         self.directory = directory
         self.settings = settings or {}
         self.topic_id = TOPIC_ID
+        self.led_topics: set[str] = set()
         self.next_epoch: Callable[[int], int] = lambda last_epoch: last_epoch + 1
         self.clock = ManualClock()
         self.background: Any = ThreadOnly()
@@ -43,7 +46,11 @@ class LeaderHarness:
     def replica(self) -> Replica:
         return self.leader.replica
 
+    async def log_source(self) -> ExpectedLog:
+        return ExpectedLog(topic_id=self.topic_id, has_been_led=self.topic_id in self.led_topics)
+
     async def epoch_source(self, last_epoch: int) -> BecomeLeaderReply:
+        self.led_topics.add(self.topic_id)
         return BecomeLeaderReply(
             leader_epoch=self.next_epoch(last_epoch),
             topic_id=self.topic_id,
@@ -64,6 +71,7 @@ class LeaderHarness:
             clock=self.clock,
             background=self.background,
             epoch_source=self.epoch_source,
+            log_source=self.log_source,
         )
         self.leader = PartitionLeader(replica=replica, clock=self.clock)
         await replica.start()
@@ -104,7 +112,14 @@ class LeaderHarness:
             transaction_timeout_ms=60_000,
         )
 
+    def plain_ticket(self, *, pid: int) -> bytes:
+        return issue_plain_ticket(cluster_key=KEY, producer_id=pid, issued_ms=0)
+
     async def produce(self, batch: bytes, **fields: Any) -> ProduceReply:
+        """Produce one batch; a plain one as the owner of its producer id, unless told otherwise."""
+        header = parse_header(batch)
+        if header.is_plain and header.producer_id >= 0:
+            fields = {"ticket": self.plain_ticket(pid=header.producer_id), **fields}
         return await self.leader.produce(
             ProduceRequest(topic_partition=self.tp, batch=batch, **fields)
         )

@@ -200,3 +200,39 @@ async def _fake_ray() -> FakeRay:
 
 async def _describe_once(transport: ActorTransport) -> None:
     assert await describe(transport) == BY_RAY
+
+
+def test_the_first_calls_to_a_hundred_actors_wait_for_none_of_each_other():
+    """A first transaction over many partitions: every leader is looked for at once."""
+    partitions = 100
+
+    async def body() -> None:
+        asked: list[str] = []
+        all_asked = asyncio.Event()
+
+        class Slow(FakeRay):
+            async def listener_of(self, actor: str, *, timeout_ms: int) -> None:
+                assert timeout_ms > 0
+                asked.append(actor)
+                if len(asked) == partitions:
+                    all_asked.set()
+                await all_asked.wait()
+
+            async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+                assert (actor in asked, request) == (True, DescribeReplicaRequest())
+                assert timeout_ms > 0
+                return BY_RAY
+
+        transport = ActorTransport(Slow())
+        calls = [
+            transport.call(
+                f"partition:flights-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            for number in range(partitions)
+        ]
+        assert await asyncio.gather(*calls) == [BY_RAY] * partitions
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())

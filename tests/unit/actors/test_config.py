@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncelog.actors.config import (
+    TRANSACTION_TIMEOUT_LIMIT_MS,
     ClusterConfig,
     TopicConfig,
     build_settings,
     internal_topic_config,
 )
-from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
+from oncelog.actors.protocol.tickets import (
+    TICKET_GRACE_MS,
+    TICKET_LIFETIME_MAX_MS,
+    ClusterKeys,
+    TicketVerdict,
+    check_ticket,
+    issue_ticket,
+)
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import RetentionPolicy
 
@@ -130,3 +142,32 @@ def test_producers_are_remembered_for_longer_than_any_ticket_lives() -> None:
     assert ClusterConfig(producer_id_expiration_ms=least_ms).producer_id_expiration_ms == least_ms
     with pytest.raises(InvalidSettingError, match=r"producer_id_expiration_ms=.*46800000"):
         ClusterConfig(producer_id_expiration_ms=least_ms - 1)
+
+
+def test_no_transaction_may_be_open_for_longer_than_its_tickets_live() -> None:
+    """A ticket counts from the transaction's begin, so one for a late partition is the same age."""
+    ClusterConfig(transaction_max_timeout_ms=TRANSACTION_TIMEOUT_LIMIT_MS)
+    for timeout_ms in (TRANSACTION_TIMEOUT_LIMIT_MS + 1, 0):
+        with pytest.raises(InvalidSettingError, match=r"transaction_max_timeout_ms=.*39600000"):
+            ClusterConfig(transaction_max_timeout_ms=timeout_ms)
+
+
+@given(st.integers(1, TRANSACTION_TIMEOUT_LIMIT_MS), st.data())
+def test_every_ticket_of_an_open_transaction_is_alive(timeout_ms: int, data: Any) -> None:
+    config = ClusterConfig(transaction_max_timeout_ms=timeout_ms)
+    age_ms = data.draw(st.integers(0, timeout_ms + TICKET_GRACE_MS))
+    owner: dict[str, Any] = {
+        "producer_id": 7,
+        "producer_epoch": 3,
+        "topic_id": "topic",
+        "partition": 0,
+    }
+    ticket = issue_ticket(
+        cluster_key=b"k" * 32,
+        issued_ms=1_700_000_000_000,
+        transaction_timeout_ms=config.transaction_max_timeout_ms,
+        **owner,
+    )
+    keys = ClusterKeys(current=b"k" * 32)
+    verdict = check_ticket(ticket, keys=keys, now_ms=1_700_000_000_000 + age_ms, **owner)
+    assert verdict is TicketVerdict.VALID

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ import pytest
 from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import Controller
+from oncelog.actors.data_directory import (
+    DirectoryIdentity,
+    prepare,
+    read_identity,
+    write_identity,
+)
 from oncelog.actors.interfaces import actor_of
 from oncelog.actors.protocol.cluster_messages import (
     AlterTopicRequest,
@@ -61,10 +69,11 @@ class World:
         self.serial += 1
         return bytes([self.serial]) * count
 
-    async def controller(self) -> Controller:
+    async def controller(self, settings: ClusterConfig | None = None) -> Controller:
         async def epoch(last_epoch: int) -> BecomeLeaderReply:
             return BecomeLeaderReply(leader_epoch=last_epoch + 1)
 
+        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
         config = ReplicaConfig(
             topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
         )
@@ -79,7 +88,7 @@ class World:
             clock=self,
             transport=self,
             launcher=self,
-            config=ClusterConfig(),
+            config=settings or ClusterConfig(),
             process_id=1,
             token_bytes=self.token_bytes,
             on_failure=[].append,
@@ -188,7 +197,10 @@ def test_altered_settings_survive_a_restart(play: Any) -> None:
         controller = await world.controller()
         assert (await settings_of(controller))["retention_ms"] == "7"
         request = BecomeLeaderRequest(
-            topic_partition=TopicPartition("flights", 0), broker_id=1, incarnation="i"
+            topic_partition=TopicPartition("flights", 0),
+            broker_id=1,
+            incarnation="i",
+            expected_epoch=-1,
         )
         led = await controller.become_leader(request)
         assert (dict(led.settings)["retention_ms"], led.settings_version) == ("7", 1)
@@ -220,3 +232,48 @@ def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
         assert (late.error, late.keys) == (ErrorCode.NOT_CONTROLLER, NO_KEYS)
 
     play(scenario)
+
+
+def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_path: Path) -> None:
+    async def body() -> None:
+        world = World(tmp_path)
+        controller = await world.controller()
+        cluster_id = (await controller.metadata(MetadataRequest())).cluster_id
+        await controller.replica.stop()
+        identity = read_identity(RealFileSystem(), tmp_path)
+        assert identity == DirectoryIdentity(cluster_id=cluster_id, broker_id=1)
+        again = await world.controller()
+        assert (await again.metadata(MetadataRequest())).cluster_id == cluster_id
+        await again.replica.stop()
+        log = tmp_path / "__cluster_metadata-0"
+        log.rename(tmp_path / "away")
+        empty = await world.controller()
+        reply = await empty.metadata(MetadataRequest())
+        assert reply.error is ErrorCode.NOT_CONTROLLER
+        assert f"should tell of cluster {cluster_id}" in reply.detail
+        await empty.replica.stop()
+        shutil.rmtree(log)
+        (tmp_path / "away").rename(log)
+        write_identity(RealFileSystem(), tmp_path, replace(identity, cluster_id="d" * 32))
+        stranger = await world.controller()
+        assert "and tells of cluster" in (await stranger.metadata(MetadataRequest())).detail
+        await stranger.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
+    """The founding fixes some: what a later start asks for is not what there is."""
+
+    async def body() -> None:
+        world = World(tmp_path)
+        controller = await world.controller()
+        assert (await controller.metadata(MetadataRequest())).settings == ()
+        await controller.replica.stop()
+        later = ClusterConfig(offsets_partitions=7, metrics_interval_ms=5)
+        again = await world.controller(later)
+        told = (await again.metadata(MetadataRequest())).settings
+        assert told == (("metrics_interval_ms", "5"),)
+        await again.replica.stop()
+
+    asyncio.run(body())

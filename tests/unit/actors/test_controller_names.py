@@ -11,6 +11,7 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import Controller
+from oncelog.actors.data_directory import prepare
 from oncelog.actors.protocol.cluster_messages import (
     BecomeLeaderReply,
     CreateTopicReply,
@@ -90,6 +91,7 @@ class World:
         async def epoch(last_epoch: int) -> BecomeLeaderReply:
             return BecomeLeaderReply(leader_epoch=last_epoch + 1)
 
+        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
         replica = Replica(
             config=ReplicaConfig(
                 topic=CLUSTER_METADATA_TOPIC,

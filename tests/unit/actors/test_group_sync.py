@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import uvloop
 from actor_surroundings import until_idle
+from msgspec import structs
 
 from oncelog.actors.group_sync import IN_TURN_BYTES, ROUND_BYTES
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.storage.checkpoint import read_recovery_checkpoint
 from oncelog.storage.errors import ErrorCode, InvariantViolation
-from oncelog.storage.fs import RealFileHandle
+from oncelog.storage.fs import RealFileHandle, RealFileSystem
 from oncelog.storage.partition_log import PartitionLog
+
+TOPIC_ID = "a" * 32
 
 
 class SteppedBackground:
@@ -333,5 +337,53 @@ def test_no_round_keeps_a_file_open(
         for handle in duplicates:
             with pytest.raises(OSError, match="closed"):
                 handle.datasync()
+
+    play(harness, scenario)
+
+
+def test_round_that_runs_while_the_log_is_truncated_moves_no_high_watermark(harness: Any) -> None:
+    """A follower cuts what another leader does not have, and appends other records there.
+
+    1. Two batches are appended and their round begins. 2. The log is cut to nothing. 3. One other
+    batch is appended. 4. The round ends: it says nothing of that batch, which needs its own.
+    """
+
+    async def scenario(table: Table) -> None:
+        replica = table.replica
+        await table.produce(100, 100)
+        replica.log.truncate_to(0)
+        machine, epochs = replica.machine, replica.log.leader_epochs
+        machine.load(0, 0, (), leader_epochs=epochs)
+        replica._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        replica.log.assign_leader_epoch(replica.leader_epoch + 1, 0)
+        replica.leadership = structs.replace(
+            replica.leadership, leader_epoch=replica.leader_epoch + 1
+        )
+        machine.become_leader(replica.leader_epoch, TOPIC_ID, replica.keys)
+        await table.produce(100)
+        assert len(table.background.given) == 1
+        await table.step()
+        assert machine.high_watermark == 0
+        assert table.answered[2] is None
+        assert len(table.background.given) == 1
+        await table.step()
+        assert machine.high_watermark == 1
+        assert table.answered[2] is ErrorCode.NONE
+
+    play(harness, scenario)
+
+
+def test_checkpoint_follows_the_high_watermark(harness: Any) -> None:
+    async def scenario(table: Table) -> None:
+        table.background.is_open = True
+        await table.produce(100)
+        await table.produce(100)
+        assert table.replica.log.high_watermark == 2
+        checkpoint = read_recovery_checkpoint(RealFileSystem(), harness.directory / "flights-0")
+        # Written before the round's own high watermark is told.
+        assert (checkpoint.recovery_point, checkpoint.high_watermark) == (2, 1)
+        await table.replica.sync_all()
+        checkpoint = read_recovery_checkpoint(RealFileSystem(), harness.directory / "flights-0")
+        assert checkpoint.high_watermark == 2
 
     play(harness, scenario)

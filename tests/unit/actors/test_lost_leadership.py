@@ -17,6 +17,8 @@ from oncelog.actors.assembly import (
     PartitionServer,
     TransactionCoordinatorServer,
 )
+from oncelog.actors.protocol.cluster_messages import ShutdownRequest
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
 
 SHARD = TopicPartition(TRANSACTION_STATE_TOPIC, 0)
@@ -54,3 +56,27 @@ def test_a_replica_that_does_not_lead_has_nothing_to_lose(tmp_path: Path) -> Non
         return world
 
     assert not asyncio.run(scenario()).deaths
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_a_late_call_that_ends_the_replica_of_a_deleted_topic_leaves_the_next_one_alone(
+    tmp_path: Path, is_serving: bool
+) -> None:
+    """1. A topic is deleted. 2. The next of its name begins. 3. A copy of the call arrives."""
+
+    async def scenario() -> tuple[ErrorCode, ErrorCode, bool, ErrorCode]:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        if is_serving:
+            await server._start_task
+        late = await server.shutdown(ShutdownRequest(remove_data=True, topic_id="b" * 32))
+        await server._start_task
+        availability = server.replica.availability()
+        has_files = server.replica.log.segment_count > 0
+        own = await server.shutdown(ShutdownRequest(remove_data=True, topic_id="a" * 32))
+        return late.error, availability, has_files, own.error
+
+    late, availability, has_files, own = asyncio.run(scenario())
+    assert late is ErrorCode.UNKNOWN_TOPIC_ID
+    assert (availability, has_files, own) == (ErrorCode.NONE, True, ErrorCode.NONE)
+    assert not any(tmp_path.rglob("*.log"))

@@ -103,8 +103,10 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
             "open_transaction_count": 1,
             "last_stable_offset": 0,
             "last_stable_offset_lag": 2,
+            "cut_bytes": 0,
             "oldest_open_transaction_age_ms": 0,
             "partition_late_transaction_count": 0,
+            "damaged_place_count": 0,
         }
         assert world.tags == {(("topic", "flights"), ("partition", "0"), ("broker", "1"))}
         world.time_ms += LATE_MS

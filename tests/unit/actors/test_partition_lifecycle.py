@@ -316,6 +316,14 @@ def test_log_append_time_is_told_to_the_producer_and_to_its_retry(harness: Any) 
         assert (await harness.produce(batch)).log_append_time_ms == appended_ms
         harness.clock.time_ms += 1_000
         assert (await harness.produce(batch)).log_append_time_ms == appended_ms
+        other = harness.batch(b"b", pid=7, epoch=0, seq=0)
+        assert (await harness.produce(other)).error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        for settings in ({"message_timestamp_type": "CreateTime"}, harness.settings):
+            await harness.replica.stop()
+            harness.settings = settings
+            await harness.start()
+            assert (await harness.produce(batch)).base_offset == 0
+            assert (await harness.produce(other)).error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         await harness.replica.stop()
 
     asyncio.run(body())

@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
+from oncelog.actors import group_sync as group_sync_module
 from oncelog.actors import replica as replica_module
-from oncelog.actors.protocol.messages import ListOffsetsRequest, TxnMarker
+from oncelog.actors.protocol.messages import (
+    DeleteRecordsRequest,
+    ListOffsetsRequest,
+    TxnMarker,
+    WriteTxnMarkersRequest,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.record_batch import iterate_batches
 
@@ -130,8 +136,12 @@ def test_failed_write_takes_the_replica_offline_with_its_reason(play):
         assert "cannot write to /data/flights-0" in faulty.replica.failure
         assert faulty.replica.failure in faulty.replica.describe(1).detail
         await faulty.restart()
-        assert faulty.replica.log.cut is not None
+        shown = faulty.replica.describe(1)
+        assert (shown.cut_offset, shown.cut_bytes) == (1, faulty.replica.log.cut.cut_bytes)
+        assert shown.cut_bytes > 0
         assert await faulty.offsets() == [0]
+        await faulty.restart()
+        assert faulty.replica.describe(1).cut_offset == -1
 
     play(scenario)
 
@@ -162,6 +172,23 @@ def test_failed_directory_sync_after_a_roll_acknowledges_nothing(play):
     play(scenario)
 
 
+def test_marker_whose_sync_fails_is_not_answered_as_written(play):
+    async def scenario(faulty: FaultyHarness) -> None:
+        inner = faulty.inner
+        ticket = inner.ticket(pid=7, epoch=0)
+        batch = inner.txn_batch(b"a", pid=7, epoch=0, seq=0)
+        reply = await inner.produce(batch, transactional_id="t", ticket=ticket)
+        assert reply.error is ErrorCode.NONE
+        faulty.disk.fail("datasync", ".log")
+        marker = TxnMarker(producer_id=7, producer_epoch=1, committed=True, partitions=(inner.tp,))
+        request = WriteTxnMarkersRequest(coordinator_epoch=1, markers=(marker,))
+        (result,) = (await inner.leader.write_txn_markers(request)).results
+        assert result.error is ErrorCode.KAFKA_STORAGE_ERROR
+        faulty.disk.heal()
+
+    play(scenario)
+
+
 def test_abort_index_write_fails_so_the_marker_errors_and_the_stable_offset_stays(play):
     """The log goes offline; after recovery the entry exists and the last stable offset moves."""
 
@@ -187,8 +214,125 @@ def test_abort_index_write_fails_so_the_marker_errors_and_the_stable_offset_stay
     play(scenario)
 
 
+@pytest.mark.parametrize("flush", ["sync", "os"])
+@pytest.mark.parametrize("call", ["create", "append"])
+def test_index_entry_without_room_is_owed_and_holds_the_last_stable_offset(
+    harness, play, monkeypatch, call, flush
+):
+    """The marker is in the log; readers and syncs stop before it until its entry is written.
+
+    1. A transaction writes, and its ABORT marker fits on the disk; the index entry does not.
+    2. Readers see nothing of it, and produce is refused. 3. There is room: nobody does anything.
+    """
+    monkeypatch.setattr(group_sync_module, "DISK_RETRY_MS", 1)
+
+    async def scenario(faulty: FaultyHarness) -> None:
+        inner = faulty.inner
+        inner.settings["flush"] = flush
+        await faulty.restart()
+        ticket = inner.ticket(pid=7, epoch=0)
+        batch = inner.txn_batch(b"a", pid=7, epoch=0, seq=0)
+        reply = await inner.produce(batch, transactional_id="t", ticket=ticket)
+        assert reply.error is ErrorCode.NONE
+        marker = TxnMarker(producer_id=7, producer_epoch=1, committed=False, partitions=(inner.tp,))
+        request = WriteTxnMarkersRequest(coordinator_epoch=1, markers=(marker,))
+        faulty.disk.fail(call, ".txnindex", errno.ENOSPC, written=0.5)
+        marked = asyncio.create_task(inner.leader.write_txn_markers(request))
+        await asyncio.sleep(0)
+        assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+        machine = faulty.replica.machine
+        assert (machine.last_stable_offset, machine.high_watermark) == (0, 1)
+        assert machine.log_end_offset == 2
+        assert await faulty.offsets() == []
+        assert faulty.replica.failure is None
+        assert not marked.done()
+        killed = faulty.disk.after_power_loss(DataLoss.NONE, NameLoss.NONE, Random(0))
+        faulty.disk.heal()
+        (result,) = (await marked).results
+        assert result.error is ErrorCode.NONE
+        assert machine.last_stable_offset == 2
+        reply = await inner.leader.fetch(inner.fetch_request(0))
+        assert [item.producer_id for item in reply.aborted_transactions] == [7]
+        assert await faulty.produce() is ErrorCode.NONE
+        for disk in (faulty.disk.after_kill(), killed):
+            await faulty.restart(disk)
+            aborted = faulty.replica.log.aborted_transactions(0, 2)
+            assert [(item.producer_id, item.first_offset) for item in aborted] == [(7, 0)]
+
+    play(scenario)
+
+
+def test_sync_without_descriptors_is_repeated_and_nothing_is_acknowledged_before(play, monkeypatch):
+    monkeypatch.setattr(group_sync_module, "DISK_RETRY_MS", 1)
+
+    async def scenario(faulty: FaultyHarness) -> None:
+        assert await faulty.produce() is ErrorCode.NONE
+        faulty.disk.descriptor_limit = faulty.disk.open_handles
+        waiting = asyncio.create_task(faulty.produce())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert faulty.replica.machine.high_watermark == 1
+        assert await faulty.offsets() == [0]
+        faulty.disk.descriptor_limit = None
+        assert await waiting is ErrorCode.NONE
+        assert faulty.replica.failure is None
+
+    play(scenario)
+
+
+def test_sync_that_had_no_room_has_the_replica_begin_again(play):
+    """What it covers may be lost: only a recovery, which writes it again, makes it durable."""
+
+    async def scenario(faulty: FaultyHarness) -> None:
+        asked: list[str] = []
+        faulty.replica.on_restart = asked.append
+        assert await faulty.produce() is ErrorCode.NONE
+        faulty.disk.fail("datasync", ".log", errno.ENOSPC, times=1)
+        assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+        assert faulty.replica.restarts_itself
+        assert [reason.partition(":")[0] for reason in asked] == ["cannot sync /data/flights-0"]
+        await faulty.restart()
+        assert await faulty.offsets() == [0, 1]
+        lost = faulty.disk.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0))
+        await faulty.restart(lost)
+        assert await faulty.offsets() == [0, 1]
+
+    play(scenario)
+
+
+def test_error_of_the_medium_asks_for_no_restart(play):
+    async def scenario(faulty: FaultyHarness) -> None:
+        asked: list[str] = []
+        faulty.replica.on_restart = asked.append
+        faulty.disk.fail("datasync", ".log", errno.EIO, times=1)
+        assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (faulty.replica.restarts_itself, asked) == (False, [])
+
+    play(scenario)
+
+
+def test_delete_records_that_the_disk_refuses_changes_nothing(play):
+    async def scenario(faulty: FaultyHarness) -> None:
+        assert await faulty.produce() is ErrorCode.NONE
+        assert await faulty.produce() is ErrorCode.NONE
+        faulty.disk.fail("write_at", "recovery-checkpoint", errno.ENOSPC)
+        inner = faulty.inner
+        request = DeleteRecordsRequest(topic_partition=inner.tp, offset=1)
+        reply = await inner.leader.delete_records(request)
+        assert reply.error is ErrorCode.KAFKA_STORAGE_ERROR
+        assert faulty.replica.failure is None
+        log, machine = faulty.replica.log, faulty.replica.machine
+        assert (log.log_start_offset, machine.log_start_offset) == (0, 0)
+        faulty.disk.heal()
+        assert (await inner.leader.delete_records(request)).error is ErrorCode.NONE
+        assert machine.log_start_offset == 1
+
+    play(scenario)
+
+
 def test_replica_starting_on_a_full_disk_leads_when_there_is_room(play, monkeypatch):
-    monkeypatch.setattr(replica_module, "DISK_FULL_RETRY_MS", 1)
+    monkeypatch.setattr(replica_module, "DISK_RETRY_MS", 1)
 
     async def scenario(faulty: FaultyHarness) -> None:
         assert await faulty.produce() is ErrorCode.NONE

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from actor_surroundings import HeldBackground
 
+from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.fs import RealFileSystem
+
+TOPIC_ID = "a" * 32
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -108,6 +111,41 @@ def test_a_retry_of_any_batch_in_flight_is_recognised_after_a_restart(
             again = await harness.produce(batches[number])
             assert (again.error, again.base_offset) == (ErrorCode.NONE, 2 * number)
         assert harness.replica.machine.log_end_offset == end
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_asks_again_with_the_epoch_that_it_is_told_is_current(harness: Any) -> None:
+    """1. A start is elected and dies before it writes the epoch down. 2. The next start expects
+    the epoch of the log, is told the current one, and is elected after that.
+    """
+
+    async def body() -> None:
+        asked: list[int] = []
+
+        async def elect(last_epoch: int) -> BecomeLeaderReply:
+            asked.append(last_epoch)
+            if last_epoch != 4:
+                return BecomeLeaderReply(error=ErrorCode.FENCED_LEADER_EPOCH, leader_epoch=4)
+            return BecomeLeaderReply(leader_epoch=5, topic_id=TOPIC_ID)
+
+        harness.epoch_source = elect
+        await harness.start()
+        assert (asked, harness.replica.leader_epoch) == ([-1, 4], 5)
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_log_that_knows_a_later_epoch_than_the_controller_goes_offline(harness: Any) -> None:
+    async def body() -> None:
+        harness.next_epoch = lambda _: 7
+        await harness.start()
+        await harness.replica.stop()
+        await harness.start()
+        assert "was led in epoch 7, and the controller gave 7" in str(harness.replica.failure)
+        assert harness.replica.availability() is ErrorCode.KAFKA_STORAGE_ERROR
         await harness.replica.stop()
 
     asyncio.run(body())

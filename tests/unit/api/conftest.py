@@ -283,10 +283,10 @@ class FakeCluster:
         return ListOffsetsReply()
 
     def _join(self, request: JoinGroupRequest) -> JoinGroupReply:
-        if not request.member_id and request.group_instance_id is None:
+        if not request.member_id:
             return JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id="member-1")
         self.generation_id += 1
-        self.member_id = request.member_id or "static-1"
+        self.member_id = request.member_id
         return JoinGroupReply(
             generation_id=self.generation_id,
             protocol_name=request.protocols[0].name,

@@ -197,7 +197,8 @@ def test_drop_fails_what_was_not_taken_and_nothing_else() -> None:
     taken, _ = append(accumulator, b"a", 100)
     batch = accumulator.take(T0)
     dropped, _ = append(accumulator, b"b")
-    accumulator.drop(ClientClosedError())
+    for batch in accumulator.drop():
+        batch.delivery.fail(ClientClosedError())
     assert isinstance(dropped.exception(0), ClientClosedError)
     assert not taken.done()
     assert batch is not None

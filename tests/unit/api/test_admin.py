@@ -124,6 +124,17 @@ def test_a_creation_without_an_answer_is_repeated_with_the_same_topic_id(fake_cl
     assert first.topic_id == second.topic_id
 
 
+def test_a_topic_that_may_exist_is_left_as_it_is_and_its_id_told(run, admin):
+    async def scenario():
+        await admin.create_topic("t", partitions=3, exist_ok=True)
+        found = await admin.create_topic("t", partitions=2, exist_ok=True)
+        return found, await admin.describe_topic("t")
+
+    found, described = run(scenario())
+    assert found == described.topic_id
+    assert len(described.partitions) == 3
+
+
 def test_a_name_that_is_taken_is_refused(run, admin):
     async def scenario():
         await admin.create_topic("t")

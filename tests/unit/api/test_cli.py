@@ -44,6 +44,8 @@ def outcome(monkeypatch):
         (["consume", "f", "--from-begin"], "unrecognized arguments: --from-begin"),
         (["produce"], "TOPIC"),
         (["dump"], "PATH"),
+        (["accept-cut", "x"], "OFFSET"),
+        (["accept-cut", "x", "-1"], "'-1' is not a whole number from 0"),
         (["demo", "--seed", "x"], "'x' is not a whole number from 0"),
     ],
 )
@@ -60,7 +62,17 @@ def test_wrong_arguments_are_one_line_and_status_2(capsys, arguments, reason):
 def test_help_names_every_command(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("start", "stop", "status", "topics", "produce", "consume", "dump", "demo"):
+    for command in (
+        "start",
+        "stop",
+        "status",
+        "topics",
+        "produce",
+        "consume",
+        "dump",
+        "demo",
+        "accept-cut",
+    ):
         assert f"\n    {command} " in text
 
 

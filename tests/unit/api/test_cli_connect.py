@@ -113,3 +113,19 @@ def test_libraries_log_nothing_to_the_terminal_unless_debugging(capsys, monkeypa
     logger.getChild("any").error("a stack trace")
     assert capsys.readouterr().err == ""
     logger.handlers[:] = before
+
+
+def test_the_word_of_a_process_whose_number_another_has_counts_for_nothing(tmp_path, listener):
+    own = connection.life_of(os.getpid())
+    assert own
+    for life, is_believed in (
+        (own, True),
+        ("", True),
+        (f"{own}0", False),
+        ("another boot 1", False),
+    ):
+        word = connection.Discovery(
+            address=listener, dashboard_url="", process_id=os.getpid(), life=life
+        )
+        connection.write_discovery(tmp_path, word)
+        assert (cli_connect.running_on(tmp_path) is not None) is is_believed

@@ -19,7 +19,11 @@ from oncelog.actors.protocol.cluster_messages import (
 )
 from oncelog.api import cli, cli_records
 from oncelog.api.records import ConsumerRecord
-from oncelog.storage.exceptions import ProducerFencedError, RebalanceInProgressError
+from oncelog.storage.exceptions import (
+    CorruptRecordError,
+    ProducerFencedError,
+    RebalanceInProgressError,
+)
 from oncelog.storage.model import TopicPartition
 
 
@@ -89,6 +93,9 @@ class Consumer:
 
     def assignment(self):
         return frozenset({TopicPartition("flights", 0)})
+
+    def seek(self, partition, offset):
+        self.story.append(("seek", partition, offset))
 
     def poll(self, timeout_ms, max_records):
         self.rooms.append(max_records)
@@ -314,6 +321,33 @@ def test_a_record_as_json_has_everything(cluster, capsys):
         "value": "ü",
         "headers": [["h", "1"], ["n", None]],
     }
+
+
+DAMAGE = CorruptRecordError(
+    "flights-0 at offset 1: damaged",
+    topic_partition=TopicPartition("flights", 0),
+    offset=1,
+    next_offset=4,
+)
+
+
+def test_damaged_records_end_it_with_their_place_and_a_way_past_them(cluster, capsys):
+    cluster.polls = [[record(0)], DAMAGE]
+    assert cli.main(["consume", "flights", "--timeout-ms", "0"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "v\n"
+    assert "flights-0 at offset 1" in captured.err
+    assert "--skip-damaged" in captured.err
+
+
+def test_damaged_records_are_passed_over_when_asked_for(cluster, capsys):
+    cluster.polls = [[record(0)], DAMAGE, [record(4)]]
+    arguments = ["--skip-damaged", "--max-records", "2"]
+    assert cli.main(["consume", "flights", *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "v\nv\n"
+    assert captured.err == "warning: flights-0: passing over 3 unreadable offsets from 1\n"
+    assert ("seek", TopicPartition("flights", 0), 4) in cluster.made.story
 
 
 def test_an_interrupt_is_the_usual_end_and_leaves_the_group(cluster, capsys):

@@ -144,6 +144,8 @@ def test_programs_get_the_same_figures(cluster):
                 "open_transaction_count": 1,
                 "late_transaction_count": 2,
                 "oldest_open_transaction_age_ms": 7,
+                "damaged_place_count": 0,
+                "cut_bytes": 0,
             }
             for number in (0, 1)
         ],
@@ -198,3 +200,27 @@ def test_a_controller_that_does_not_serve_leaves_only_itself(cluster):
 def test_actors_that_do_not_serve_are_named_in_the_error():
     line = describe_error(cli_status.not_serving(["a", "b", "c", "d", "e"]))
     assert line.startswith("oncelog: not serving: a, b, c and 2 more — look again")
+
+
+def test_what_a_start_has_cut_is_told(cluster):
+    cluster.change("partition:flights-1@1", cut_offset=17, cut_bytes=300)
+    seen = cluster.seen()
+    assert "serving; cut 300 bytes at offset 17" in cli_status.as_text(seen)
+    shown = cli_status.as_json(seen)["topics"][1]["partitions"]
+    assert [partition["cut_bytes"] for partition in shown] == [0, 300]
+    assert shown[1]["cut_offset"] == 17
+
+
+def test_a_partition_with_damage_does_not_plainly_serve(cluster):
+    cluster.change("partition:flights-1@1", damaged_offset=17, damaged_place_count=3)
+    seen = cluster.seen()
+    text = cli_status.as_text(seen)
+    assert "serving, but damaged at offset 17 and 2 more" in text
+    assert ["state", "serving,", "but", "damaged"] in [line.split() for line in text.splitlines()]
+    damaged = [actor for actor in seen.actors if actor.is_damaged]
+    assert describe_error(cli_status.has_damage(damaged)).startswith(
+        "oncelog: damaged: partition:flights-1@1 at offset 17"
+    )
+    shown = cli_status.as_json(seen)["topics"][1]["partitions"]
+    assert [partition["damaged_place_count"] for partition in shown] == [0, 3]
+    assert shown[1]["damaged_offset"] == 17

@@ -101,7 +101,11 @@ def test_a_topic_is_created_with_its_partitions_and_settings(cluster, capsys):
     arguments = ["--partitions", "6", "--config", "flush=os", "--config", "segment_bytes=4096"]
     assert cli.main(["topics", "create", "new", *arguments]) == 0
     assert cluster.calls == [
-        ("create", "new", {"partitions": 6, "flush": "os", "segment_bytes": 4_096})
+        (
+            "create",
+            "new",
+            {"partitions": 6, "exist_ok": False, "flush": "os", "segment_bytes": 4_096},
+        )
     ]
     assert capsys.readouterr().out == "created new, partitions 0 to 5\n"
 
@@ -227,4 +231,10 @@ def test_records_are_deleted_only_when_it_is_clear_which(
 ):
     assert cli.main(["topics", "delete-records", *arguments]) == status
     assert reason in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+def test_create_if_not_exists_leaves_a_topic_as_it_is(cluster, capsys):
+    assert cli.main(["topics", "create", "flights", "--if-not-exists"]) == 0
+    assert capsys.readouterr().out == "flights exists already and is left as it is\n"
     assert cluster.calls == []

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
+import sys
 
 import pyarrow as pa
 import pytest
 
+from oncelog import api
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consumer import AsyncConsumer, Consumer
@@ -18,6 +22,7 @@ from oncelog.storage.exceptions import (
 from oncelog.storage.model import TopicPartition
 
 TP = TopicPartition("t", 0)
+SOURCES = os.path.dirname(api.__file__)
 
 
 def consumer_of(cluster, **settings):
@@ -272,6 +277,144 @@ def test_the_synchronous_consumer_reads_iterates_commits_and_closes(fake_cluster
     loop_thread.close()
 
     assert (first, second, rows) == ([b"0", b"1"], b"2", [b"3", b"4"])
+
+
+class Interrupted(LoopThread):
+    """Ctrl-C comes while the answer of the loop is on its way to the user's thread."""
+
+    is_pressed = False
+
+    def run(self, coroutine):
+        result = super().run(coroutine)
+        if self.is_pressed:
+            self.is_pressed = False
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.fixture
+def interrupted():
+    """A loop whose ``is_pressed`` interrupts the next call."""
+    loop_thread = Interrupted()
+    yield loop_thread
+    loop_thread.close()
+
+
+def member_of(fake_cluster, loop_thread):
+    settings = ConsumerSettings(group_id="g", auto_offset_reset="earliest", fetch_max_wait_ms=10)
+    consumer = Consumer(fake_cluster.router(), loop_thread, settings, fake_cluster.random)
+    consumer.assign(TP)
+    return consumer
+
+
+def read_by_poll(consumer):
+    return [record.offset for record in consumer.poll(5_000, max_records=2)]
+
+
+def read_by_poll_arrow(consumer):
+    return consumer.poll_arrow(5_000, max_records=2)["offset"].to_pylist()
+
+
+def read_by_iteration(consumer):
+    return [next(consumer).offset, next(consumer).offset]
+
+
+READS = [read_by_poll, read_by_poll_arrow, read_by_iteration]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("first_offset", [0, 1, 2])
+def test_records_of_an_interrupted_poll_come_with_the_next(
+    fake_cluster, log, interrupted, read, first_offset
+):
+    consumer = member_of(fake_cluster, interrupted)
+    consumer.seek(TP, first_offset)
+    interrupted.is_pressed = True
+    with pytest.raises(KeyboardInterrupt):
+        read(consumer)
+    assert read(consumer) == [first_offset, first_offset + 1]
+    consumer.close()
+
+
+@pytest.mark.parametrize("read", READS)
+def test_records_of_an_interrupted_poll_are_not_committed(fake_cluster, log, interrupted, read):
+    consumer = member_of(fake_cluster, interrupted)
+    assert read_by_poll(consumer) == [0, 1]
+    interrupted.is_pressed = True
+    with pytest.raises(KeyboardInterrupt):
+        read(consumer)
+    assert (consumer.position(TP), consumer.positions()) == (2, {TP: 2})
+    consumer.commit()
+    assert fake_cluster.committed == {TP: 2}
+    consumer.close()
+    assert fake_cluster.committed == {TP: 2}
+
+
+class InterruptAt:
+    """Raises ``KeyboardInterrupt`` at one of the calls, or returns of C, of the code under test.
+
+    Those are the moments at which CPython lets a signal interrupt it; so all of them are tried.
+    """
+
+    def __init__(self, moment):
+        self.left = moment
+
+    def __enter__(self):
+        sys.setprofile(self._note)
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _note(self, frame, event, _argument):
+        file = frame.f_code.co_filename
+        is_wait = event == "call" and file == concurrent.futures._base.__file__
+        if not is_wait and (event == "return" or not file.startswith(SOURCES)):
+            return
+        self.left -= 1
+        if self.left == 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize(
+    "read", [read_by_poll, read_by_poll_arrow, lambda consumer: [next(consumer).offset]]
+)
+def test_an_interrupt_at_any_moment_loses_and_repeats_no_record(fake_cluster, log, read):
+    loop_thread = LoopThread()
+    was_interrupted = True
+    moment = 0
+    while was_interrupted:
+        moment += 1
+        consumer = member_of(fake_cluster, loop_thread)
+        seen = [consumer.poll(5_000, max_records=1)[0].offset]
+        was_interrupted = False
+        try:
+            with InterruptAt(moment):
+                offsets = read(consumer)
+            seen += offsets
+        except KeyboardInterrupt:
+            was_interrupted = True
+        while seen[-1] < 4:
+            seen += [record.offset for record in consumer.poll(5_000)]
+        assert seen == [0, 1, 2, 3, 4], f"interrupted at moment {moment}"
+        consumer.close()
+        assert fake_cluster.committed.pop(TP) == 5
+    loop_thread.close()
+    assert moment > 3
+
+
+def test_what_was_delivered_before_an_interrupt_in_an_iteration_stays_delivered(
+    fake_cluster, log, interrupted
+):
+    consumer = member_of(fake_cluster, interrupted)
+    assert next(consumer).offset == 0
+    interrupted.is_pressed = True
+    with pytest.raises(KeyboardInterrupt):
+        consumer.end_offsets(TP)
+    assert next(consumer).offset == 1
+    consumer.close()
+    assert fake_cluster.committed == {TP: 2}
 
 
 def test_every_public_method_exists_on_both_faces():

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
+from oncelog.actors.protocol.cluster_messages import MetadataRequest
 from oncelog.actors.protocol.group_messages import (
     FetchedOffset,
     OffsetFetchReply,
@@ -235,6 +237,36 @@ def test_an_offset_that_a_transaction_is_about_to_commit_is_waited_for(fake_clus
         return values(await consumer.poll(10_000))
 
     assert run(scenario()) == [b"1", b"2"]
+
+
+def test_a_committed_offset_in_a_topic_remade_since_it_was_looked_up_counts(fake_cluster, run):
+    """1. The consumer looks up the topic. 2. It is deleted and made again. 3. Another member
+    commits in the new one. 4. The consumer goes on from there, in the new topic.
+    """
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1", b"2")
+    new_id = "1" * 32
+    lookup = fake_cluster.answers[MetadataRequest]
+
+    def remade(request):
+        reply = lookup(request)
+        topics = tuple(structs.replace(topic, topic_id=new_id) for topic in reply.topics)
+        return structs.replace(reply, topics=topics)
+
+    def committed(request):
+        found = FetchedOffset(topic_partition=TP, offset=2, topic_id=new_id)
+        return OffsetFetchReply(offsets=(found,))
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer._core.router.metadata(("t",))
+        fake_cluster.answers[MetadataRequest] = remade
+        fake_cluster.answers[OffsetFetchRequest] = committed
+        await consumer.assign(TP)
+        return values(await consumer.poll(10_000))
+
+    assert run(scenario()) == [b"2"]
+    assert {request.topic_id for request in fake_cluster.requests(FetchRequest)} == {new_id}
 
 
 def test_an_offset_out_of_range_goes_where_the_reset_policy_says(fake_cluster, run):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
 from oncelog.actors.protocol.group_messages import (
     HeartbeatRequest,
     JoinGroupRequest,
+    LeaveGroupRequest,
     OffsetCommitRequest,
 )
 from oncelog.actors.protocol.messages import ListOffsetsRequest
@@ -233,3 +235,104 @@ def test_a_rebalance_asked_for_while_a_position_is_sought_waits_for_the_next_pol
         return quiet, commits, len(fake_cluster.requests(JoinGroupRequest)) - joins
 
     assert run(scenario()) == (0, 0, 1)
+
+
+def test_after_unsubscribe_the_identity_is_the_former_members_until_an_assign(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t"])
+        await consumer.poll(1_000)
+        member = consumer.group_metadata()
+        await consumer.unsubscribe()
+        left = consumer.group_metadata()
+        await consumer.assign(TP)
+        return member, left, consumer.group_metadata()
+
+    member, left, assigned = run(scenario())
+    assert member.generation_id == 1
+    assert left == member
+    assert (assigned.generation_id, assigned.member_id) == (-1, "")
+
+
+def test_a_poll_longer_than_the_poll_interval_keeps_its_member_in_the_group(fake_cluster, run):
+    """1. A poll waits for longer than max_poll_interval_ms. 2. A record comes. 3. It is read."""
+    (log,) = fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(20)
+        log.append(b"0")
+        seen = values(await polling)
+        await asyncio.sleep(2)
+        return seen, len(fake_cluster.requests(LeaveGroupRequest)), consumer.group_metadata()
+
+    seen, leaves, member = run(scenario())
+    assert (seen, leaves, member.generation_id) == ([b"0"], 0, 1)
+
+
+def test_after_a_long_poll_the_poll_interval_begins_at_its_end(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(20_000)
+        await asyncio.sleep(2)
+        before = len(fake_cluster.requests(LeaveGroupRequest))
+        await asyncio.sleep(2)
+        return before, len(fake_cluster.requests(LeaveGroupRequest))
+
+    assert run(scenario()) == (0, 1)
+
+
+def test_a_poll_that_is_cancelled_ends_like_any_other(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(10)
+        polling.cancel()
+        await asyncio.sleep(5)
+        return len(fake_cluster.requests(LeaveGroupRequest))
+
+    assert run(scenario()) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_silence_between_polls_puts_a_member_out_of_its_group(fake_cluster, run, seed):
+    """Polls and pauses of many lengths: the member leaves when a pause is too long, only then.
+
+    Their lengths are fractions of two: virtual time must not stick at what floats round off.
+    """
+    fake_cluster.create("t")
+    random = Random(seed)
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        for _ in range(10):
+            await consumer.poll(random.choice([0, 125, 2_875, 3_125, 30_000]))
+            await consumer.poll(1_000)
+            pause_s = random.choice([0, 0.125, 2.875, 4.125])
+            before = len(fake_cluster.requests(LeaveGroupRequest))
+            await asyncio.sleep(pause_s)
+            assert len(fake_cluster.requests(LeaveGroupRequest)) - before == (pause_s > 3)
+        return await consumer.close()
+
+    run(scenario())

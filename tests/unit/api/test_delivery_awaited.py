@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +17,8 @@ from oncelog.storage.model import TopicPartition
 T0 = TopicPartition("t", 0)
 
 
-def awaitables(delivery: BatchDelivery, count: int, *, is_failure_told: bool = False) -> list[Any]:
-    return [
-        RecordFuture(delivery, index, 100).awaitable(is_failure_told=is_failure_told)
-        for index in range(count)
-    ]
+def awaitables(delivery: BatchDelivery, count: int) -> list[Any]:
+    return [RecordFuture(delivery, index, 100).awaitable() for index in range(count)]
 
 
 def test_each_gets_its_offset_in_order_as_soon_as_the_batch_is_done() -> None:
@@ -77,19 +76,40 @@ def test_the_parts_of_a_split_batch_settle_their_own_records() -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("is_failure_told", [True, False])
-def test_asyncio_complains_of_a_failure_that_nobody_hears_of(is_failure_told: bool) -> None:
+def test_asyncio_does_not_complain_of_a_failure_that_the_producer_tells_of() -> None:
     complaints: list[str] = []
 
-    async def story() -> None:
+    async def story() -> BatchDelivery:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
         delivery = BatchDelivery(T0, 1)
-        waiting = awaitables(delivery, 1, is_failure_told=is_failure_told)
+        waiting = awaitables(delivery, 1)
         delivery.fail(InvalidRecordError("bad"))
         assert waiting[0].done()
         waiting.clear()
         gc.collect()
+        return delivery
+
+    assert not asyncio.run(story()).is_observed
+    assert not complaints
+
+
+@pytest.mark.parametrize("look", ["await", "wait", "gather", "result", "exception"])
+def test_whoever_awaits_a_record_or_looks_at_it_is_noticed(look: str) -> None:
+    async def story() -> None:
+        delivery = BatchDelivery(T0, 1)
+        (future,) = awaitables(delivery, 1)
+        delivery.fail(InvalidRecordError("bad"))
+        assert not delivery.is_observed
+        looks: dict[str, Callable[[], Any]] = {
+            "await": lambda: future,
+            "gather": lambda: asyncio.gather(future),
+            "wait": lambda: asyncio.wait({future}),
+            "result": lambda: asyncio.to_thread(future.result),
+            "exception": lambda: asyncio.to_thread(future.exception),
+        }
+        with contextlib.suppress(InvalidRecordError):
+            await looks[look]()
+        assert delivery.is_observed
 
     asyncio.run(story())
-    assert complaints == ([] if is_failure_told else ["Future exception was never retrieved"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -334,3 +335,109 @@ def test_a_bug_in_a_fetch_is_raised_and_not_hidden(fake_cluster, run):
             fetcher.take_failure()
 
     run(scenario())
+
+
+def test_what_a_paused_partition_holds_does_not_keep_others_from_being_fetched(fake_cluster, run):
+    """1. A partition fills the bound. 2. It is paused. 3. Another one is read to its end.
+
+    4. The first is resumed: nothing of it is lost and nothing comes twice.
+    """
+    first, second = fake_cluster.create("t", 2)
+    for number in range(3):
+        first.append(bytes([number]) * 100, b"rest")
+        second.append(b"y" * 100)
+    other = TopicPartition("t", 1)
+
+    async def scenario():
+        fetcher = new_fetcher(
+            fake_cluster, ConsumerSettings(fetch_max_bytes=50, max_partition_fetch_bytes=50)
+        )
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        taken = fetcher.take_records(1)
+        fetcher.pause(TP)
+        fetcher.assign([TP, other])
+        fetcher.seek(other, 0)
+        while sum(record.partition == 1 for record in taken) < 3:
+            await settle()
+            found = fetcher.take_records(10)
+            assert found
+            taken += found
+        fetcher.resume(TP)
+        while len(taken) < 9:
+            await settle()
+            found = fetcher.take_records(10)
+            assert found
+            taken += found
+        return [record.offset for record in taken if record.partition == 0]
+
+    assert run(scenario()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_who_looks_at_the_assignment_is_not_disturbed_by_a_new_one(fake_cluster, run):
+    """1. A thread goes through the partitions. 2. The loop assigns others. 3. It goes on."""
+    fake_cluster.create("t", 3)
+
+    async def scenario():
+        fetcher = new_fetcher(fake_cluster)
+        fetcher.assign([TP, TopicPartition("t", 1)])
+        seen = iter(fetcher.partitions)
+        first = next(seen)
+        fetcher.assign([TopicPartition("t", 2)])
+        return [first, *seen], list(fetcher.partitions)
+
+    assert run(scenario()) == ([TP, TopicPartition("t", 1)], [TopicPartition("t", 2)])
+
+
+BOUND_BYTES = 600
+
+
+async def read_while_pausing(fake_cluster, random, logs):
+    """Takes, pauses and resumes at random; returns what was read and checks that nobody starves."""
+    fetcher = new_fetcher(
+        fake_cluster,
+        ConsumerSettings(fetch_max_bytes=BOUND_BYTES, max_partition_fetch_bytes=BOUND_BYTES // 2),
+    )
+    partitions = [TopicPartition("t", number) for number in range(len(logs))]
+    fetcher.assign(partitions)
+    for partition in partitions:
+        fetcher.seek(partition, 0)
+    seen = {partition: [] for partition in partitions}
+    for _ in range(60):
+        chosen = random.choice(partitions)
+        random.choice([fetcher.pause, fetcher.resume])(chosen)
+        logs[random.choice(partitions).partition].append(b"x" * random.randint(1, 200))
+        await settle()
+        held_bytes = sum(p.buffered_bytes for p in fetcher.partitions.values())
+        assert held_bytes <= BOUND_BYTES * (1 + len(partitions))
+        records = fetcher.take_records(random.randint(1, 4))
+        behind = [
+            partition
+            for partition in partitions
+            if not fetcher.partition(partition).is_paused
+            and len(seen[partition]) < logs[partition.partition].log_end_offset
+        ]
+        assert records or not behind, f"{behind} starve"
+        for record in records:
+            seen[record.topic_partition].append(record.offset)
+    for partition in partitions:
+        fetcher.resume(partition)
+    for _ in range(200):
+        await settle()
+        for record in fetcher.take_records(100):
+            seen[record.topic_partition].append(record.offset)
+    await fetcher.close()
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reader_that_pauses_at_random_reads_all_once_and_in_order(fake_cluster, run, seed):
+    logs = fake_cluster.create("t", 3)
+    for log in logs:
+        for _ in range(20):
+            log.append(b"x" * 100)
+    seen = run(read_while_pausing(fake_cluster, Random(seed), logs))
+    assert [seen[TopicPartition("t", number)] for number in range(3)] == [
+        list(range(log.log_end_offset)) for log in logs
+    ]

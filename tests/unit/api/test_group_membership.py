@@ -20,6 +20,7 @@ from oncelog.actors.protocol.group_messages import (
 )
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.group_membership import GroupMembership, MembershipState
+from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
@@ -223,6 +224,9 @@ def test_a_member_the_group_dropped_may_not_commit_and_joins_again(fake_cluster,
     membership = run(scenario())
     assert membership.needs_join
     assert not membership.may_commit
+    assert membership.metadata() == ConsumerGroupMetadata(
+        group_id="g", generation_id=1, member_id="member-1"
+    )
 
 
 def test_a_fenced_instance_is_final(fake_cluster, run):
@@ -255,6 +259,7 @@ def test_a_member_that_does_not_poll_leaves(fake_cluster, run):
     assert leave.members[0].member_id == "member-1"
     assert membership.needs_join
     assert not membership.may_commit
+    assert (membership.metadata().generation_id, membership.metadata().member_id) == (1, "member-1")
 
 
 def test_a_member_that_polls_stays(fake_cluster, run):
@@ -282,3 +287,31 @@ def test_closing_leaves_the_group_unless_the_member_is_static(fake_cluster, run,
     run(scenario())
     assert len(fake_cluster.requests(LeaveGroupRequest)) == leaves
     assert fake_cluster.requests(HeartbeatRequest) == []
+
+
+def test_a_static_member_joins_with_the_id_that_it_is_given_and_takes_another_if_that_is_gone(
+    fake_cluster, run
+):
+    """1. It is given an id. 2. The coordinator forgets that, and gives another. 3. It rejoins."""
+    fake_cluster.create("t")
+
+    def forget(request):
+        if request.member_id == "member-1":
+            return JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id="member-2")
+        return None
+
+    fake_cluster.hooks[JoinGroupRequest] = forget
+
+    async def scenario():
+        membership = await joined(fake_cluster, group_instance_id="i")
+        await membership.join()
+        return await membership.close()
+
+    run(scenario())
+    joins = fake_cluster.requests(JoinGroupRequest)
+    assert [(join.member_id, join.is_first) for join in joins] == [
+        ("", False),
+        ("member-1", True),
+        ("member-2", True),
+        ("member-2", False),
+    ]

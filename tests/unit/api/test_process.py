@@ -9,6 +9,7 @@ from oncelog.api.process import (
     ProcessFailedError,
     ProcessJob,
     ProcessWorker,
+    jobs_of,
     worker_actor,
 )
 from oncelog.api.process_messages import (
@@ -41,7 +42,12 @@ class FakeWorkers:
     def __init__(self, cluster):
         self.statuses = [
             WorkerStatus(
-                worker_index=index, process_id=10 + index, started_ms=1, state=WorkerState.RUNNING
+                worker_index=index,
+                source="in",
+                sink="out",
+                process_id=10 + index,
+                started_ms=1,
+                state=WorkerState.RUNNING,
             )
             for index in range(2)
         ]
@@ -77,15 +83,32 @@ def released():
     return []
 
 
+GONE: set[str] = set()
+"""The actors that Ray does not know any more."""
+
+
+def handle_of(name):
+    if name in GONE:
+        raise ValueError(name)
+    return f"handle of {name}"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_gone():
+    GONE.clear()
+
+
 @pytest.fixture
 def job(fake_cluster, loop_thread, released):
     return ProcessJob(
-        configs=[config(0), config(1)],
+        group_id="g",
+        worker_indexes=[0, 1],
         router=fake_cluster.router(),
         transport=fake_cluster,
         loop_thread=loop_thread,
         random=fake_cluster.random,
-        handle=lambda name: f"handle of {name}",
+        handle=handle_of,
+        source="in",
         release=lambda: released.append(1),
     )
 
@@ -185,6 +208,45 @@ def test_wait_for_the_end_of_the_workers(job, workers):
     workers.set(1, state=WorkerState.STOPPED)
 
     assert job.wait(until_caught_up=False, timeout_ms=20_000).is_ended
+
+
+def test_a_worker_whose_actor_is_gone_has_failed_and_wait_says_so(fake_cluster, job, workers):
+    del fake_cluster.actors[worker_actor("g", 1)]
+    assert not job.status().failures
+    GONE.add(worker_actor("g", 1))
+
+    with pytest.raises(ProcessFailedError, match=r"worker 1: there is no actor 'process:g-1'"):
+        job.wait(timeout_ms=5_000)
+
+
+def test_a_job_that_was_found_learns_its_topics_from_its_workers(
+    fake_cluster, loop_thread, workers
+):
+    found = ProcessJob(
+        group_id="g",
+        worker_indexes=[0, 1],
+        router=fake_cluster.router(),
+        transport=fake_cluster,
+        loop_thread=loop_thread,
+        random=fake_cluster.random,
+        handle=handle_of,
+    )
+    assert (found.source, found.sink) == ("", "")
+
+    assert found.status().lag == 15
+    assert (found.source, found.sink) == ("in", "out")
+
+
+def test_jobs_are_known_by_the_names_of_their_workers():
+    actors = [
+        "process:b-1",
+        "controller",
+        "process:b-0",
+        "process:a-b-10",
+        "process:-",
+        "group:1-0",
+    ]
+    assert jobs_of(actors) == {"a-b": [10], "b": [0, 1]}
 
 
 def test_a_missing_source_is_raised(job):

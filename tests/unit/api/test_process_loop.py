@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
-from process_world import TP, VALUES, World, consumers_of, sunk
+from process_world import TP, VALUES, FakeProducer, World, consumers_of, sunk
 
 from oncelog.api import process_loop
 from oncelog.api.process_messages import WorkerState
+from oncelog.api.process_output import apply_to_table
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,
     IllegalStateError,
@@ -317,3 +319,115 @@ def test_a_missing_source_ends_the_worker_with_its_name():
 
     assert progress.state is WorkerState.FAILED
     assert "no topic 'in'" in progress.reason
+
+
+# --- a function that ends more than itself ----------------------------------------------------
+
+
+class NativePanic(BaseException):
+    """What a native library raises instead of aborting the process."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), NativePanic("index 4")])
+def test_a_function_that_raises_what_is_no_exception_fails_the_worker_visibly(raised):
+    world = World(VALUES)
+
+    def function(batch):
+        raise raised
+
+    progress = world.run(function)
+
+    assert progress.state is WorkerState.FAILED
+    assert type(raised).__name__ in progress.reason
+    assert progress.function_failures == 3
+    assert sunk(world) == []
+
+
+class Died(BaseException):
+    """Stands for the end of a process: nothing of the loop runs after it."""
+
+
+def lives_of(world, job_id, count):
+    """``count`` processes of a worker; each dies in its first batch, after its attempt is noted."""
+
+    class Dying(FakeProducer):
+        def begin_transaction(self):
+            raise Died
+
+    ends = []
+    for _ in range(count):
+        connect = world.connect
+
+        def dying(*settings, connect=connect):
+            clients = connect(*settings)
+            return clients._replace(producer=Dying(world))
+
+        world.connect = dying
+        try:
+            ends.append(world.run(job_id=job_id, max_worker_deaths=3))
+        finally:
+            world.connect = connect
+    return ends
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_after_a_number_of_processes_that_died_over_the_same_input_the_worker_has_failed():
+    world = World(VALUES)
+    lives_of(world, "job", 3)
+
+    progress = world.run(job_id="job", max_worker_deaths=3)
+
+    assert progress.state is WorkerState.FAILED
+    assert "3 processes in a row died" in progress.reason
+    assert "in-0 from offset 0" in progress.reason
+    assert sunk(world) == []
+    assert world.run(job_id="another", max_worker_deaths=3).state is WorkerState.STOPPED
+    assert sunk(world) == VALUES
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_commit_in_between_begins_the_count_again():
+    world = World(VALUES)
+    lives_of(world, "job", 2)
+    assert world.run(job_id="job", max_worker_deaths=3).state is WorkerState.STOPPED
+    world.values += VALUES
+    world.stop.clear()
+    world.idle_polls_left = 1
+    lives_of(world, "job", 2)
+    assert world.run(job_id="job", max_worker_deaths=3).state is WorkerState.STOPPED
+    assert sunk(world) == VALUES + VALUES
+
+
+# --- tables that keep the columns of the source -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t: t,
+        lambda t: t.drop_columns(["offset"]),
+        lambda t: t.slice(0, 1).to_batches()[0],
+    ],
+)
+def test_where_the_input_stood_is_no_part_of_the_output(function):
+    taken = []
+    world = World(VALUES[:1])
+
+    class Noting(FakeProducer):
+        def send_arrow(self, topic, table):
+            taken.append(table.schema.names)
+            super().send_arrow(topic, pa.table(table))
+
+    connect = world.connect
+    world.connect = lambda *settings: connect(*settings)._replace(producer=Noting(world))
+
+    assert world.run(function).state is WorkerState.STOPPED
+    assert taken == [["key", "value"]]
+    assert sunk(world) == VALUES[:1]
+
+
+def test_a_partition_that_the_function_chose_stays():
+    output = apply_to_table(
+        lambda t: pa.table({"value": t["value"], "partition": [3]}), pa.table({"value": [b"v"]})
+    )
+    assert output.table.schema.names == ["value", "partition"]

@@ -157,6 +157,7 @@ def test_batches_are_sent_in_an_open_or_committing_transaction_only(
         ("txn_offset_commit", ErrorCode.FENCED_INSTANCE_ID, ErrorClass.ABORTABLE),
         ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS, ErrorClass.ABORTABLE),
         ("txn_offset_commit", ErrorCode.ILLEGAL_GENERATION, ErrorClass.ABORTABLE),
+        ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID, ErrorClass.ABORTABLE),
         ("end_txn", ErrorCode.CONCURRENT_TRANSACTIONS, ErrorClass.RETRIABLE),
         ("end_txn", ErrorCode.INVALID_TXN_STATE, ErrorClass.ABORTABLE),
         ("end_txn", ErrorCode.PRODUCER_FENCED, ErrorClass.FATAL),

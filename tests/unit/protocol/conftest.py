@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from oncelog.actors.protocol.partition import AppendVerdict, CompletedTransaction, PartitionMachine
-from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, TopicPartition
@@ -31,6 +31,7 @@ def make_header(
     leader_epoch: int = 1,
     record_count: int | None = None,
     timestamp_ms: int = NOW_MS,
+    crc: int = 0,
 ) -> BatchHeader:
     """The header of a batch of ``count`` offsets."""
     return BatchHeader(
@@ -38,7 +39,7 @@ def make_header(
         batch_length=49,
         leader_epoch=leader_epoch,
         magic=2,
-        crc=0,
+        crc=crc,
         attributes=0x10 * is_transactional | 0x20 * is_control,
         last_offset_delta=count - 1,
         base_timestamp_ms=timestamp_ms,
@@ -77,6 +78,9 @@ class Leader:
             transaction_timeout_ms=60_000,
         )
 
+    def plain_ticket(self, producer_id: int = 7, key: bytes = CLUSTER_KEY) -> bytes:
+        return issue_plain_ticket(cluster_key=key, producer_id=producer_id, issued_ms=NOW_MS)
+
     def decide(
         self,
         header: BatchHeader,
@@ -85,6 +89,7 @@ class Leader:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         transactional_id: str | None = "loader",
         follows_unacknowledged: bool = False,
+        batch: bytes | None = None,
         now_ms: int = NOW_MS,
     ) -> AppendVerdict:
         return self.machine.decide_append(
@@ -93,6 +98,7 @@ class Leader:
             transactional_id=transactional_id,
             ticket=ticket,
             follows_unacknowledged=follows_unacknowledged,
+            batch=batch,
             now_ms=now_ms,
         )
 
@@ -106,8 +112,10 @@ class Leader:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         timestamp_ms: int = NOW_MS,
         follows_unacknowledged: bool = False,
+        is_owned: bool = True,
+        crc: int = 0,
     ) -> AppendVerdict:
-        """An idempotent batch of the sequences given, both inclusive."""
+        """An idempotent batch of the sequences given, both inclusive; from a stranger if told."""
         count = 1 if last_sequence is None else last_sequence - base_sequence + 1
         header = make_header(
             producer_id=producer_id,
@@ -115,8 +123,14 @@ class Leader:
             base_sequence=base_sequence,
             count=count % 2**31,
             timestamp_ms=timestamp_ms,
+            crc=crc,
         )
-        verdict = self.decide(header, origin=origin, follows_unacknowledged=follows_unacknowledged)
+        verdict = self.decide(
+            header,
+            ticket=self.plain_ticket(producer_id) if is_owned else None,
+            origin=origin,
+            follows_unacknowledged=follows_unacknowledged,
+        )
         return self._write(header, verdict)
 
     def send_transactional(

@@ -52,8 +52,15 @@ def create(name: str = "flights", topic_id: str = "a" * 32, **fields: object) ->
     return CreateTopicRequest(**{"name": name, "topic_id": topic_id, "partitions": 2, **fields})
 
 
-def lead(tp: TopicPartition, incarnation: str, broker_id: int = 1) -> BecomeLeaderRequest:
-    return BecomeLeaderRequest(topic_partition=tp, broker_id=broker_id, incarnation=incarnation)
+def lead(
+    tp: TopicPartition, incarnation: str, expected_epoch: int = -1, broker_id: int = 1
+) -> BecomeLeaderRequest:
+    return BecomeLeaderRequest(
+        topic_partition=tp,
+        broker_id=broker_id,
+        incarnation=incarnation,
+        expected_epoch=expected_epoch,
+    )
 
 
 def test_founding_makes_the_internal_topics_once(machine: ClusterMachine) -> None:
@@ -227,7 +234,7 @@ def test_create_partitions_refuses(
 def test_each_start_of_a_replica_gets_a_higher_epoch(machine: ClusterMachine) -> None:
     tp = TopicPartition("__transaction_state", 0)
     first = run(machine, machine.decide_become_leader(lead(tp, "one")))
-    second = run(machine, machine.decide_become_leader(lead(tp, "two")))
+    second = run(machine, machine.decide_become_leader(lead(tp, "two", 0)))
     assert (first.leader_epoch, second.leader_epoch) == (0, 1)
     assert second.keys == ClusterKeys(current=KEY)
     assert (second.transaction_state_partitions, second.offsets_partitions) == (2, 3)
@@ -241,6 +248,23 @@ def test_one_start_that_asks_again_gets_its_epoch_again(machine: ClusterMachine)
     assert again.records == ()
 
 
+@pytest.mark.parametrize("expected", [-1, 0, 2])
+def test_nobody_is_elected_who_expects_another_epoch_than_the_current_one(
+    machine: ClusterMachine, expected: int
+) -> None:
+    """1. A first start leads with 0, a second one with 1. 2. A late copy of the first one's
+    request arrives, or one of a start that knows less or more than there is.
+    """
+    tp = TopicPartition("__transaction_state", 0)
+    run(machine, machine.decide_become_leader(lead(tp, "one")))
+    run(machine, machine.decide_become_leader(lead(tp, "two", 0)))
+    late = machine.decide_become_leader(lead(tp, "one", expected))
+    assert (late.reply.error, late.reply.leader_epoch) == (ErrorCode.FENCED_LEADER_EPOCH, 1)
+    assert late.records == ()
+    (topic,) = machine.metadata(["__transaction_state"])
+    assert topic.partitions[0].leader_epoch == 1
+
+
 @pytest.mark.parametrize(
     ("tp", "broker_id", "error"),
     [
@@ -252,7 +276,7 @@ def test_one_start_that_asks_again_gets_its_epoch_again(machine: ClusterMachine)
 def test_become_leader_refuses(
     machine: ClusterMachine, tp: TopicPartition, broker_id: int, error: ErrorCode
 ) -> None:
-    decision = machine.decide_become_leader(lead(tp, "one", broker_id))
+    decision = machine.decide_become_leader(lead(tp, "one", broker_id=broker_id))
     assert decision.reply.error is error
     assert decision.records == ()
 
@@ -316,7 +340,9 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
             decisions = [live.decide_alter_topic(alter(a=str(number)), as_they_are)]
         elif step == "lead":
             tp = TopicPartition("flights", number % 2)
-            decisions = [live.decide_become_leader(lead(tp, str(number)))]
+            (topic,) = live.metadata(["flights"]) or (None,)
+            epoch = topic.partitions[tp.partition].leader_epoch if topic else -1
+            decisions = [live.decide_become_leader(lead(tp, str(number), epoch))]
         elif step == "ids":
             decisions = [live.decide_allocate_producer_ids(AllocateProducerIdsRequest(broker_id=1))]
     replayed = ClusterMachine()

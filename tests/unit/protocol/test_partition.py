@@ -59,7 +59,8 @@ def test_new_leader_goes_on_with_an_open_transaction(leader: Any) -> None:
     leader.open()
     leader.fail_over()
     assert leader.send_transactional(0).duplicate_base_offset == 0
-    assert leader.send_transactional(1) == ACCEPTED
+    assert leader.send_transactional(1).error is ErrorCode.INVALID_TXN_STATE
+    assert leader.send_transactional(1, ticket=leader.ticket()) == ACCEPTED
     assert leader.mark() is ErrorCode.NONE
     assert leader.completed.first_offset == 0
 
@@ -68,7 +69,7 @@ def test_record_count_of_an_open_transaction_survives_a_snapshot(leader: Any) ->
     leader.send(0, 4, producer_id=B)
     leader.open(A, count=10)
     snapshot_offset, entries = leader.end, leader.machine.snapshot()
-    leader.send_transactional(10, count=5)
+    leader.send_transactional(10, count=5, ticket=leader.ticket(A))
     machine = leader.reload(snapshot_offset, entries)
     assert machine.replay_from == 5
     assert machine.describe_producers([A])[0].open_record_count == 15

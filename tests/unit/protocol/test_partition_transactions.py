@@ -149,7 +149,7 @@ def test_repeated_marker_is_harmless_until_the_next_transaction_has_data(leader:
 
 def test_open_transaction_counts_its_records_and_not_its_marker(leader: Any) -> None:
     leader.open(count=10)
-    leader.send_transactional(10, count=5)
+    leader.send_transactional(10, count=5, ticket=leader.ticket(A))
     (described,) = leader.machine.describe_producers([A])
     assert (described.open_record_count, described.current_txn_first_offset) == (15, 0)
     leader.mark()
@@ -160,11 +160,12 @@ def test_open_transaction_counts_its_records_and_not_its_marker(leader: Any) -> 
 # --- enrolment tickets ------------------------------------------------------------------------
 
 
-def test_first_batch_of_a_transaction_needs_a_ticket_and_the_second_does_not(leader: Any) -> None:
-    refused = leader.send_transactional(0)
-    assert (refused.error, refused.is_early) == (ErrorCode.INVALID_TXN_STATE, False)
-    assert leader.send_transactional(0, ticket=leader.ticket()) == ACCEPTED
-    assert leader.send_transactional(1) == ACCEPTED
+@pytest.mark.parametrize("wrong", [None, b"", b"x" * 49], ids=["none", "empty", "noise"])
+def test_every_batch_of_a_transaction_needs_its_ticket(leader: Any, wrong: bytes | None) -> None:
+    for sequence in (0, 1, 2):
+        refused = leader.send_transactional(sequence, ticket=wrong)
+        assert (refused.error, refused.is_early) == (ErrorCode.INVALID_TXN_STATE, False)
+        assert leader.send_transactional(sequence, ticket=leader.ticket()) == ACCEPTED
 
 
 @pytest.mark.parametrize("holder", [(A + 1, 0), (A, 1)])
@@ -234,12 +235,7 @@ def test_transactional_sequence_one_before_zero_is_early(leader: Any) -> None:
     early = leader.send_transactional(1, ticket=ticket)
     assert (early.error, early.is_early) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True)
     assert leader.send_transactional(0, ticket=ticket) == ACCEPTED
-    assert leader.send_transactional(1) == ACCEPTED
-
-
-def test_later_batch_without_ticket_may_have_overtaken_the_one_that_brings_it(leader: Any) -> None:
-    early = leader.send_transactional(3)
-    assert (early.error, early.is_early) == (ErrorCode.INVALID_TXN_STATE, True)
+    assert leader.send_transactional(1, ticket=ticket) == ACCEPTED
 
 
 def test_newer_epoch_does_not_join_an_open_transaction_of_an_older_one(leader: Any) -> None:

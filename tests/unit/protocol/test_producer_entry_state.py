@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncelog.actors.protocol.producer_entry_state import AppendedBatch, ProducerEntry
+from oncelog.actors.protocol.producer_entry_state import NO_CRC, AppendedBatch, ProducerEntry
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.record_batch import BatchHeader
 
@@ -68,6 +68,7 @@ def test_snapshot_of_an_entry_keeps_everything_but_older_batches(header_of: Head
     )
     restored = ProducerEntry.from_snapshot(stored)
     entry.batches.popleft()
+    entry.batches[0] = entry.batches[0]._replace(crc=NO_CRC)
     assert restored == entry
 
 

@@ -79,8 +79,9 @@ def test_batch_across_the_wrap_is_followed_by_its_last_sequence_plus_one(
 ) -> None:
     leader.send(SEQUENCE_MAX - 10, SEQUENCE_MAX - 10 + 20)
     assert leader.machine.describe_producers([7])[0].last_sequence == 9
-    assert leader.decide(header_of(base_sequence=11)).error is OUT_OF_ORDER
-    assert leader.decide(header_of(base_sequence=10)) == ACCEPTED
+    ticket = leader.plain_ticket()
+    assert leader.decide(header_of(base_sequence=11), ticket=ticket).error is OUT_OF_ORDER
+    assert leader.decide(header_of(base_sequence=10), ticket=ticket) == ACCEPTED
     assert (
         leader.decide(header_of(base_sequence=SEQUENCE_MAX - 10, count=21)).duplicate_base_offset
         == 0
@@ -97,7 +98,7 @@ def test_unknown_producer_that_does_not_begin_at_zero_may_have_come_early(
     leader: Any, header_of: Callable[..., BatchHeader]
 ) -> None:
     """1. The producer sends 0, then 1. 2. The call with 1 overtakes. 3. The shell holds it back."""
-    early = leader.decide(header_of(base_sequence=1))
+    early = leader.decide(header_of(base_sequence=1), ticket=leader.plain_ticket())
     assert (early.error, early.is_early) == (ErrorCode.NONE, True)
     assert leader.send(0) == ACCEPTED
     assert leader.send(1) == ACCEPTED
@@ -143,9 +144,10 @@ def test_same_sequences_under_a_higher_epoch_are_a_new_append(leader: Any) -> No
 
 def test_marker_without_data_raises_the_epoch(leader: Any) -> None:
     leader.mark(producer_epoch=3)
-    assert leader.send(1, producer_epoch=3).error is OUT_OF_ORDER
-    assert leader.send(0, producer_epoch=2).error is STALE_EPOCH
-    assert leader.send(0, producer_epoch=3) == ACCEPTED
+    ticket = leader.ticket(producer_epoch=3)
+    assert leader.send_transactional(1, producer_epoch=3, ticket=ticket).error is OUT_OF_ORDER
+    assert leader.send_transactional(0, producer_epoch=2, ticket=ticket).error is STALE_EPOCH
+    assert leader.send_transactional(0, producer_epoch=3, ticket=ticket) == ACCEPTED
 
 
 def test_coordinators_append_has_no_sequence_and_is_fenced_by_epoch(leader: Any) -> None:
@@ -190,7 +192,7 @@ def test_snapshot_remembers_the_newest_batch_only(leader: Any) -> None:
     for sequence in range(5):
         leader.send(sequence)
     leader.machine = leader.reload(5, leader.machine.snapshot())
-    leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k"))
+    leader.machine.become_leader(2, "topic-id-1", ClusterKeys(current=b"k" * 32))
     assert leader.send(4).duplicate_base_offset == 4
     assert leader.send(3).error is OUT_OF_ORDER
     assert leader.send(5) == ACCEPTED

@@ -170,7 +170,10 @@ def test_a_change_of_the_key_is_durable_and_leaders_get_both(
         reloaded.apply(record)
     assert reloaded.keys == machine.keys
     lead = BecomeLeaderRequest(
-        topic_partition=TopicPartition("__transaction_state", 0), broker_id=1, incarnation="i"
+        topic_partition=TopicPartition("__transaction_state", 0),
+        broker_id=1,
+        incarnation="i",
+        expected_epoch=-1,
     )
     assert commit(reloaded, log, reloaded.decide_become_leader(lead)).keys == machine.keys
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 import pytest
@@ -10,13 +9,12 @@ from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Selection
 from oncelog.spark_bridge.options import (
     parse_read_options,
     parse_write_options,
-    version_in,
     version_token,
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
-RUN = Run(started_ns=7, id="ab" * 16)
+RUN = Run(number=7, id="ab" * 16)
 
 
 def read(**options):
@@ -159,52 +157,25 @@ def test_a_write_that_cannot_be_is_refused(options, text):
 
 
 def test_without_ids_each_run_has_a_transactional_id_of_its_own_and_no_token():
-    membership = write(topic="a").membership(RUN)
-    assert membership.transactional_id == f"spark-{RUN.id}"
-    assert membership.token == b""
-    assert membership.run == RUN
-    assert membership.transaction_timeout_ms == 900_000
+    assert write(topic="a").identity("0123") == ("spark-0123", b"")
 
 
 def test_a_transactional_id_is_used_as_it_is_with_a_token_for_each_run():
-    membership = write(**{"transactional.id": "load-2013"}).membership(RUN)
-    assert membership.transactional_id == "load-2013"
-    assert membership.token == RUN.id.encode()
+    options = write(**{"transactional.id": "load-2013"})
+    assert options.identity("0123") == ("load-2013", b"0123")
 
 
 def test_an_application_id_gives_the_same_transaction_and_token_in_every_run():
     options = write(txnAppId="nightly", txnVersion="3")
-    first = options.membership(RUN)
-    second = options.membership(Run(started_ns=8, id="cd" * 16))
-    assert first.transactional_id == second.transactional_id == "spark-nightly"
-    assert first.token == second.token == version_token("nightly", 3)
-    assert dataclasses.replace(first, run=second.run) == second
+    first, second = (options.identity(run_id) for run_id in ("0123", "4567"))
+    assert first == second == ("spark-nightly", version_token("nightly", 3))
 
 
 def test_applications_that_share_a_transactional_id_do_not_share_a_transaction():
     ids = {
-        write(**{"transactional.id": "load", "txnAppId": app_id, "txnVersion": "1"})
-        .membership(RUN)
-        .transactional_id
+        write(**{"transactional.id": "load", "txnAppId": app_id, "txnVersion": "1"}).identity("0")[
+            0
+        ]
         for app_id in ("a", "b")
     }
     assert ids == {"load-a", "load-b"}
-
-
-@pytest.mark.parametrize("version", ["4", "5"])
-def test_the_last_committed_version_and_later_ones_may_be_written(version):
-    options = write(txnAppId="a", txnVersion=version)
-    options.check_version(version_token("a", 4))
-    assert options.txn_version == int(version)
-
-
-def test_a_version_older_than_the_last_committed_one_is_refused():
-    with pytest.raises(
-        InvalidSettingError, match=r"txnVersion=3 .* older than .* 4: .* go on with 5"
-    ):
-        write(txnAppId="a", txnVersion="3").check_version(version_token("a", 4))
-
-
-@pytest.mark.parametrize("token", [b"", b"\xff", b"[]", b"{}", b'{"txnAppId":"b","txnVersion":9}'])
-def test_a_token_of_something_else_has_no_version(token):
-    assert version_in(token, "a") is None

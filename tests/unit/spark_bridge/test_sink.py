@@ -7,13 +7,14 @@ import pytest
 from pyspark.sql.types import StructType
 
 from oncelog.actors.protocol.messages import Run, Winner
-from oncelog.api.member import RunEnd
+from oncelog.api.member import Membership, RunEnd
 from oncelog.spark_bridge import sink
-from oncelog.spark_bridge.options import parse_write_options, version_token
+from oncelog.spark_bridge.options import parse_write_options
 from oncelog.spark_bridge.sink import BatchWriter, TaskReport
 from oncelog.storage.exceptions import (
     InvalidSettingError,
     InvalidTxnStateError,
+    OutdatedVersionError,
     ProducerFencedError,
     UnknownTopicOrPartitionError,
 )
@@ -63,16 +64,22 @@ class FakeConnection:
         self.may_enlist = True
         self.send_error = None
         self.end_error = None
-        self.token = None
+        self.begin_error = None
+        self.is_committed = False
 
     def partition_counts(self):
         return {"t": 1}
 
-    def new_run(self):
-        return Run(started_ns=1, id="r")
-
-    def last_token(self, transactional_id):
-        return self.token
+    def begin_run(self, options):
+        if self.begin_error:
+            raise self.begin_error
+        transactional_id, token = options.identity("r")
+        return Membership(
+            transactional_id=transactional_id,
+            run=Run(number=1, id="r"),
+            token=token,
+            is_committed=self.is_committed,
+        )
 
     def member(self, membership, compression_type):
         self.members.append(FakeMember(self))
@@ -122,8 +129,8 @@ def test_an_unknown_topic_is_refused(connection):
 
 
 def test_a_version_that_was_overtaken_is_refused(connection):
-    connection.token = version_token("a", 4)
-    with pytest.raises(InvalidSettingError, match="txnVersion=3"):
+    connection.begin_error = OutdatedVersionError("the last committed version is 4")
+    with pytest.raises(OutdatedVersionError):
         new_writer(txnappid="a", txnversion="3")
 
 
@@ -152,7 +159,16 @@ def test_a_task_without_rows_takes_no_part(connection):
     assert connection.members == []
 
 
-def test_a_task_whose_version_is_committed_leaves_its_rows_unread(connection):
+def test_a_write_whose_version_is_committed_asks_for_no_members_and_reads_no_rows(connection):
+    connection.is_committed = True
+    writer = pickle.loads(pickle.dumps(new_writer(txnappid="a", txnversion="1")))
+    assert writer.write(None) == TaskReport(winner=None)
+    assert connection.members == []
+    writer.commit([TaskReport(winner=None)])
+    assert connection.ends[0][0].is_committed
+
+
+def test_a_task_whose_version_is_committed_meanwhile_leaves_its_rows_unread(connection):
     connection.may_enlist = False
     batches = iter([rows("1"), rows("2")])
     sink_bytes_one = new_writer(txnappid="a", txnversion="1")

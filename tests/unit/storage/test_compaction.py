@@ -92,6 +92,24 @@ def test_aborted_record_does_not_supersede_a_committed_one(log):
     assert all(header.base_offset != 1 for header in log.headers())
 
 
+def test_aborted_record_does_not_supersede_when_its_marker_comes_after_those_of_later_ones(log):
+    """The search for aborted data goes on past the end of what is compacted.
+
+    1. k=2 of producer 1 stands in the sealed segment over k=1.
+    2. Producer 2 begins and aborts in the active segment: its entry comes first in the index.
+    3. Producer 1 aborts: only the second entry tells that k=2 never was.
+    """
+    log.send([(b"k", b"1")])
+    log.send([(b"k", b"2")], producer_id=1, is_transactional=True)
+    log.roll()
+    log.send([(b"x", b"1")], producer_id=2, is_transactional=True)
+    log.end(2, committed=False)
+    log.end(1, committed=False)
+    log.send([(b"tail", b"t")])
+    assert log.clean().segments_replaced == 1
+    assert pairs(log) == [(0, b"k", b"1")]
+
+
 def test_commit_marker_outlives_its_data_until_the_horizon(log):
     """Scenario 85. A second transaction raises the epoch, so that the first marker may go."""
     log.send([(b"k", b"1")], producer_id=1, is_transactional=True)

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 from crash_disk import Crash, CrashDisk, CrashHandle, CrashLock, DataLoss, NameLoss
 
+from oncelog.storage.disk_errors import is_passing
 from oncelog.storage.fs import (
     DirectoryLockedError,
     FileHandle,
     FileSystem,
     Lock,
     RealFileSystem,
-    is_disk_full,
 )
 
 FILE = Path("/d/file")
@@ -216,7 +216,7 @@ def test_full_disk_takes_what_fits_and_serves_again_when_there_is_room():
     handle = disk.open(FILE, create=False)
     with pytest.raises(OSError, match="full") as caught:
         handle.append((b"defg",))
-    assert is_disk_full(caught.value)
+    assert is_passing(caught.value)
     assert (handle.size, disk.read_whole(FILE)) == (3, b"abcde")
     with pytest.raises(OSError, match="full"):
         disk.open(FILE.with_name("new"), create=True)

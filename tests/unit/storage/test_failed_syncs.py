@@ -111,7 +111,9 @@ def test_indexes_of_a_segment_that_was_sealed_and_not_synced_become_durable(appe
     sync(log)
     log.roll([])
     disk = disk.after_kill()
-    sync(open_log(disk))
+    log = open_log(disk)
+    log.end_restore()
+    sync(log)
     names = [DIRECTORY / f"{0:020d}{suffix}" for suffix in (".index", ".timeindex")]
     before, after = disk.files(), power_loss(disk).files()
     assert [after[name] for name in names] == [before[name] for name in names]

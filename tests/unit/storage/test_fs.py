@@ -13,7 +13,6 @@ from oncelog.storage.fs import (
     DirectoryLockedError,
     ReadOnlyFileSystem,
     RealFileSystem,
-    is_disk_full,
 )
 
 
@@ -213,13 +212,6 @@ def test_lock_error_survives_pickling():
     error = pickle.loads(pickle.dumps(DirectoryLockedError(11, "in use", "path")))
     assert isinstance(error, DirectoryLockedError)
     assert error.errno == 11
-
-
-@pytest.mark.parametrize(
-    ("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, False)]
-)
-def test_only_want_of_room_counts_as_disk_full(number, full):
-    assert is_disk_full(OSError(number, "x")) is full
 
 
 def test_a_read_only_file_system_changes_nothing(tmp_path):

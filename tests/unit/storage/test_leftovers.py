@@ -12,6 +12,7 @@ from crash_life import DIRECTORY, NOW_MS, History, Life, inspect, next_epoch
 
 from oncelog.actors.log_cleaning import clean_if_dirty
 from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
+from oncelog.actors.replica_opening import ExpectedLog
 from oncelog.storage.checkpoint import read_recovery_checkpoint
 from oncelog.storage.errors import ErrorCode
 
@@ -81,14 +82,14 @@ def test_removal_of_a_deleted_topic_that_was_cut_short_is_taken_up_again():
     life.sync()
     life.stop()
 
-    async def new_topic(last_epoch: int) -> BecomeLeaderReply:
-        return BecomeLeaderReply(leader_epoch=last_epoch + 1, topic_id="b" * 32, settings=())
+    async def new_topic() -> ExpectedLog:
+        return ExpectedLog(topic_id="b" * 32, has_been_led=False)
 
     disk = life.disk.after_kill()
     disk.fail("remove", f"{2:020d}.log", times=1)
-    for expected in ("cannot take over", None):
+    for expected in ("planned failure", None):
         found = Life(disk, History())
-        found.replica._epoch_source = new_topic
+        found.replica._log_source = new_topic
         found.start()
         failure = found.replica.failure
         assert failure is None if expected is None else expected in str(failure)

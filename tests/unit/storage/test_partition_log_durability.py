@@ -34,6 +34,7 @@ def test_sync_point_syncs_all_files_written_since_the_last(open_log, append, syn
     sync(log)
     assert sorted(filesystem.synced) == [
         f"{0:020d}.index",
+        f"{0:020d}.summary",
         f"{0:020d}.timeindex",
         f"{1:020d}.log",
         f"{1:020d}.snapshot",
@@ -259,6 +260,18 @@ def test_truncation_cuts_aborted_transactions_epochs_and_snapshots(open_log, app
     assert log.leader_epochs == [(0, 0), (1, 5)]
     assert log.latest_snapshot()[0] <= 10
     assert log.segment_count == 3
+
+
+@pytest.mark.parametrize("beyond", [0, 5])
+def test_truncation_that_cuts_no_batch_forgets_an_epoch_that_never_wrote(open_log, append, beyond):
+    """The leader knows nothing of it: kept, it would make the next answer of this log wrong."""
+    log = open_log()
+    append(log, leader_epoch=3)
+    log.assign_leader_epoch(5, 1)
+    log.truncate_to(1 + beyond)
+    kept = [(3, 0)] if beyond == 0 else [(3, 0), (5, 1)]
+    assert log.leader_epochs == kept
+    assert open_log().leader_epochs == kept
 
 
 def test_truncation_beyond_the_end_changes_nothing(open_log, append):

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from partition_logs import abort_two, flip, log_file, read_all
+from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
+from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.model import AbortedTransaction
 from oncelog.storage.record_batch import parse_header
 from oncelog.storage.record_codec import encode_records
@@ -34,9 +35,11 @@ def test_aborted_transactions_survive_a_clean_close(open_log, append):
 
 def test_aborted_transactions_of_a_synced_sealed_segment_survive_a_crash(open_log, append, sync):
     log = open_log(segment_bytes=800)
-    for _ in range(17):
+    for _ in range(13):
         append(log)
     abort_two(log)
+    for _ in range(4):
+        append(log)
     sync(log)
     log = open_log(segment_bytes=800)
     assert not log.was_clean
@@ -214,3 +217,37 @@ def test_leader_epoch_beyond_the_recovered_end_is_dropped(open_log, append, tmp_
     path = log_file(tmp_path)
     path.write_bytes(path.read_bytes()[:150])
     assert open_log().leader_epochs == [(1, 0)]
+
+
+# Damage where the index points
+
+
+def test_reads_beyond_a_damaged_indexed_header_do_not_go_over_all_between(
+    open_log, append, tmp_path, monkeypatch
+):
+    """A header that is not there any more must not cost each later read the whole segment."""
+    log = open_log(index_interval_bytes=1_000)
+    for _ in range(1_000):
+        append(log)
+    log.close([])
+    log = open_log(index_interval_bytes=1_000)
+    _, position = log._segments.active.indexes[0].lookup(200)
+    with log_file(tmp_path).open("r+b") as file:
+        file.seek(position)
+        file.write(bytes(61))
+    with pytest.raises(CorruptRecordError):
+        log.read(log._segments.active.indexes[0].lookup(200)[0], max_bytes=1, upper_offset=1_000)
+    log.read(900, max_bytes=1, upper_offset=1_000)
+    read_bytes = 0
+    handle = log._segments.active.log
+    plain_read = handle.read
+
+    def count(position, size):
+        nonlocal read_bytes
+        data = plain_read(position, size)
+        read_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(handle, "read", count)
+    assert offsets_of(log.read(990, max_bytes=1, upper_offset=1_000)) == [990]
+    assert 0 < read_bytes < 30_000

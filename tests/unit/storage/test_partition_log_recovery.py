@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from partition_logs import flip, log_file, offsets_of, read_all
 
+from oncelog.storage.accepted_cut import accept_cut
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.recovery import TailDefect
 
@@ -83,6 +84,13 @@ def test_bit_flip_below_the_recovery_point_is_refused(open_log, append, sync, tm
     assert path.read_bytes() == before
 
 
+def lose_sector(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    lost = data[position : position + 512]
+    data[position : position + 512] = bytes(len(lost))
+    path.write_bytes(data)
+
+
 def test_refused_log_leaves_no_file_open(open_log, append, sync, tmp_path):
     log = open_log()
     append(log)
@@ -95,17 +103,78 @@ def test_refused_log_leaves_no_file_open(open_log, append, sync, tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_bit_flip_in_the_unsynced_part_is_cut(open_log, append, sync, tmp_path):
+@pytest.mark.parametrize("position", [190, 290, 108, 117, 250, 211])
+def test_bit_flip_beyond_the_recovery_point_is_refused(open_log, append, sync, tmp_path, position):
+    """No power loss leaves it, so the checkpoint may be old and the batch acknowledged."""
     log = open_log()
     append(log)
     sync(log)
     append(log)
     append(log)
-    flip(log_file(tmp_path), 190)
+    flip(log_file(tmp_path), position)
+    with pytest.raises(CorruptDataError, match=r"rule R-7\); to lose all .* accept-cut"):
+        open_log()
+    assert log_file(tmp_path).stat().st_size == 300
+
+
+def test_torn_batch_beyond_the_recovery_point_is_cut(open_log, append, sync, tmp_path):
+    log = open_log()
+    append(log)
+    sync(log)
+    append(log, size_bytes=900)
+    append(log)
+    lose_sector(log_file(tmp_path), 512)
     log = open_log()
     assert log.log_end_offset == 1
     assert log.cut is not None
+    assert log.cut.cut_bytes == 1_000
+    assert str(log.cut).startswith("1000 bytes are cut from ")
+
+
+def test_cut_that_an_operator_accepts_is_made_once_at_the_place_that_was_named(
+    open_log, append, sync, tmp_path, filesystem
+):
+    directory = tmp_path / "flights-0"
+    log = open_log()
+    for _ in range(4):
+        append(log)
+    sync(log)
+    log.close(None)
+    flip(log_file(tmp_path), 290)
+    accept_cut(filesystem, directory, 1)
+    with pytest.raises(CorruptDataError, match=r"offset 2: .*rule R-3.*accept-cut .* 2$"):
+        open_log()
+    accept_cut(filesystem, directory, 2)
+    log = open_log()
+    assert (log.log_end_offset, log.recovery_point) == (2, 2)
+    assert log.cut is not None
+    assert log.cut.is_accepted
     assert log.cut.cut_bytes == 200
+    assert not (directory / "accepted-cut").exists()
+    append(log)
+    append(log)
+    sync(log)
+    log.close(None)
+    flip(log_file(tmp_path), 290)
+    with pytest.raises(CorruptDataError, match="rule R-3"):
+        open_log()
+
+
+def test_accepted_cut_of_records_that_are_missing_lowers_the_promise(
+    open_log, append, sync, tmp_path, filesystem
+):
+    log = open_log()
+    append(log)
+    append(log)
+    sync(log)
+    log.close(None)
+    path = log_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:100])
+    accept_cut(filesystem, tmp_path / "flights-0", 1)
+    log = open_log()
+    assert (log.log_end_offset, log.recovery_point, log.high_watermark) == (1, 1, 0)
+    log.close(None)
+    assert open_log().log_end_offset == 1
 
 
 def test_synced_records_missing_from_the_end_are_refused(open_log, append, sync, tmp_path):
@@ -143,15 +212,27 @@ def test_without_checkpoint_a_torn_last_batch_is_cut(open_log, append, tmp_path)
     for _ in range(3):
         append(log)
     (tmp_path / "flights-0" / "recovery-checkpoint").unlink()
-    flip(log_file(tmp_path), 250)
+    path = log_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:250])
     assert open_log().log_end_offset == 2
 
 
-def test_damage_in_an_unsynced_segment_removes_the_later_ones(open_log, append, tmp_path):
+def test_without_checkpoint_a_last_batch_that_is_not_torn_is_refused(open_log, append, tmp_path):
+    log = open_log()
+    for _ in range(3):
+        append(log)
+    (tmp_path / "flights-0" / "recovery-checkpoint").unlink()
+    flip(log_file(tmp_path), 250)
+    with pytest.raises(CorruptDataError, match="rule R-8"):
+        open_log()
+
+
+def test_torn_batch_in_an_unsynced_segment_removes_the_later_ones(open_log, append, tmp_path):
     log = open_log(segment_bytes=250)
     for _ in range(6):
         append(log)
-    flip(log_file(tmp_path, 2), 150)
+    path = log_file(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:150])
     log = open_log(segment_bytes=250)
     assert log.log_end_offset == 3
     assert log.segment_count == 2

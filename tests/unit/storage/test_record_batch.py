@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from oncelog.storage import client_batch, scan_kernel
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -14,7 +16,6 @@ from oncelog.storage.model import SEQUENCE_MAX
 from oncelog.storage.record_batch import (
     HEADER_BYTES,
     BatchHeader,
-    check_client_batch,
     crc_matches,
     iterate_batches,
     parse_header,
@@ -24,8 +25,8 @@ from oncelog.storage.record_batch import (
     with_producer,
 )
 
-RECORDS = bytes.fromhex("0c00000001010000" * 2)
-"""Bytes enough for two records; a header check never reads them."""
+RECORDS = bytes.fromhex("0e00000001027800" + "0e00000201027800")
+"""Two records without keys."""
 
 
 def make_batch(records: bytes = RECORDS, **changes: Any) -> bytearray:
@@ -244,6 +245,31 @@ def test_client_batch_with_unknown_attributes_is_invalid(attributes: int) -> Non
     batch[21:23] = (attributes | 16).to_bytes(2, "big")
     with_producer(batch, 42, 3, 10, True)
     assert check(batch) is ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        "0c000000010100" + "0c000000010100",
+        "0c000000010100" + "0c000004010100",
+        "0c000002010100" + "0c000002010100",
+        "0e000000010100" + "0c000002010100",
+        "0c000000010100" + "0c000002010102",
+        "0c000000010100" + "0c000002030100",
+        "0c000000010100" + "0c000002010100" + "0c000004010100",
+        "0c000000010100" + "78787878787878",
+        "00" * 14,
+    ],
+)
+@pytest.mark.parametrize("backend", ["kernel", "python"])
+def test_client_batch_of_records_that_no_reader_can_decode_is_invalid(
+    records: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if backend == "python":
+        monkeypatch.setattr(client_batch, "_client_fault", None)
+        monkeypatch.setattr(scan_kernel, "kernel", None)
+    assert check(make_batch(bytes.fromhex(records))) is ErrorCode.INVALID_RECORD
+    assert isinstance(check(make_batch()), BatchHeader)
 
 
 def test_compressed_batch_may_hold_more_records_than_bytes() -> None:

@@ -8,7 +8,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, SEGMENT_BYTES, History, Life, inspect
 
-from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin
 from oncelog.storage.record_batch import parse_header
@@ -32,8 +32,10 @@ def again(life: Life, disk: CrashDisk | None = None) -> Life:
 def resend(life: Life, number: int) -> tuple[ErrorCode, int | None]:
     """Ask the leader about a batch that was written before: its error, or its first offset."""
     life.replica.machine.become_leader(99, "a" * 32, ClusterKeys(current=b""))
+    header = parse_header(life.history.batches[number])
+    ticket = issue_plain_ticket(cluster_key=b"", producer_id=header.producer_id, issued_ms=0)
     verdict = life.replica.machine.decide_append(
-        parse_header(life.history.batches[number]), origin=AppendOrigin.CLIENT, now_ms=NOW_MS
+        header, origin=AppendOrigin.CLIENT, ticket=ticket, now_ms=NOW_MS
     )
     return verdict.error, verdict.duplicate_base_offset
 

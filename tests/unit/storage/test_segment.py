@@ -49,9 +49,13 @@ def test_index_has_an_entry_per_interval_with_the_batch_that_passed_it(segment):
 
 
 def test_written_indexes_are_used_by_the_next_owner(segment, filesystem, tmp_path):
-    for handle in segment.write_indexes():
+    for handle in segment.write_sealed([(3, 0), (4, 50)]):
         handle.close()
     copy = copy_of(segment, filesystem, tmp_path)
+    copy.attach()
+    copy.load_summary()
+    assert copy.summary == segment.summary
+    assert copy.summary.leader_epochs == ((3, 0), (4, 50))
     copy.load_tail()
     assert copy.next_offset == 60
     assert copy.max_timestamp_ms == 580
@@ -131,7 +135,7 @@ def test_closed_segment_does_not_open_again(segment):
 
 
 def test_removed_segment_leaves_no_file(segment, tmp_path):
-    for handle in segment.write_indexes():
+    for handle in segment.write_sealed([]):
         handle.close()
     segment.remove()
     assert list(tmp_path.iterdir()) == []

@@ -118,16 +118,23 @@ def test_append_after_truncation_follows_the_kept_entries(index, path):
     assert decode_entries(path.read_bytes()) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize(
-    ("base_offset", "next_offset", "fits"), [(9, 13, True), (10, 13, False), (0, 12, False)]
-)
-def test_file_with_markers_of_another_segment_is_not_taken(
-    index, filesystem, path, base_offset, next_offset, fits
-):
-    assert TxnIndex(filesystem, path).load_within(base_offset, next_offset) is fits
+def test_file_is_only_taken_if_it_is_what_it_was(index, filesystem, path):
+    expected = index.crc32c
+    assert TxnIndex(filesystem, path).load_if(expected)
+    assert not TxnIndex(filesystem, path).load_if(0)
+    path.write_bytes(path.read_bytes()[:-34])
+    assert not TxnIndex(filesystem, path).load_if(expected)
+    path.unlink()
+    assert not TxnIndex(filesystem, path).load_if(expected)
+    assert TxnIndex(filesystem, path).load_if(0)
 
 
-def test_entries_stay_readable_after_close(index):
-    index.close()
-    assert index.handle is None
-    assert len(index) == 2
+def test_settled_index_takes_nothing_new(index):
+    before = index.entries
+    index.is_settled = True
+    assert index.append(before[-1]) is None
+    later = AbortedIndexEntry(
+        producer_id=9, first_offset=90, last_offset=99, last_stable_offset=100
+    )
+    assert index.append(later) is None
+    assert index.entries == before

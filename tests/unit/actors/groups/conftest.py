@@ -14,7 +14,12 @@ from actor_surroundings import HeldBackground, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
+from oncelog.actors.protocol.cluster_messages import (
+    BecomeLeaderReply,
+    MetadataReply,
+    MetadataRequest,
+    TopicMetadata,
+)
 from oncelog.actors.protocol.group_messages import (
     DeleteGroupRequest,
     DescribeGroupsRequest,
@@ -24,6 +29,7 @@ from oncelog.actors.protocol.group_messages import (
     JoinGroupRequest,
     MemberAssignment,
     OffsetAndMetadata,
+    OffsetCommitReply,
     OffsetCommitRequest,
     OffsetFetchRequest,
     SyncGroupReply,
@@ -42,10 +48,33 @@ from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 KEY = b"key" * 10
 TOPIC_ID = "a" * 32
+FLIGHTS_ID = "f1" * 16
 OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 TP = TopicPartition("flights", 0)
 GROUP = "billing"
 RETENTION_MS = 604_800_000
+
+
+class Controller:
+    """Answers which topics there are; not ``is_away``."""
+
+    def __init__(self, topic_ids: dict[str, str]) -> None:
+        self.topic_ids = topic_ids
+        self.is_away = False
+        self.questions = 0
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert isinstance(request, MetadataRequest)
+        self.questions += 1
+        if self.is_away:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        found = sorted(set(request.topics or ()) & self.topic_ids.keys())
+        return MetadataReply(
+            topics=tuple(
+                TopicMetadata(name=name, topic_id=self.topic_ids[name], partitions=())
+                for name in found
+            )
+        )
 
 
 class Shard:
@@ -58,6 +87,7 @@ class Shard:
         self.background: HeldBackground
         self.coordinator: GroupCoordinator
         self.failures: list[BaseException] = []
+        self.controller = Controller({"flights": FLIGHTS_ID})
         self._starts = 0
         self._sequences: Counter[tuple[int, int]] = Counter()
 
@@ -88,6 +118,7 @@ class Shard:
         self._starts += 1
         self.coordinator = GroupCoordinator(
             replica=replica,
+            transport=self.controller,
             clock=self.clock,
             random=Random(self._starts),
             settings=group_settings(cluster),
@@ -150,7 +181,13 @@ class Shard:
         reply = await self.coordinator.offset_commit(OffsetCommitRequest(**{**values, **fields}))
         return reply.error if reply.error is not ErrorCode.NONE else reply.results[0].error
 
-    async def txn_commit(self, offset: int, *, pid: int = 7, epoch: int = 0, **fields: Any) -> Any:
+    async def txn_commit(self, offset: int, **fields: Any) -> ErrorCode:
+        offsets = ((TP, OffsetAndMetadata(offset=offset)),)
+        return (await self.txn_commit_reply(**{"offsets": offsets, **fields})).error
+
+    async def txn_commit_reply(
+        self, *, pid: int = 7, epoch: int = 0, **fields: Any
+    ) -> OffsetCommitReply:
         ticket = issue_ticket(
             cluster_key=KEY,
             producer_id=pid,
@@ -167,11 +204,10 @@ class Shard:
             "producer_epoch": epoch,
             "base_sequence": self._sequences[pid, epoch],
             "ticket": ticket,
-            "offsets": ((TP, OffsetAndMetadata(offset=offset)),),
         }
         request = TxnOffsetCommitRequest(**{**values, **fields})
         self._sequences[pid, epoch] = request.base_sequence + len(request.offsets)
-        return (await self.coordinator.txn_offset_commit(request)).error
+        return await self.coordinator.txn_offset_commit(request)
 
     async def mark(
         self, *, committed: bool, pid: int = 7, epoch: int = 1, tp: TopicPartition = OFFSETS

@@ -13,6 +13,7 @@ from oncelog.actors.protocol.group_messages import (
     LeaveGroupRequest,
     LeavingMember,
     OffsetAndMetadata,
+    OffsetFetchRequest,
 )
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_of
@@ -20,6 +21,7 @@ from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, shard_
 TP = TopicPartition("flights", 0)
 OFFSETS = TopicPartition(CONSUMER_OFFSETS_TOPIC, 0)
 GROUP = "billing"
+FLIGHTS_ID = "f1" * 16
 RETENTION_MS = 604_800_000
 Shard = Any
 Play = Callable[[Callable[[Shard], Awaitable[None]]], None]
@@ -345,5 +347,89 @@ def test_a_committed_record_that_cannot_be_applied_ends_the_process(
                 await shard.position()
         await shard.crash()
         assert await shard.position() == 5
+
+    play(scenario)
+
+
+async def positions(shard: Shard) -> list[int]:
+    reply = await shard.coordinator.offset_fetch(OffsetFetchRequest(group_id=GROUP))
+    return [item.offset for item in reply.offsets]
+
+
+def test_positions_in_a_deleted_topic_go_also_when_the_shard_was_away_meanwhile(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        assert await shard.commit(50) is ErrorCode.NONE
+        await shard.coordinator.forget_deleted_topics()
+        assert await positions(shard) == [50]
+        await shard.stop()
+        shard.controller.topic_ids["flights"] = "f2" * 16
+        await shard.start()
+        await shard.coordinator.forget_deleted_topics()
+        assert await positions(shard) == []
+        await shard.crash()
+        assert await positions(shard) == []
+
+    play(scenario)
+
+
+def test_while_the_controller_does_not_answer_positions_stay_and_new_ones_wait(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        await shard.commit(50)
+        await shard.stop()
+        shard.controller.is_away = True
+        await shard.start()
+        await shard.coordinator.forget_deleted_topics()
+        assert await positions(shard) == [50]
+        assert await shard.commit(51) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    play(scenario)
+
+
+def test_a_position_in_a_topic_of_the_same_name_that_is_deleted_is_refused(play: Play) -> None:
+    """1. A reader learns of the topic, 2. it is made anew, 3. both readers commit."""
+
+    async def scenario(shard: Shard) -> None:
+        old, new = FLIGHTS_ID, "f2" * 16
+
+        def at(offset: int, topic_id: str) -> Any:
+            return ((TP, OffsetAndMetadata(offset=offset, topic_id=topic_id)),)
+
+        assert await shard.commit(50, offsets=at(50, old)) is ErrorCode.NONE
+        shard.controller.topic_ids["flights"] = new
+        assert await shard.commit(3, offsets=at(3, new)) is ErrorCode.NONE
+        assert await shard.commit(60, offsets=at(60, old)) is ErrorCode.UNKNOWN_TOPIC_ID
+        assert await positions(shard) == [3]
+
+    play(scenario)
+
+
+def test_commits_in_a_topic_that_is_known_ask_nobody(play: Play) -> None:
+    async def scenario(shard: Shard) -> None:
+        position = OffsetAndMetadata(offset=1, topic_id=FLIGHTS_ID)
+        await shard.commit(1, offsets=((TP, position),))
+        before = shard.controller.questions
+        await shard.commit(1, offsets=((TP, position),))
+        assert shard.controller.questions == before
+
+    play(scenario)
+
+
+def test_a_transactions_positions_are_taken_all_or_none(play: Play) -> None:
+    """1. One of two topics is missing: refused. 2. It is made. 3. The same call comes again."""
+
+    async def scenario(shard: Shard) -> None:
+        other = TopicPartition("delays", 0)
+        offsets = tuple((tp, OffsetAndMetadata(offset=9)) for tp in (TP, other))
+        reply = await shard.txn_commit_reply(offsets=offsets, base_sequence=0)
+        assert [result.error for result in reply.results] == [
+            ErrorCode.OPERATION_NOT_ATTEMPTED,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        assert await shard.position() == -1
+        shard.controller.topic_ids["delays"] = "d1" * 16
+        reply = await shard.txn_commit_reply(offsets=offsets, base_sequence=0)
+        assert [result.error for result in reply.results] == [ErrorCode.NONE] * 2
+        assert await shard.mark(committed=True) is ErrorCode.NONE
+        assert await positions(shard) == [9, 9]
 
     play(scenario)

@@ -26,6 +26,7 @@ from oncelog.actors.protocol.cluster_messages import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages import (
+    DriverProcess,
     MarkerResult,
     ReplyT,
     Request,
@@ -103,6 +104,7 @@ class World:
         self.cluster_key_version = 0
         self.clock_offset_ms = 0
         self.running: list[Any] = []
+        self.gone: list[DriverProcess] = []
         for number in range(2):
             self.add_partition(TopicPartition(CONSUMER_OFFSETS_TOPIC, number))
         self.add_partition(SHARD)
@@ -242,13 +244,17 @@ class World:
         """Start a coordinator; what stopped before it is found again in its log."""
         replica = self.replica(SHARD)
         coordinator = TransactionCoordinator(
-            replica=replica, transport=self, clock=self, rng=self.rng, **fields
+            replica=replica, transport=self, clock=self, rng=self.rng, drivers=self, **fields
         )
         await replica.start()
         await coordinator.start()
         self.running += [replica, coordinator]
         self.actors[transaction_actor(0, 1)] = coordinator
         return coordinator
+
+    def is_gone(self, driver: DriverProcess) -> bool:
+        """See ``DriverWatch``: whom ``gone`` holds."""
+        return driver in self.gone
 
     async def crash(self, coordinator: TransactionCoordinator) -> None:
         """End a coordinator, whatever it was doing."""

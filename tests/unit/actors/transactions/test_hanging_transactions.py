@@ -12,6 +12,7 @@ import pytest
 from oncelog.actors.protocol.admin_messages import DescribeTransactionsRequest
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
+    BeginRunRequest,
     DescribeProducersRequest,
     EndTxnRequest,
     EnlistRequest,
@@ -213,7 +214,10 @@ def test_a_transaction_that_ends_while_it_is_looked_at_is_not_reported(operate: 
 
 def test_members_of_a_distributed_write_own_only_their_own_partitions(operate: Any) -> None:
     async def scenario(operator: Operator) -> None:
-        run = Run(started_ns=1, id="run")
+        run = Run(number=1, id="run")
+        await operator.coordinator.begin_run(
+            BeginRunRequest(transactional_id="loader", run_id=run.id, token=b"t")
+        )
         members = [
             await operator.coordinator.enlist(
                 EnlistRequest(transactional_id="loader", run=run, token=b"t")

@@ -97,6 +97,55 @@ def test_a_partition_that_cannot_now_is_asked_again(world: Any, error: ErrorCode
     world.run(scenario)
 
 
+@pytest.mark.parametrize("error", [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION])
+def test_a_call_without_an_answer_is_no_marker_written(world: Any, error: ErrorCode) -> None:
+    """The transport answers for a partition that did not: no result names any marker."""
+
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        calls = 0
+
+        async def leader(request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+            nonlocal calls
+            calls += 1
+            if calls <= 2:
+                return request.failed(error)
+            return WriteTxnMarkersReply(
+                results=(
+                    MarkerResult(producer_id=7, topic_partition=FLIGHTS[0], error=ErrorCode.NONE),
+                )
+            )
+
+        world.actors["partition:flights-0@1"] = leader
+        delivery = await world.marker_sender().send(
+            [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+        )
+        assert delivery is Delivery.DONE
+        assert calls == 3
+
+    world.run(scenario)
+
+
+def test_a_marker_that_the_answer_does_not_name_is_sent_again(world: Any) -> None:
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        asked: list[list[int]] = []
+
+        async def leader(request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+            asked.append([one.producer_id for one in request.markers])
+            written = MarkerResult(
+                producer_id=asked[-1][0], topic_partition=FLIGHTS[0], error=ErrorCode.NONE
+            )
+            return WriteTxnMarkersReply(results=(written,))
+
+        world.actors["partition:flights-0@1"] = leader
+        markers = [marker(number, FLIGHTS[0]) for number in (7, 8)]
+        await world.marker_sender().send(markers, coordinator_epoch=4, is_current=always)
+        assert asked == [[7, 8], [8]]
+
+    world.run(scenario)
+
+
 def test_the_pause_between_attempts_grows_to_a_second(world: Any) -> None:
     async def scenario() -> None:
         world.add_partition(FLIGHTS[0])

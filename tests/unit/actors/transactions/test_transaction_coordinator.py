@@ -10,8 +10,10 @@ from transaction_calls import CLUSTER_KEY, FLIGHTS, RUN, add, begin, end, init, 
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.messages import (
+    BeginRunRequest,
     DescribeProducersReply,
     DescribeProducersRequest,
+    DriverProcess,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
@@ -19,6 +21,7 @@ from oncelog.actors.protocol.messages import (
     ProducerDescription,
     ProduceRequest,
     Run,
+    TxnMarker,
     Winner,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
@@ -187,14 +190,13 @@ def test_the_newest_coordinator_completes_what_a_partition_refuses_as_too_old(wo
         coordinator = await world.coordinator()
         producer_id, epoch = await begin(world, coordinator)
         leader = await world.partition(FLIGHTS)
-        batch = encode_records(
-            [(None, b"value", world.now_ms(), ())],
+        raised = TxnMarker(
             producer_id=producer_id,
             producer_epoch=epoch + 7,
-            base_sequence=0,
+            committed=True,
+            partitions=(FLIGHTS,),
         )
-        produce = ProduceRequest(topic_partition=FLIGHTS, batch=bytes(batch))
-        assert (await leader.produce(produce)).error is ErrorCode.NONE
+        assert leader.replica.append_marker(raised, 0, world.now_ms()).error is ErrorCode.NONE
         reply = await end(coordinator, producer_id, epoch)
         assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
         assert state_of(coordinator) == "CompleteCommit"
@@ -249,7 +251,7 @@ def test_an_open_transaction_is_aborted_when_its_time_is_over(world: Any) -> Non
         assert state_of(coordinator) == "Ongoing"
         await asyncio.sleep(3)
         assert state_of(coordinator) == "CompleteAbort"
-        assert (await end(coordinator, producer_id, epoch)).error is ErrorCode.INVALID_TXN_STATE
+        assert (await end(coordinator, producer_id, epoch)).error is ErrorCode.TRANSACTION_TIMED_OUT
         abort = await end(coordinator, producer_id, epoch, committed=False)
         assert (abort.error, abort.producer_epoch) == (ErrorCode.NONE, epoch + 1)
 
@@ -283,7 +285,14 @@ def test_the_fence_of_a_new_owner_finishes_by_itself(world: Any) -> None:
 # --- distributed writes -----------------------------------------------------------------------
 
 
-async def enlist(coordinator: Any, run: Run = RUN) -> tuple[int, int]:
+async def enlist(
+    coordinator: Any, run: Run = RUN, driver: DriverProcess | None = None
+) -> tuple[int, int]:
+    """Enlist, the run begun if need be."""
+    begun = await coordinator.begin_run(
+        BeginRunRequest(transactional_id="loader", run_id=run.id, token=b"batch-1", driver=driver)
+    )
+    assert (begun.error, begun.number) == (ErrorCode.NONE, run.number)
     reply = await coordinator.enlist(
         EnlistRequest(transactional_id="loader", run=run, token=b"batch-1")
     )
@@ -385,6 +394,27 @@ def test_a_winners_leader_that_does_not_answer_makes_the_end_retriable(world: An
         assert state_of(coordinator) == "Ongoing"
         holds(world, "partition:flights-0@1", **{f"p{winner}": 10})
         assert (await end_run(coordinator, **{f"p{winner}": 10})).error is ErrorCode.NONE
+
+    world.run(scenario)
+
+
+def test_a_write_whose_driver_is_gone_is_aborted_at_the_next_look(world: Any) -> None:
+    driver = DriverProcess(machine="here", process_id=7, start_ticks=8)
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        world.add_partition(FLIGHTS)
+        world.answer_markers("partition:flights-0@1")
+        member, epoch = await enlist(coordinator, driver=driver)
+        await add(coordinator, member, epoch)
+        await asyncio.sleep(600)
+        assert state_of(coordinator) == "Ongoing"
+        await world.crash(coordinator)
+        coordinator = await world.coordinator()
+        world.gone.append(driver)
+        await asyncio.sleep(world.config.transaction_abort_scan_ms / 1_000 + 1)
+        assert state_of(coordinator) == "CompleteAbort"
+        assert (await end_run(coordinator)).error is ErrorCode.INVALID_TXN_STATE
 
     world.run(scenario)
 

@@ -16,6 +16,7 @@ from oncelog.actors.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
@@ -81,6 +82,7 @@ def test_an_empty_id_is_refused_by_every_request(world: Any) -> None:
         fields = {"transactional_id": "", "producer_id": 7, "producer_epoch": 0}
         replies = [
             await coordinator.init_producer_id(InitProducerIdRequest(transactional_id="")),
+            await coordinator.begin_run(BeginRunRequest(transactional_id="", run_id="run")),
             await coordinator.enlist(EnlistRequest(transactional_id="", run=RUN, token=b"")),
             await coordinator.add_partitions_to_txn(
                 AddPartitionsToTxnRequest(**fields, partitions=(FLIGHTS,))
@@ -266,7 +268,7 @@ def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
         await replica.start()
         world.running.append(replica)
         second = TransactionCoordinator(
-            replica=replica, transport=world, clock=world, rng=world.rng
+            replica=replica, transport=world, clock=world, rng=world.rng, drivers=world
         )
         loading = asyncio.get_running_loop().create_task(second.start())
         await asyncio.sleep(0)

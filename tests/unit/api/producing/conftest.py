@@ -26,6 +26,8 @@ from oncelog.actors.protocol.group_messages import (
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -40,6 +42,7 @@ from oncelog.actors.protocol.messages import (
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producer import AsyncProducer
 from oncelog.api.routing import Router
+from oncelog.storage.client_batch import check_client_batch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -47,7 +50,7 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
-from oncelog.storage.record_batch import BatchHeader, check_client_batch, parse_header
+from oncelog.storage.record_batch import BatchHeader, parse_header
 from oncelog.storage.record_codec import Record, decode_records
 
 PARK_S = 0.5
@@ -85,6 +88,8 @@ class FakeLeader:
     headers: list[BatchHeader] = field(default_factory=list)
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     next_offset: int = 0
+    key_versions: tuple[int, ...] = (0,)
+    """Under which keys plain tickets are taken; the last one is the current one."""
 
     async def produce(self, request: ProduceRequest) -> ProduceReply:
         header = check_client_batch(request.batch, message_max_bytes=self.message_max_bytes)
@@ -110,6 +115,10 @@ class FakeLeader:
             expected = ticket_for(header.producer_id, header.producer_epoch, self.topic_partition)
             if request.ticket != expected:
                 return request.failed(ErrorCode.INVALID_TXN_STATE)
+        tickets = [plain_ticket_for(header.producer_id, version) for version in self.key_versions]
+        if not header.is_transactional and request.ticket not in tickets:
+            return request.failed(ErrorCode.UNKNOWN_PRODUCER_ID)
+        is_old = not header.is_transactional and request.ticket != tickets[-1]
         if entry is None or is_new:
             entry = ProducerEntry(header.producer_epoch)
         for base_sequence, last_sequence, offset in entry.window:
@@ -126,7 +135,7 @@ class FakeLeader:
             self.records.append((header.producer_id, header.producer_epoch, record))
         self.next_offset += header.record_count
         self.moved.set()
-        return ProduceReply(base_offset=base_offset)
+        return ProduceReply(base_offset=base_offset, is_ticket_old=is_old)
 
     def mark(self, producer_id: int, epoch: int, *, committed: bool) -> None:
         self.verdicts[producer_id, epoch] = committed
@@ -150,6 +159,10 @@ def ticket_for(producer_id: int, epoch: int, topic_partition: TopicPartition) ->
     return f"{producer_id}/{epoch}/{topic_partition}".encode()
 
 
+def plain_ticket_for(producer_id: int, key_version: int) -> bytes:
+    return f"plain {producer_id}/{key_version}".encode()
+
+
 @dataclass
 class FakeTransaction:
     """One transactional id at its coordinator."""
@@ -158,6 +171,8 @@ class FakeTransaction:
     epoch: int = -1
     is_open: bool = False
     last_committed: bool | None = None
+    over: ErrorCode = ErrorCode.PRODUCER_FENCED
+    """What a producer with the epoch before is told."""
     partitions: set[TopicPartition] = field(default_factory=set)
     token: bytes | None = None
 
@@ -179,9 +194,11 @@ class LogCluster:
         self.offsets: dict[TopicPartition, int] = {}
         self.calls: list[tuple[str, Any]] = []
         self.faults: dict[type, deque[Any]] = {}
+        self.key_versions: tuple[int, ...] = (0,)
         self.next_producer_id = 1_000
         self.enrols_ahead = self.gives_tickets_ahead = True
         self.clock = FixedClock()
+        self.begins: Callable[[BeginRunRequest], BeginRunReply] = lambda _: BeginRunReply(number=1)
 
     def create(self, topic: str, partitions: int = 1) -> list[FakeLeader]:
         self.counts[topic] = partitions
@@ -236,6 +253,7 @@ class LogCluster:
             TxnOffsetCommitRequest: self._txn_offset_commit,
             EndTxnRequest: self._end_txn,
             EnlistRequest: self._enlist,
+            BeginRunRequest: self.begins,
         }
         return answers[type(request)](request)
 
@@ -259,7 +277,7 @@ class LogCluster:
 
     def _init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
         if request.transactional_id is None:
-            return InitProducerIdReply(producer_id=self._new_producer_id(), producer_epoch=0)
+            return self._plain_producer(request)
         transaction = self.transactions.setdefault(
             request.transactional_id, FakeTransaction(self._new_producer_id())
         )
@@ -274,9 +292,28 @@ class LogCluster:
             commit_token=transaction.token,
         )
 
+    def _plain_producer(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        producer_id = request.producer_id
+        if producer_id < 0:
+            producer_id = self._new_producer_id()
+        elif request.ticket not in [plain_ticket_for(producer_id, n) for n in self.key_versions]:
+            return request.failed(ErrorCode.UNKNOWN_PRODUCER_ID)
+        ticket = plain_ticket_for(producer_id, self.key_versions[-1])
+        return InitProducerIdReply(
+            producer_id=producer_id, producer_epoch=max(0, request.producer_epoch), ticket=ticket
+        )
+
+    def take_keys(self, *key_versions: int) -> None:
+        """The coordinators and leaders take tickets under these keys from now on."""
+        self.key_versions = key_versions
+        for leader in self.leaders.values():
+            leader.key_versions = key_versions
+
     def _add_partitions(self, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnReply:
         if request.producer_id not in self.members:
             transaction = self.transactions[request.transactional_id]
+            if request.producer_epoch == transaction.epoch - 1:
+                return request.failed(transaction.over, "as the coordinator says")
             if request.producer_epoch != transaction.epoch:
                 return request.failed(ErrorCode.PRODUCER_FENCED)
             known = {CONSUMER_OFFSETS_TOPIC: 2, **self.counts}
@@ -368,7 +405,9 @@ class LogCluster:
 
     def time_out(self, transactional_id: str) -> None:
         """The coordinator gives up the open transaction, as at its timeout."""
-        self._decide(self.transactions[transactional_id], committed=False)
+        transaction = self.transactions[transactional_id]
+        self._decide(transaction, committed=False)
+        transaction.over = ErrorCode.TRANSACTION_TIMED_OUT
 
     def _decide(self, transaction: FakeTransaction, *, committed: bool) -> None:
         identity = (transaction.producer_id, transaction.epoch)
@@ -381,6 +420,7 @@ class LogCluster:
         transaction.partitions = set()
         transaction.is_open = False
         transaction.last_committed = committed
+        transaction.over = ErrorCode.PRODUCER_FENCED
         transaction.epoch += 1
 
     def _enlist(self, request: EnlistRequest) -> EnlistReply:

@@ -24,6 +24,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
     IllegalStateError,
+    InvalidRecordError,
     InvalidTimestampError,
     MessageTooLargeError,
     OutOfOrderSequenceNumberError,
@@ -42,21 +43,21 @@ class Group:
 
 
 @pytest.mark.parametrize(
-    ("transactional_id", "options", "is_reported"),
+    ("transactional_id", "options", "is_flush_told"),
     [
         ("loader", {}, False),
         (None, {"interceptors": (ProducerInterceptor(),)}, False),
         (None, {}, True),
     ],
 )
-def test_a_failure_that_is_told_otherwise_is_not_reported_as_never_retrieved(
+def test_a_failure_is_told_once_and_not_reported_as_never_retrieved(
     cluster: Any,
     run: Any,
     caplog: pytest.LogCaptureFixture,
     transactional_id: str | None,
     options: dict[str, Any],
     *,
-    is_reported: bool,
+    is_flush_told: bool,
 ) -> None:
     cluster.create("t")
     cluster.fault(ProduceRequest, ErrorCode.INVALID_RECORD)
@@ -73,6 +74,9 @@ def test_a_failure_that_is_told_otherwise_is_not_reported_as_never_retrieved(
         if transactional_id:
             with pytest.raises(TransactionAbortableError):
                 await producer.commit_transaction()
+        elif is_flush_told:
+            with pytest.raises(InvalidRecordError):
+                await producer.flush()
         else:
             await producer.flush()
         gc.collect()
@@ -80,7 +84,8 @@ def test_a_failure_that_is_told_otherwise_is_not_reported_as_never_retrieved(
     with caplog.at_level(logging.ERROR, logger="asyncio"):
         run(story())
         gc.collect()
-    assert ("never retrieved" in caplog.text) is is_reported
+    assert "never retrieved" not in caplog.text
+    assert ("nobody waits" in caplog.text) is is_flush_told
 
 
 def test_a_failed_future_still_raises_to_whoever_awaits_it(cluster: Any, run: Any) -> None:

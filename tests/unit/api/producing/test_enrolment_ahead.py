@@ -448,7 +448,7 @@ def test_one_that_timed_out_is_aborted_like_any_other(cluster: Any, run: Any) ->
         await producer.begin_transaction()
         cluster.time_out("loader")
         await producer.send("t", b"3", partition=0)
-        with pytest.raises(TransactionAbortableError):
+        with pytest.raises(TransactionAbortableError, match="as the coordinator says"):
             await producer.commit_transaction()
         await producer.abort_transaction()
         await write(producer, b"4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
     EndTxnRequest,
     EnlistRequest,
     ProduceRequest,
@@ -20,19 +23,22 @@ from oncelog.api.event_loop import LoopThread
 from oncelog.api.member import (
     AsyncTransactionMember,
     Membership,
+    RunEnd,
     TransactionMember,
+    begin_run,
     end_run,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     IllegalStateError,
     InvalidTxnStateError,
+    OutdatedVersionError,
     ProducerFencedError,
     RequestTimedOutError,
     TransactionAbortableError,
 )
 
-MEMBERSHIP = Membership(transactional_id="query", run=Run(started_ns=1, id="a"), token=b"batch-1")
+MEMBERSHIP = Membership(transactional_id="query", run=Run(number=1, id="a"), token=b"batch-1")
 
 
 def member(cluster: Any) -> AsyncTransactionMember:
@@ -90,6 +96,68 @@ def test_a_member_of_an_older_run_is_fenced(cluster: Any, run: Any) -> None:
             await member(cluster).enlist()
 
     run(story())
+
+
+async def begin(cluster: Any, **details: Any) -> Membership:
+    settings = ProducerSettings(max_block_ms=1_000)
+    return await begin_run(cluster.router(), settings, "query", random=Random(1), **details)
+
+
+def test_a_run_begins_after_the_newest_that_the_coordinator_knows(cluster: Any, run: Any) -> None:
+    newest = [4]
+
+    def number(request: BeginRunRequest) -> BeginRunReply:
+        if request.after != newest[0]:
+            return BeginRunReply(error=ErrorCode.CONCURRENT_TRANSACTIONS, number=newest[0])
+        newest[0] += 1
+        return BeginRunReply(number=newest[0])
+
+    cluster.begins = number
+    membership = run(begin(cluster, token=b"batch-1"))
+    requests = cluster.requests(BeginRunRequest)
+    assert [request.after for request in requests] == [0, 4]
+    assert {request.run_id for request in requests} == {membership.run.id}
+    assert membership.run.number == 5
+    assert (membership.token, membership.is_committed) == (b"batch-1", False)
+
+
+def test_a_run_of_what_is_committed_writes_nothing(cluster: Any, run: Any) -> None:
+    cluster.fault(BeginRunRequest, ErrorCode.ALREADY_COMMITTED)
+    membership = run(begin(cluster, token=b"batch-1"))
+    assert membership.is_committed
+
+    async def story() -> bool:
+        committed = AsyncTransactionMember(
+            cluster.router(), ProducerSettings(), membership, random=Random(1)
+        )
+        return await committed.enlist()
+
+    assert run(story()) is False
+    assert not cluster.requests(EnlistRequest)
+
+
+@pytest.mark.parametrize("answer", [ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCED])
+def test_the_end_of_what_was_committed_before_is_success_whatever_followed(
+    cluster: Any, run: Any, answer: ErrorCode
+) -> None:
+    cluster.fault(EndTxnRequest, answer)
+    membership = dataclasses.replace(MEMBERSHIP, is_committed=True)
+    ended = run(
+        end_run(cluster.router(), ProducerSettings(), membership, committed=True, random=Random(1))
+    )
+    assert ended == RunEnd(visible=True, was_committed_before=True)
+
+
+def test_a_version_that_was_passed_is_refused(cluster: Any, run: Any) -> None:
+    cluster.fault(BeginRunRequest, ErrorCode.OUTDATED_VERSION)
+    with pytest.raises(OutdatedVersionError):
+        run(begin(cluster))
+
+
+def test_a_begin_that_is_never_answered_says_what_to_do(cluster: Any, run: Any) -> None:
+    cluster.begins = lambda request: request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
+    with pytest.raises(RequestTimedOutError, match="begin one again"):
+        run(begin(cluster))
 
 
 def test_a_record_before_enlist_is_refused(cluster: Any, run: Any) -> None:

@@ -246,7 +246,7 @@ def test_a_thread_waits_with_its_first_full_batch_until_it_is_enrolled(
         monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
         answers.set()
         producer.send("t", b"." * 100)
-        producer.commit_transaction()
+        producer.commit_transaction(despite_refused_sends=True)
     loop_thread.close()
     assert len(leader.committed_values()) == 2
 

@@ -16,6 +16,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     OncelogError,
     TransactionAbortableError,
+    TransactionTimedOutError,
 )
 from oncelog.storage.model import TopicPartition
 
@@ -113,3 +114,23 @@ def test_offsets_of_a_replaced_member_spoil_only_the_transaction(
         await producer.begin_transaction()
 
     run(story())
+
+
+def test_offsets_that_come_after_the_timeout_are_told_of_it_and_the_producer_goes_on(
+    cluster: Any, run: Any
+) -> None:
+    """1. The transaction has enrolled the group. 2. It times out. 3. More offsets are refused."""
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await producer.send_offsets_to_transaction({TopicPartition("s", 0): 1}, GROUP)
+        cluster.time_out("loader")
+        cluster.fault(TxnOffsetCommitRequest, ErrorCode.INVALID_PRODUCER_EPOCH)
+        with pytest.raises(TransactionTimedOutError, match="as the coordinator says"):
+            await producer.send_offsets_to_transaction({TopicPartition("s", 0): 2}, GROUP)
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send_offsets_to_transaction({TopicPartition("s", 0): 3}, GROUP)
+
+    run(story())
+    assert cluster.offsets == {TopicPartition("s", 0): 3}

@@ -43,6 +43,7 @@ from oncelog.storage.model import NO_PRODUCER_ID, TopicPartition
 
 NOW_MS = 1_700_000_000_000
 TP = TopicPartition("flights", 0)
+TOPIC_IDS = {"flights": "f1" * 16}
 
 
 def protocols(*names: str, metadata: bytes = b"flights") -> tuple[GroupProtocol, ...]:
@@ -185,7 +186,7 @@ class GroupWorld:
         self.run(effects)
         if error is not ErrorCode.NONE:
             return error
-        decision = self.machine.offsets.decide_commit(request, self.now_ms)
+        decision = self.machine.offsets.decide_commit(request, self.now_ms, TOPIC_IDS)
         self.append(decision.records, producer_id)
         reply: OffsetCommitReply = decision.reply
         return reply.results[0].error

@@ -317,10 +317,13 @@ def test_commit_is_checked_for_member_and_generation(world: Any, producer_id: in
     assert commit(group_id="") is ErrorCode.INVALID_GROUP_ID
 
 
-def test_commit_without_ids_to_a_group_with_members_only_in_a_transaction(world: Any) -> None:
+@pytest.mark.parametrize("producer_id", [-1, 3])
+def test_commit_without_ids_to_a_group_with_members_is_refused(
+    world: Any, producer_id: int
+) -> None:
+    assert world.commit(6, producer_id=producer_id) is ErrorCode.NONE
     world.stable(world.enter())
-    assert world.commit(7) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert world.commit(7, producer_id=3) is ErrorCode.NONE
+    assert world.commit(7, producer_id=producer_id) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_commit_while_completing_only_in_a_transaction(world: Any) -> None:

@@ -30,6 +30,7 @@ from oncelog.storage.model import TopicPartition
 
 NOW_MS = 1_700_000_000_000
 TP = TopicPartition("flights", 0)
+TOPIC_IDS = {"flights": "f1" * 16}
 OTHER_TP = TopicPartition("flights", 1)
 UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 RETENTION_MS = 604_800_000
@@ -42,7 +43,13 @@ def test_committed_position_is_read_back_whole(world: Any) -> None:
     world.commit(0, offsets=((TP, position),))
     request = OffsetFetchRequest(group_id="billing", partitions=(TP, OTHER_TP))
     assert world.machine.offsets.fetch(request).offsets == (
-        FetchedOffset(topic_partition=TP, offset=7, leader_epoch=3, metadata="häl"),
+        FetchedOffset(
+            topic_partition=TP,
+            offset=7,
+            leader_epoch=3,
+            metadata="häl",
+            topic_id=TOPIC_IDS["flights"],
+        ),
         FetchedOffset(topic_partition=OTHER_TP, offset=-1),
     )
 
@@ -61,6 +68,8 @@ def test_unknown_group_has_no_positions_and_no_error(world: Any) -> None:
         (TP, OffsetAndMetadata(offset=1, leader_epoch=-2), "INVALID_REQUEST"),
         (TopicPartition("flights", -1), OffsetAndMetadata(offset=1), "INVALID_REQUEST"),
         (TopicPartition("a/b", 0), OffsetAndMetadata(offset=1), "INVALID_TOPIC_EXCEPTION"),
+        (TopicPartition("gone", 0), OffsetAndMetadata(offset=1), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (TP, OffsetAndMetadata(offset=1, topic_id="f0" * 16), "UNKNOWN_TOPIC_ID"),
     ],
 )
 def test_impossible_position_is_refused_and_the_others_are_committed(
@@ -68,7 +77,7 @@ def test_impossible_position_is_refused_and_the_others_are_committed(
 ) -> None:
     good = (OTHER_TP, OffsetAndMetadata(offset=5, metadata="x" * 4_096))
     request = OffsetCommitRequest(group_id="billing", offsets=((tp, position), good))
-    decision = GroupOffsets().decide_commit(request, 0)
+    decision = GroupOffsets().decide_commit(request, 0, TOPIC_IDS)
     assert [result.error for result in decision.reply.results] == [
         ErrorCode[error],
         ErrorCode.NONE,
@@ -80,7 +89,7 @@ def test_impossible_position_is_refused_and_the_others_are_committed(
 def test_too_many_positions_in_one_request_are_refused() -> None:
     offsets = ((TP, OffsetAndMetadata(offset=1)),) * (OFFSETS_PER_COMMIT_MAX + 1)
     request = OffsetCommitRequest(group_id="billing", offsets=offsets)
-    decision = GroupOffsets().decide_commit(request, 0)
+    decision = GroupOffsets().decide_commit(request, 0, TOPIC_IDS)
     assert (decision.reply.error, decision.records) == (ErrorCode.INVALID_REQUEST, ())
 
 
@@ -93,7 +102,7 @@ def test_decision_changes_nothing_before_it_is_applied(world: Any) -> None:
         base_sequence=0,
         offsets=((TP, OffsetAndMetadata(offset=1)),),
     )
-    (record,) = world.machine.offsets.decide_commit(request, 99).records
+    (record,) = world.machine.offsets.decide_commit(request, 99, TOPIC_IDS).records
     assert decode_offset_value(record.value or b"").commit_timestamp_ms == 99
     assert world.position() == -1
 
@@ -333,7 +342,7 @@ def take(offsets: GroupOffsets, step: Any, record_offset: int) -> None:
         request = OffsetCommitRequest(
             group_id="g", offsets=((rest[0], OffsetAndMetadata(offset=rest[1])),)
         )
-        record: LogRecord = offsets.decide_commit(request, 0).records[0]
+        record: LogRecord = offsets.decide_commit(request, 0, TOPIC_IDS).records[0]
         value, producer_id = decode_offset_value(record.value or b""), rest[2]
     offsets.apply(key, value, record_offset=record_offset, producer_id=producer_id)
 
@@ -383,3 +392,24 @@ class ReferenceOffsets:
             if kind == "commit" and producer_id != -1 and (rest[0], rest[2]) == (tp, producer_id):
                 return True
         return False
+
+
+def test_only_positions_in_deleted_topics_are_removed(world: Any) -> None:
+    world.commit(1)
+    world.commit(2, group_id="simple")
+    table, gone = world.machine, TOPIC_IDS["flights"]
+    assert table.offsets.topic_ids() == {"flights": frozenset({gone})}
+    assert table.of_deleted_topics({"f0" * 16}, ()) == []
+    assert [group for group, _ in table.of_deleted_topics({gone}, {"simple"})] == ["billing"]
+    assert table.of_deleted_topics({gone}, {"simple"})[0][1] == (offset_tombstone("billing", TP),)
+
+
+def test_a_group_that_a_transaction_commits_to_keeps_its_positions_until_it_ends(
+    world: Any,
+) -> None:
+    world.commit(1)
+    world.commit(2, producer_id=3)
+    gone = {TOPIC_IDS["flights"]}
+    assert world.machine.of_deleted_topics(gone, ()) == []
+    world.mark(3, committed=True)
+    assert len(world.machine.of_deleted_topics(gone, ())) == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from oncelog.actors.protocol.group_effects import Timer, TimerKind
 from oncelog.actors.protocol.group_messages import GroupProtocol
 from oncelog.storage.errors import ErrorCode
@@ -248,10 +250,10 @@ def test_written_group_that_is_gone_is_of_no_consequence(world: Any) -> None:
     # 2. The member is removed and the group, now empty, deleted.
     # 3. The write is committed, and so its join must be answered.
     world.holds_writes = True
-    member = world.joined(world.join(group_instance_id="a"))
+    member = world.joined(world.enter(group_instance_id="a"))
     world.sync(member, {})
     world.commit_write()
-    call = world.join(group_instance_id="a")
+    call = world.enter(group_instance_id="a")
     world.leave(("", "a"))
     world.machine.begin_delete("billing", world.now_ms)
     world.append(world.machine.tombstones("billing"))
@@ -280,8 +282,8 @@ def test_when_all_have_synced_nobody_is_timed(world: Any) -> None:
 
 def static_group(world: Any) -> tuple[Any, Any]:
     """A stable group of static members ``a`` (leader) and ``b``."""
-    first = world.join(group_instance_id="a")
-    second = world.join(group_instance_id="b")
+    first = world.enter(group_instance_id="a")
+    second = world.enter(group_instance_id="b")
     first = world.join(world.joined(first).member_id, group_instance_id="a")
     leader, follower = world.stable(first, second)
     return leader, follower
@@ -289,7 +291,7 @@ def static_group(world: Any) -> tuple[Any, Any]:
 
 def test_restarted_static_member_takes_its_place_without_a_rebalance(world: Any) -> None:
     leader, follower = static_group(world)
-    back = world.joined(world.join(group_instance_id="b"))
+    back = world.joined(world.enter(group_instance_id="b"))
     assert back.member_id != follower.member_id
     assert (back.generation_id, back.leader_id) == (2, leader.member_id)
     assert (back.skip_assignment, back.members) == (False, ())
@@ -300,7 +302,7 @@ def test_restarted_static_member_takes_its_place_without_a_rebalance(world: Any)
 
 def test_replaced_static_member_is_fenced_everywhere(world: Any) -> None:
     _, follower = static_group(world)
-    world.join(group_instance_id="b")
+    world.enter(group_instance_id="b")
     fenced = ErrorCode.FENCED_INSTANCE_ID
     ids = {"member_id": follower.member_id, "group_instance_id": "b"}
     assert world.heartbeat(follower, group_instance_id="b") is fenced
@@ -313,7 +315,7 @@ def test_replaced_static_member_is_fenced_everywhere(world: Any) -> None:
 
 def test_restarted_static_leader_is_told_not_to_assign(world: Any) -> None:
     static_group(world)
-    back = world.joined(world.join(group_instance_id="a"))
+    back = world.joined(world.enter(group_instance_id="a"))
     assert back.skip_assignment
     assert back.leader_id == back.member_id
     assert len(back.members) == 2
@@ -321,7 +323,7 @@ def test_restarted_static_leader_is_told_not_to_assign(world: Any) -> None:
 
 def test_new_id_of_a_static_member_survives_a_failover(world: Any) -> None:
     static_group(world)
-    back = world.joined(world.join(group_instance_id="b"))
+    back = world.joined(world.enter(group_instance_id="b"))
     world.fail_over()
     assert world.heartbeat(back, group_instance_id="b") is ErrorCode.NONE
 
@@ -329,7 +331,7 @@ def test_new_id_of_a_static_member_survives_a_failover(world: Any) -> None:
 def test_static_join_is_answered_only_when_its_new_id_is_durable(world: Any) -> None:
     static_group(world)
     world.holds_writes = True
-    call = world.join(group_instance_id="b")
+    call = world.enter(group_instance_id="b")
     assert world.reply(call) is None
     world.commit_write()
     assert world.joined(call).generation_id == 2
@@ -338,7 +340,7 @@ def test_static_join_is_answered_only_when_its_new_id_is_durable(world: Any) -> 
 def test_static_join_that_cannot_be_written_makes_the_group_rebalance(world: Any) -> None:
     leader, _ = static_group(world)
     world.holds_writes = True
-    call = world.join(group_instance_id="b")
+    call = world.enter(group_instance_id="b")
     world.commit_write(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert world.reply(call).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert world.heartbeat(leader) is ErrorCode.REBALANCE_IN_PROGRESS
@@ -347,8 +349,8 @@ def test_static_join_that_cannot_be_written_makes_the_group_rebalance(world: Any
 def test_static_member_replaced_while_its_join_is_written_is_fenced(world: Any) -> None:
     static_group(world)
     world.holds_writes = True
-    first = world.join(group_instance_id="b")
-    second = world.join(group_instance_id="b")
+    first = world.enter(group_instance_id="b")
+    second = world.enter(group_instance_id="b")
     world.commit_write()
     world.commit_write()
     assert world.reply(first).error is ErrorCode.FENCED_INSTANCE_ID
@@ -357,18 +359,18 @@ def test_static_member_replaced_while_its_join_is_written_is_fenced(world: Any) 
 
 def test_restart_of_a_static_member_that_changes_the_protocol_rebalances(world: Any) -> None:
     both = protocols("range", "sticky")
-    first = world.join(group_instance_id="a", protocols=both)
+    first = world.enter(group_instance_id="a", protocols=both)
     world.stable(first)
-    call = world.join(group_instance_id="a", protocols=protocols("sticky"))
+    call = world.enter(group_instance_id="a", protocols=protocols("sticky"))
     assert world.joined(call).generation_id == 2
     assert world.joined(call).protocol_name == "sticky"
 
 
 def test_static_member_restarting_while_completing_starts_another_rebalance(world: Any) -> None:
-    first = world.joined(world.join(group_instance_id="a"))
-    second = world.join(group_instance_id="b")
+    first = world.joined(world.enter(group_instance_id="a"))
+    second = world.enter(group_instance_id="b")
     leader = world.joined(world.join(first.member_id, group_instance_id="a"))
-    back = world.join(group_instance_id="b")
+    back = world.enter(group_instance_id="b")
     assert world.reply(back) is None
     assert world.describe().state == "PreparingRebalance"
     world.join(leader.member_id, group_instance_id="a")
@@ -379,7 +381,7 @@ def test_static_member_restarting_while_completing_starts_another_rebalance(worl
 def test_parked_calls_of_a_replaced_static_member_are_fenced(world: Any) -> None:
     leader, _ = static_group(world)
     parked = world.join(leader.member_id, group_instance_id="a")
-    world.join(group_instance_id="a")
+    world.enter(group_instance_id="a")
     assert world.reply(parked).error is ErrorCode.FENCED_INSTANCE_ID
 
 
@@ -402,8 +404,8 @@ def test_absent_static_member_keeps_its_place_until_its_session_ends(world: Any)
 
 def test_absent_static_member_is_not_removed_for_not_syncing(world: Any) -> None:
     patient = {"session_timeout_ms": 300_000}
-    first = world.join(group_instance_id="a", **patient)
-    world.join(group_instance_id="b", **patient)
+    first = world.enter(group_instance_id="a", **patient)
+    world.enter(group_instance_id="b", **patient)
     leader = world.joined(first)
     call = world.join(leader.member_id, group_instance_id="a", **patient)
     world.stable(call)
@@ -417,8 +419,8 @@ def test_absent_static_member_is_not_removed_for_not_syncing(world: Any) -> None
 
 def test_static_member_restarting_while_parked_is_not_expired(world: Any) -> None:
     leader, _ = static_group(world)
-    world.join(group_instance_id="c")
-    call = world.join(group_instance_id="c")
+    world.enter(group_instance_id="c")
+    call = world.enter(group_instance_id="c")
     for _ in range(2):
         world.advance(9_000)
         for member in world.describe().members[:2]:
@@ -426,6 +428,64 @@ def test_static_member_restarting_while_parked_is_not_expired(world: Any) -> Non
             assert world.heartbeat(leader, **ids) is ErrorCode.REBALANCE_IN_PROGRESS
     assert world.reply(call) is None
     assert len(world.describe().members) == 3
+
+
+def test_late_duplicates_of_a_static_members_first_join_fence_nobody(world: Any) -> None:
+    """1. A member joins first without an id, then with the one it got. 2. Its leader assigns.
+
+    3. Both calls arrive once more, as after a lost reply. 4. The member goes on.
+    """
+    member = world.joined(world.enter(group_instance_id="a"))
+    world.sync(member, {member.member_id: b"all"})
+    world.join(group_instance_id="a")
+    world.join(member.member_id, group_instance_id="a", is_first=True)
+    rejoined = world.joined(world.join(member.member_id, group_instance_id="a"))
+    world.sync(rejoined, {member.member_id: b"all"})
+    assert world.heartbeat(rejoined, group_instance_id="a") is ErrorCode.NONE
+    world.advance(9_000)
+    assert world.heartbeat(rejoined, group_instance_id="a") is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("has_failed_over", [False, True])
+def test_late_joins_of_an_earlier_life_do_not_fence_the_one_that_took_its_place(
+    world: Any, has_failed_over: bool
+) -> None:
+    """1. A static member lives. 2. Another life takes its place. 3. Joins of the first arrive."""
+    first = world.joined(world.enter(group_instance_id="a"))
+    world.sync(first, {first.member_id: b"all"})
+    second = world.joined(world.enter(group_instance_id="a"))
+    if has_failed_over:
+        world.fail_over()
+    world.join(group_instance_id="a")
+    late = world.join(first.member_id, group_instance_id="a", is_first=True)
+    assert world.reply(late).error is ErrorCode.MEMBER_ID_REQUIRED
+    late = world.join(first.member_id, group_instance_id="a")
+    assert world.reply(late).error is ErrorCode.FENCED_INSTANCE_ID
+    assert world.heartbeat(second, group_instance_id="a") is ErrorCode.NONE
+
+
+def test_of_two_lives_that_ask_for_an_id_only_the_later_one_may_use_it(world: Any) -> None:
+    """1. A life asks for an id and dies. 2. The next one asks, too, and joins.
+
+    3. The first one's join arrives late, and takes nothing from the second.
+    """
+    first, second = (world.reply(world.join(group_instance_id="a")) for _ in range(2))
+    joined = world.joined(world.join(second.member_id, group_instance_id="a", is_first=True))
+    late = world.reply(world.join(first.member_id, group_instance_id="a", is_first=True))
+    assert late.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert late.member_id not in (first.member_id, second.member_id)
+    world.sync(joined, {joined.member_id: b"all"})
+    assert world.heartbeat(joined, group_instance_id="a") is ErrorCode.NONE
+
+
+def test_an_id_for_a_static_member_that_nobody_uses_holds_up_no_rebalance(world: Any) -> None:
+    leader, follower = static_group(world)
+    world.join(group_instance_id="b")
+    world.join(group_instance_id="new")
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    again = world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    world.join(follower.member_id, group_instance_id="b")
+    assert world.joined(again).generation_id == 3
 
 
 def test_operator_removes_a_static_member_by_its_instance_id(world: Any) -> None:

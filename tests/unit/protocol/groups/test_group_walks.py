@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.actors.protocol.group_effects import TimerKind
@@ -18,6 +18,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("join"), st.integers(0, MEMBERS - 1), st.booleans()),
         st.tuples(st.just("restart"), st.integers(0, MEMBERS - 1)),
+        st.tuples(st.just("repeat"), st.integers(0, 60)),
         st.tuples(st.just("sync"), st.integers(0, MEMBERS - 1)),
         st.tuples(st.just("heartbeat"), st.integers(0, MEMBERS - 1)),
         st.tuples(st.just("leave"), st.integers(0, MEMBERS - 1)),
@@ -26,6 +27,13 @@ STEPS = st.lists(
         st.tuples(st.just("fail_over")),
     ),
     max_size=60,
+)
+LIVES_OF_ONE = st.lists(
+    st.sampled_from(
+        [("join", 0, False), ("restart", 0), ("sync", 0), ("write", True), ("fail_over",)]
+        + [("repeat", place) for place in range(8)]
+    ),
+    max_size=30,
 )
 
 
@@ -38,6 +46,8 @@ class Walker:
         self.ids = [""] * MEMBERS
         self.calls: dict[int, int] = {}
         self.joined: list[Any] = [None] * MEMBERS
+        self.member_once = [""] * MEMBERS
+        self.joins: list[tuple[str, dict[str, Any]]] = []
         self.generations: dict[int, str] = {}
 
     def take(self, kind: str, *rest: Any) -> None:
@@ -60,15 +70,27 @@ class Walker:
 
     def join(self, index: int, has_new_metadata: bool) -> None:
         metadata = b"other" if has_new_metadata else b"flights"
-        self.calls[index] = self.world.join(
-            self.ids[index],
-            group_instance_id=self.instance(index),
-            protocols=(GroupProtocol(name="range", metadata=metadata),),
-        )
+        fields = {
+            "is_first": self.ids[index] != self.member_once[index],
+            "group_instance_id": self.instance(index),
+            "protocols": (GroupProtocol(name="range", metadata=metadata),),
+        }
+        self.joins.append((self.ids[index], fields))
+        self.calls[index] = self.world.join(self.ids[index], **fields)
 
     def restart(self, index: int) -> None:
         self.ids[index] = ""
         self.join(index, False)
+
+    def repeat(self, place: int) -> None:
+        """An earlier join arrives once more, and its answer at nobody: no place is lost by it."""
+        if not self.joins:
+            return
+        member_id, fields = self.joins[place % len(self.joins)]
+        before = [dict(group.static_members) for group in self.world.machine._groups.values()]
+        self.world.join(member_id, **fields)
+        after = [dict(group.static_members) for group in self.world.machine._groups.values()]
+        assert after[: len(before)] == before
 
     def sync(self, index: int) -> None:
         if self.joined[index] is not None:
@@ -93,6 +115,7 @@ class Walker:
                 self.ids[index] = reply.member_id
             if reply.error is ErrorCode.NONE:
                 self.joined[index] = reply
+                self.member_once[index] = reply.member_id
 
     def check(self) -> None:
         """Nobody is forgotten: whoever is not waited for is timed, and whoever waits is known."""
@@ -138,6 +161,21 @@ def test_no_walk_forgets_a_member_a_call_or_a_timer(
     walker = Walker(new_world(initial_rebalance_delay_ms=delay_ms))
     for step in steps:
         walker.take(*step)
+    check_that_all_ends(walker)
+
+
+@settings(max_examples=100)
+@given(steps=LIVES_OF_ONE)
+def test_no_late_join_takes_the_place_of_a_static_member(
+    new_world: Callable[..., Any], steps: list[Any]
+) -> None:
+    walker = Walker(new_world())
+    for step in steps:
+        walker.take(*step)
+    check_that_all_ends(walker)
+
+
+def check_that_all_ends(walker: Walker) -> None:
     # With nobody alive and every write done, every call is answered and every timer gone.
     world = walker.world
     for _ in range(8):

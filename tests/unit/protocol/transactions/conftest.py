@@ -10,6 +10,8 @@ from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
     EnlistReply,
@@ -137,6 +139,19 @@ class Shard:
     def end(self, producer_id: int, producer_epoch: int, **fields: Any) -> EndTxnReply:
         return self.commit(self.end_decision(producer_id, producer_epoch, **fields))
 
+    def begin(self, run_id: str = "run", after: int = 0, **fields: Any) -> BeginRunReply:
+        """Begin a run with the token of the other helpers."""
+        request = BeginRunRequest(
+            **{
+                "transactional_id": "loader",
+                "run_id": run_id,
+                "after": after,
+                "token": b"batch-1",
+                **fields,
+            }
+        )
+        return self.commit(self.machine.decide_begin_run(request, self.now_ms))
+
     def enlist(self, run: Run, token: bytes = b"batch-1") -> EnlistReply:
         request = EnlistRequest(transactional_id="loader", run=run, token=token)
         return self.commit(self.machine.decide_enlist(request, self.now_ms))
@@ -186,3 +201,9 @@ class Shard:
 def shard() -> Shard:
     """An empty coordinator shard with producer ids from 1,000 on."""
     return Shard()
+
+
+@pytest.fixture(scope="session")
+def new_shard() -> type[Shard]:
+    """For tests that need one for each example."""
+    return Shard

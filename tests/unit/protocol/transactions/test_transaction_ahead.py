@@ -243,9 +243,10 @@ def test_a_new_owner_fences_who_committed_before_it(shard: Any) -> None:
 
 def test_a_distributed_write_fences_it_as_well(shard: Any) -> None:
     begun_ahead(shard)
-    run = Run(started_ns=1, id="run")
-    assert shard.enlist(run).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    run = Run(number=1, id="run")
+    assert shard.begin(run.id).error is ErrorCode.CONCURRENT_TRANSACTIONS
     complete(shard)
+    assert shard.begin(run.id).number == run.number
     assert shard.enlist(run).error is ErrorCode.NONE
     assert shard.known.ahead_partitions == frozenset()
     assert shard.end(PRODUCER, 5).error is ErrorCode.PRODUCER_FENCED

@@ -81,7 +81,7 @@ def test_any_other_epoch_is_fenced_in_every_state(
         assert shard.end(7, epoch, committed=committed).error is ErrorCode.PRODUCER_FENCED
 
 
-RUN = Run(started_ns=5, id="run")
+RUN = Run(number=5, id="run")
 S = TransactionState
 
 
@@ -135,3 +135,24 @@ def test_each_case_of_the_end_of_a_run(
         )
         is verdict
     )
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_a_run_that_waits_for_its_first_member_is_ended_by_nobody_else(
+    committed: bool, is_newest: bool
+) -> None:
+    metadata = TransactionMetadata(
+        transactional_id="loader",
+        producer_id=7,
+        producer_epoch=5,
+        transaction_timeout_ms=1,
+        state=S.EMPTY,
+        last_update_ms=0,
+        run=RUN,
+        is_run_waiting=True,
+    )
+    verdict = run_end_verdict(
+        metadata, is_newest=is_newest, committed=committed, is_token_decided=False
+    )
+    assert verdict is (EndAction.PREPARE if is_newest else ErrorCode.PRODUCER_FENCED)

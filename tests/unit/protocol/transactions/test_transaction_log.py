@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.messages import Run
+from oncelog.actors.protocol.messages import DriverProcess, Run
 from oncelog.actors.protocol.transaction_log import (
     MemberKey,
     MemberValue,
@@ -23,7 +23,12 @@ from oncelog.actors.protocol.transaction_log import (
     encode_value,
 )
 from oncelog.actors.protocol.transaction_members import Member, MemberStatus
-from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction_state import (
+    TransactionMetadata,
+    TransactionState,
+    newest_run_number,
+    run_begun,
+)
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
 
@@ -35,6 +40,12 @@ partitions = st.frozensets(
 )
 producer_ids = st.integers(-1, 2**63 - 1)
 epochs = st.integers(-1, 32_767)
+
+DRIVER_FIELDS = {
+    "machine": st.text(max_size=9),
+    "process_id": st.integers(0, 2**63 - 1),
+    "start_ticks": st.integers(0, 2**63 - 1),
+}
 
 
 @st.composite
@@ -50,7 +61,8 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
             status=draw(st.sampled_from(list(MemberStatus))),
             partitions=draw(partitions) if is_run_current else frozenset(),
         )
-    has_run = is_run_current or draw(st.booleans())
+    is_run_waiting = is_empty and draw(st.booleans())
+    has_run = is_run_current or is_run_waiting or draw(st.booleans())
     return TransactionMetadata(
         transactional_id="loader",
         producer_id=draw(producer_ids),
@@ -64,10 +76,12 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
         next_producer_id=draw(producer_ids),
         last_producer_epoch=draw(epochs),
         commit_token=draw(st.none() | st.binary(min_size=1, max_size=40)),
-        run=Run(started_ns=draw(st.integers(0, 2**63 - 1)), id=draw(st.text(max_size=9)))
+        run=Run(number=draw(st.integers(0, 2**63 - 1)), id=draw(st.text(max_size=9)))
         if has_run
         else None,
         is_run_current=is_run_current,
+        is_run_waiting=is_run_waiting,
+        driver=draw(st.none() | st.builds(DriverProcess, **DRIVER_FIELDS)),
         members=members,
     )
 
@@ -93,6 +107,35 @@ def test_a_record_of_an_ordinary_transaction_has_kafkas_bytes() -> None:
         " 00 00 01 8b cf e5 68 01 00 00 01 8b cf e5 68 00"  # last update, start
         " 02 00 08 00 00 00 00 00 00 00 05 02 02 00 02"  # tags 0 and 2
     )
+
+
+def test_a_run_that_began_by_the_clock_of_its_driver_is_read_and_the_next_is_newer() -> None:
+    """Such a record has the time of the driver, in ns, where the number of the run is."""
+    begun_ns = 1_700_000_000_000_000_000
+    old = TransactionMetadata(
+        transactional_id="loader",
+        producer_id=7,
+        producer_epoch=3,
+        transaction_timeout_ms=60_000,
+        state=TransactionState.COMPLETE_COMMIT,
+        last_update_ms=0,
+        run=Run(number=begun_ns, id="b"),
+        is_run_current=True,
+    )
+    value = encode_value(old)
+    tag = b"\x91\x4e\x0b" + begun_ns.to_bytes(8, "big") + b"\x02b\x01"
+    assert value.endswith(tag)
+    found = decode_value("loader", value)
+    assert found == old
+    newer = run_begun(
+        found,
+        "run",
+        driver=None,
+        transaction_timeout_ms=1,
+        spare_producer_id=-1,
+        now_ms=0,
+    )
+    assert newest_run_number(newer) == begun_ns + 1
 
 
 def test_an_empty_id_has_null_partitions() -> None:

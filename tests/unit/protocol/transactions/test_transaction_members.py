@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.messages import EndTxnRequest, EnlistRequest, Run, Winner
+from oncelog.actors.protocol.messages import (
+    BeginRunReply,
+    DriverProcess,
+    EndTxnRequest,
+    EnlistRequest,
+    Run,
+    Winner,
+)
 from oncelog.actors.protocol.transaction_log import MemberKey, decode_member_key
 from oncelog.actors.protocol.transaction_members import (
     MEMBERS_MAX,
@@ -17,20 +24,34 @@ from oncelog.actors.protocol.transaction_members import (
     released,
     with_member,
 )
-from oncelog.actors.protocol.transaction_state import TransactionState
+from oncelog.actors.protocol.transaction_state import TransactionState, newest_run_number
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 FLIGHTS = [TopicPartition("flights", number) for number in range(6)]
-OLD = Run(started_ns=1, id="a")
-RUN = Run(started_ns=2, id="a")
-TIED = Run(started_ns=2, id="b")
-NEW = Run(started_ns=3, id="a")
+OLD = Run(number=1, id="old")
+RUN = Run(number=2, id="run")
+NEW = Run(number=3, id="new")
+DRIVER = DriverProcess(machine="here", process_id=7, start_ticks=8)
 S = TransactionState
 
 
+def begin(shard: Any, run: Run) -> BeginRunReply:
+    """Ask for ``run`` to begin, after as many others as its number says."""
+    for number in range(newest(shard) + 1, run.number):
+        assert shard.begin(f"run {number}", number - 1).number == number
+    reply: BeginRunReply = shard.begin(run.id, run.number - 1)
+    return reply
+
+
+def newest(shard: Any) -> int:
+    return newest_run_number(shard.machine.metadata("loader"))
+
+
 def enlist(shard: Any, run: Run = RUN, *partitions: TopicPartition) -> tuple[int, int]:
-    """Enlist and enrol; returns the member's producer id and epoch."""
+    """Enlist and enrol, the run begun if need be; the member's producer id and epoch."""
+    if newest(shard) < run.number:
+        assert begin(shard, run) == BeginRunReply(number=run.number)
     reply = shard.enlist(run)
     assert reply.error is ErrorCode.NONE
     if partitions:
@@ -69,16 +90,11 @@ def test_an_older_run_is_fenced(shard: Any) -> None:
     assert shard.known.state is S.ONGOING
 
 
-def test_of_runs_started_together_the_greater_id_is_newer(shard: Any) -> None:
-    enlist(shard, TIED)
-    assert shard.enlist(RUN).error is ErrorCode.PRODUCER_FENCED
-
-
 def test_a_newer_run_aborts_what_an_older_one_left_open(shard: Any) -> None:
     producer_id, epoch = enlist(shard, OLD, FLIGHTS[0])
-    assert shard.enlist(RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert begin(shard, RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert verdicts(shard) == {producer_id: (epoch + 1, False, (FLIGHTS[0],))}
-    assert shard.enlist(RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert begin(shard, RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert shard.enlist(OLD).error is ErrorCode.PRODUCER_FENCED
     shard.complete()
     assert shard.enlist(OLD).error is ErrorCode.PRODUCER_FENCED
@@ -89,7 +105,7 @@ def test_a_newer_run_aborts_what_an_older_one_left_open(shard: Any) -> None:
 def test_a_run_aborts_what_the_ids_own_producer_left_open(shard: Any) -> None:
     reply = shard.init()
     shard.add(reply.producer_id, 0, FLIGHTS[0])
-    assert shard.enlist(RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert begin(shard, OLD).error is ErrorCode.CONCURRENT_TRANSACTIONS
     shard.complete()
     enlist(shard)
 
@@ -141,7 +157,7 @@ def test_a_run_that_timed_out_cannot_be_revived(shard: Any) -> None:
 
 def test_the_pool_is_reused_and_bounded_by_the_widest_write(shard: Any) -> None:
     for round_number in range(3):
-        run = Run(started_ns=round_number, id="")
+        run = Run(number=round_number + 1, id=f"round {round_number}")
         members = {enlist(shard, run) for _ in range(4)}
         assert {epoch for _, epoch in members} == {round_number}
         shard.end_run(run, token=None)
@@ -179,10 +195,9 @@ def fields(shard: Any) -> dict[str, Any]:
     [
         ({"transactional_id": ""}, ErrorCode.INVALID_REQUEST),
         ({"token": b"x" * 1_025}, ErrorCode.INVALID_REQUEST),
-        ({"run": Run(started_ns=-1, id="")}, ErrorCode.INVALID_REQUEST),
-        ({"run": Run(started_ns=2**63, id="")}, ErrorCode.INVALID_REQUEST),
-        ({"run": Run(started_ns=1, id="x" * 257)}, ErrorCode.INVALID_REQUEST),
-        ({"transaction_timeout_ms": 0}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ({"run": Run(number=-1, id="")}, ErrorCode.INVALID_REQUEST),
+        ({"run": Run(number=2**63 - 1, id="")}, ErrorCode.INVALID_REQUEST),
+        ({"run": Run(number=1, id="x" * 257)}, ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_an_impossible_enlist_is_refused(
@@ -192,6 +207,27 @@ def test_an_impossible_enlist_is_refused(
         **{"transactional_id": "loader", "run": RUN, "token": b"batch-1", **change}
     )
     assert shard.commit(shard.machine.decide_enlist(request, 0)).error is error
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"transactional_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"token": b"x" * 1_025}, ErrorCode.INVALID_REQUEST),
+        ({"run_id": "x" * 257}, ErrorCode.INVALID_REQUEST),
+        ({"after": -1}, ErrorCode.INVALID_REQUEST),
+        ({"driver": structs.replace(DRIVER, machine="x" * 257)}, ErrorCode.INVALID_REQUEST),
+        ({"driver": structs.replace(DRIVER, process_id=-1)}, ErrorCode.INVALID_REQUEST),
+        ({"driver": structs.replace(DRIVER, start_ticks=2**63)}, ErrorCode.INVALID_REQUEST),
+        ({"transaction_timeout_ms": 0}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ({"transaction_timeout_ms": 900_001}, ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+    ],
+)
+def test_an_impossible_begin_is_refused(
+    shard: Any, change: dict[str, Any], error: ErrorCode
+) -> None:
+    assert shard.begin(**change).error is error
+    assert shard.machine.metadata("loader") is None
 
 
 # --- partitions of members --------------------------------------------------------------------
@@ -375,6 +411,7 @@ def test_a_token_that_is_committed_needs_no_second_write(shard: Any) -> None:
     ):
         assert shard.end_run(run, token=b"batch-1").error is answer
     assert shard.known == before
+    assert shard.begin("new", 2, token=b"batch-2").number == 3
     assert shard.enlist(NEW, b"batch-2").error is ErrorCode.NONE
 
 
@@ -383,10 +420,12 @@ def test_an_empty_token_names_nothing(shard: Any) -> None:
     shard.end_run(RUN, token=b"")
     shard.complete()
     assert shard.known.commit_token is None
+    assert shard.begin("new", 2, token=b"").number == 3
     assert shard.enlist(NEW, b"").error is ErrorCode.NONE
 
 
 def test_a_run_nobody_enlisted_in_can_commit_its_token(shard: Any) -> None:
+    begin(shard, RUN)
     assert shard.end_run(RUN, token=b"batch-1").error is ErrorCode.NONE
     assert shard.known.state is S.PREPARE_COMMIT
     shard.complete()
@@ -395,23 +434,25 @@ def test_a_run_nobody_enlisted_in_can_commit_its_token(shard: Any) -> None:
 
 
 def test_a_run_nobody_enlisted_in_has_no_winners(shard: Any) -> None:
+    begin(shard, RUN)
     assert shard.end_run(RUN, winners={1: 1}).error is ErrorCode.INVALID_TXN_STATE
-    assert shard.machine.metadata("loader") is None
+    assert shard.known.state is S.EMPTY
 
 
 def test_the_abort_of_a_run_nobody_enlisted_in_fences_its_late_tasks(shard: Any) -> None:
+    begin(shard, RUN)
     assert shard.end_run(RUN, committed=False).error is ErrorCode.NONE
     shard.complete()
     assert shard.enlist(RUN).error is ErrorCode.PRODUCER_FENCED
 
 
-def test_the_end_of_a_newer_run_aborts_what_is_open_first(shard: Any) -> None:
-    enlist(shard, OLD, FLIGHTS[0])
-    assert shard.end_run(RUN).error is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert shard.known.state is S.PREPARE_ABORT
-    shard.complete()
-    assert shard.end_run(RUN).error is ErrorCode.NONE
-    assert shard.known.state is S.PREPARE_COMMIT
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_run_that_never_began_ends_nothing(shard: Any, committed: bool) -> None:
+    assert shard.end_run(RUN, committed=committed).error is ErrorCode.PRODUCER_FENCED
+    assert shard.enlist(RUN).error is ErrorCode.PRODUCER_FENCED
+    enlist(shard, OLD)
+    assert shard.end_run(RUN, committed=committed).error is ErrorCode.PRODUCER_FENCED
+    assert shard.known.state is S.ONGOING
 
 
 def test_members_are_never_changed_in_place() -> None:

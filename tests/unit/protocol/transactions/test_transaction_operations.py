@@ -19,7 +19,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, TopicPartition
 
 FLIGHTS = TopicPartition("flights", 0)
-RUN = Run(started_ns=1, id="run")
+RUN = Run(number=1, id="run")
 AT_REST = (
     TransactionState.EMPTY,
     TransactionState.COMPLETE_COMMIT,
@@ -62,7 +62,7 @@ def test_an_abort_from_outside_raises_the_epoch_and_the_producer_goes_on(shard: 
     (marker,) = shard.machine.markers_due("loader")
     assert (marker.producer_epoch, marker.committed) == (1, False)
     shard.complete()
-    assert shard.end(owner.producer_id, 0).error is ErrorCode.INVALID_TXN_STATE
+    assert shard.end(owner.producer_id, 0).error is ErrorCode.ABORTED_BY_OPERATOR
     aborted = shard.end(owner.producer_id, 0, committed=False)
     assert (aborted.error, aborted.producer_epoch) == (ErrorCode.NONE, 1)
     assert shard.add(owner.producer_id, 1).error is ErrorCode.NONE
@@ -117,6 +117,7 @@ def test_a_commit_that_is_decided_is_never_aborted(
 
 
 def test_aborting_a_distributed_write_aborts_every_member(shard: Any) -> None:
+    shard.begin(RUN.id)
     member = shard.enlist(RUN)
     shard.add(member.producer_id, member.producer_epoch)
     assert abort(shard, shard.known.producer_id, shard.known.producer_epoch).error is ErrorCode.NONE
@@ -202,6 +203,7 @@ def test_ids_are_found_by_state_producer_and_age(shard: Any) -> None:
 
 
 def test_an_id_is_found_by_the_producer_id_of_a_member_and_by_its_next(shard: Any) -> None:
+    shard.begin(RUN.id)
     member = shard.enlist(RUN)
     assert names(shard, producer_ids=(member.producer_id,)) == ["loader"]
     shard.install(state=TransactionState.PREPARE_ABORT, producer_id=7, next_producer_id=9)
@@ -209,6 +211,7 @@ def test_an_id_is_found_by_the_producer_id_of_a_member_and_by_its_next(shard: An
 
 
 def test_a_description_names_members_and_hides_the_start_of_what_has_ended(shard: Any) -> None:
+    shard.begin(RUN.id)
     member = shard.enlist(RUN)
     shard.add(member.producer_id, member.producer_epoch)
     (described,) = shard.machine.describe(["loader"])

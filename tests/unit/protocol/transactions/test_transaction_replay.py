@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec import structs
 
+from oncelog.actors.protocol.commit_versions import version_in, version_token
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import (
     AddPartitionsToTxnRequest,
+    BeginRunRequest,
+    DriverProcess,
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
@@ -21,18 +24,22 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction import TransactionMachine
 from oncelog.actors.protocol.transaction_log import decode_member_key, encode_key, encode_value
-from oncelog.actors.protocol.transaction_members import HeldRecords
+from oncelog.actors.protocol.transaction_members import HeldRecords, Member
 from oncelog.actors.protocol.transaction_state import (
     AT_REST,
     TransactionMetadata,
     TransactionState,
+    newest_run_number,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 IDS = ("loader", "mover")
-TOKENS = st.sampled_from([None, b"", b"one", b"two"])
-RUNS = st.builds(Run, started_ns=st.integers(0, 4), id=st.just("r"))
+TOKENS = st.sampled_from([None, b"", b"one", version_token("a", 1), version_token("a", 2)])
+RUNS = st.integers(0, 3)
+"""Which of the runs that began, counted from the newest."""
+
+DRIVER = DriverProcess(machine="here", process_id=7, start_ticks=8)
 PARTITIONS = st.lists(
     st.builds(TopicPartition, st.just("flights"), st.integers(0, 3)), max_size=3
 ).map(tuple)
@@ -51,6 +58,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         self.now_ms = 1_000_000
         self.given: list[tuple[int, int]] = [(7, 0), (100, 0)]
         self.given_to_members: set[tuple[int, int]] = set()
+        self.runs = [Run(number=1, id="a stranger")]
 
     def new_machine(self) -> TransactionMachine:
         return TransactionMachine(
@@ -133,13 +141,61 @@ class CoordinatorRules(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(IDS),
+        run_id=st.sampled_from("abc"),
+        behind=st.sampled_from([0, 0, 0, 1]),
+        token=TOKENS,
+        driver=st.sampled_from([None, DRIVER]),
+        fate=st.sampled_from(["kept", "kept", "lost"]),
+    )
+    def begin_run(
+        self,
+        name: str,
+        run_id: str,
+        behind: int,
+        token: bytes | None,
+        driver: DriverProcess | None,
+        fate: str,
+    ) -> None:
+        """Begin a run, or one that began before again, or after one that is not the newest."""
+        before = self.machine.metadata(name)
+        newest = newest_run_number(before)
+        request = BeginRunRequest(
+            transactional_id=name,
+            run_id=run_id,
+            after=max(newest - behind, 0),
+            token=token or b"",
+            driver=driver,
+        )
+        reply = self.decide(fate, lambda: self.machine.decide_begin_run(request, self.now_ms))
+        if reply is None or reply.error is not ErrorCode.NONE:
+            return
+        self.runs.append(Run(number=reply.number, id=run_id))
+        is_repeated = before is not None and before.run is not None and before.run.id == run_id
+        assert reply.number == newest + (not is_repeated)
+        if is_repeated:
+            assert self.machine.metadata(name) == before
+
+    @rule(name=st.sampled_from(IDS), fate=st.sampled_from(["kept", "lost"]))
+    def driver_goes(self, name: str, fate: str) -> None:
+        before = self.machine.metadata(name)
+        self.decide(fate, lambda: self.machine.decide_driver_gone(name, DRIVER, self.now_ms))
+        if before is None or before.driver is None or before.state is not TransactionState.ONGOING:
+            assert self.machine.metadata(name) == before
+
+    @rule(
+        name=st.sampled_from(IDS),
         run=RUNS,
         token=TOKENS,
         fate=st.sampled_from(["kept", "kept", "lost"]),
     )
-    def enlist(self, name: str, run: Run, token: bytes | None, fate: str) -> None:
-        request = EnlistRequest(transactional_id=name, run=run, token=token or b"")
+    def enlist(self, name: str, run: int, token: bytes | None, fate: str) -> None:
+        named = self.runs[-1 - run % len(self.runs)]
+        request = EnlistRequest(transactional_id=name, run=named, token=token or b"")
+        before = self.machine.metadata(name)
         reply = self.decide(fate, lambda: self.machine.decide_enlist(request, self.now_ms))
+        if reply is not None and reply.error is ErrorCode.NONE:
+            assert before is not None
+            assert before.run == named
         if reply is not None and reply.error is ErrorCode.NONE:
             member = (reply.producer_id, reply.producer_epoch)
             assert member not in self.given_to_members
@@ -195,7 +251,7 @@ class CoordinatorRules(RuleBasedStateMachine):
     def end_run(
         self,
         name: str,
-        run: Run,
+        run: int,
         committed: bool,
         token: bytes | None,
         is_honest: bool,
@@ -207,10 +263,20 @@ class CoordinatorRules(RuleBasedStateMachine):
             Winner(producer_id=number, record_count=0 if is_honest else 3) for number in members[:2]
         )
         request = EndTxnRequest(
-            transactional_id=name, committed=committed, token=token, run=run, winners=winners
+            transactional_id=name,
+            committed=committed,
+            token=token,
+            run=self.runs[-1 - run % len(self.runs)],
+            winners=winners,
         )
         held = HeldRecords(answered=frozenset(self.machine.winner_partitions(request)))
         self.decide(fate, lambda: self.machine.decide_end_txn(request, self.now_ms, held))
+        after = self.machine.metadata(name)
+        if metadata is not None and metadata.commit_token and after is not None:
+            last, now = version_in(metadata.commit_token), version_in(after.commit_token or b"")
+            if last is not None:
+                assert now is not None
+                assert now.version >= last.version
 
     @rule(name=st.sampled_from(IDS), fate=st.sampled_from(["kept", "kept", "lost"]))
     def complete(self, name: str, fate: str) -> None:
@@ -284,12 +350,14 @@ def test_reload_loses_no_field_of_the_metadata() -> None:
         state=TransactionState.PREPARE_COMMIT,
         last_update_ms=4,
         start_ms=5,
-        partitions=frozenset({TopicPartition("flights", 1)}),
+        members={10: Member(producer_id=10, partitions=frozenset({TopicPartition("flights", 1)}))},
         previous_producer_id=6,
         next_producer_id=7,
         last_producer_epoch=8,
         commit_token=b"t",
-        run=Run(started_ns=9, id="r"),
+        run=Run(number=9, id="r"),
+        is_run_current=True,
+        driver=DRIVER,
     )
     machine = TransactionMachine(
         producer_ids=ProducerIdBlocks(),

@@ -32,9 +32,9 @@ def test_a_transaction_over_its_time_is_aborted_with_a_higher_epoch(shard: Any) 
     assert shard.machine.expired_transactions(shard.now_ms) == ("loader",)
     shard.commit(shard.machine.decide_timeout("loader", shard.now_ms))
     assert shard.known.state is S.PREPARE_ABORT
-    assert shard.end(producer_id, epoch).error is ErrorCode.INVALID_TXN_STATE
+    assert shard.end(producer_id, epoch).error is ErrorCode.TRANSACTION_TIMED_OUT
     shard.complete()
-    assert shard.end(producer_id, epoch).error is ErrorCode.INVALID_TXN_STATE
+    assert shard.end(producer_id, epoch).error is ErrorCode.TRANSACTION_TIMED_OUT
     reply = shard.end(producer_id, epoch, committed=False)
     assert (reply.error, reply.producer_epoch) == (ErrorCode.NONE, epoch + 1)
     assert shard.add(producer_id, epoch + 1).error is ErrorCode.NONE

@@ -1,0 +1,70 @@
+"""Which node the actors of a broker run on: the one that has its data directory, and no other.
+
+Ray's node ids do not outlive the node's start, and Ray ends for good what is pinned to one. So a
+broker is pinned by what lasts: the label ``broker=N`` where nodes have such labels, else the node's
+address. Only where several nodes share an address, as on one machine, it is the node id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+LOCAL_BROKER_ID: Final = 1
+"""The one broker there is: everything is on its node."""
+
+BROKER_LABEL: Final = "broker"
+"""The node label that says which broker a node is."""
+
+NODE_ID_LABEL: Final = "ray.io/node-id"
+"""Set by Ray on every node."""
+
+BY_LABEL: Final = "label"
+BY_ADDRESS: Final = "address"
+BY_NODE_ID: Final = "node id"
+
+_ADDRESS_SHARE: Final = 0.0001
+"""What an actor takes of the resource ``node:<address>``, of which each node has 1. The least that
+Ray counts: so a node without a label holds 10,000 actors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A node, told by its label ``broker``, by its address or by its node id."""
+
+    kind: str
+    value: str
+
+    def __str__(self) -> str:
+        return {
+            BY_LABEL: f"the node labelled {BROKER_LABEL}={self.value}",
+            BY_ADDRESS: f"the node {self.value}",
+            BY_NODE_ID: f"the node with the id {self.value}",
+        }[self.kind]
+
+    def options(self) -> dict[str, Any]:
+        """What an actor or task is started with to run there and nowhere else."""
+        if self.kind == BY_ADDRESS:
+            return {"resources": {f"node:{self.value}": _ADDRESS_SHARE}}
+        label = BROKER_LABEL if self.kind == BY_LABEL else NODE_ID_LABEL
+        return {"label_selector": {label: self.value}}
+
+    def is_at(self, node: Mapping[str, Any]) -> bool:
+        """Whether it means that entry of ``ray.nodes()``, and the node is alive."""
+        found = {
+            BY_LABEL: node["Labels"].get(BROKER_LABEL),
+            BY_ADDRESS: node["NodeManagerAddress"],
+            BY_NODE_ID: node["NodeID"],
+        }[self.kind]
+        return bool(node["Alive"]) and found == self.value
+
+
+def pin_of(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Pin:
+    """What pins actors to ``node``, one of ``nodes``, for as long as possible."""
+    if BROKER_LABEL in node["Labels"]:
+        return Pin(BY_LABEL, node["Labels"][BROKER_LABEL])
+    address = node["NodeManagerAddress"]
+    if sum(1 for other in nodes if other["NodeManagerAddress"] == address) > 1:
+        return Pin(BY_NODE_ID, node["NodeID"])
+    return Pin(BY_ADDRESS, address)

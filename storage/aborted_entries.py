@@ -1,0 +1,59 @@
+"""Entering aborted transactions in the index of their segment, at once or when the disk has room.
+
+The marker is in the log first. An entry that the disk refuses for want of room is *owed*: it is
+tried again with every append and every sync, nothing is appended behind its marker meanwhile, and
+no sync point reaches past it. So neither the recovery point nor the high watermark passes the
+marker, and its transaction holds the last stable offset.
+"""
+
+from __future__ import annotations
+
+from oncelog.storage.disk_errors import is_passing
+from oncelog.storage.segment_list import SegmentList
+from oncelog.storage.sync_point import SyncLedger
+from oncelog.storage.txn_index import AbortedIndexEntry
+
+
+class AbortedEntries:
+    """What of the aborted transactions of one log is still to be entered; oldest marker first."""
+
+    __slots__ = ("_ledger", "_segments", "owed")
+
+    def __init__(self, segments: SegmentList, ledger: SyncLedger) -> None:
+        self._segments = segments
+        self._ledger = ledger
+        self.owed: list[AbortedIndexEntry] = []
+        """Bounded by what a recovery replays; while a log is led there is one at most."""
+
+    def enter(self, entry: AbortedIndexEntry) -> None:
+        """Enter it, or owe it. OSError: the log is offline."""
+        self.owed.append(entry)
+        try:
+            self.settle()
+        except OSError:
+            if self._ledger.failure is not None:
+                raise
+
+    def settle(self) -> None:
+        """Enter all that is owed. OSError: some still is; the log is offline unless it may pass."""
+        while self.owed:
+            entry = self.owed[0]
+            index = self._segments.holding(entry.last_offset).txn_index
+            try:
+                handle = index.append(entry)
+            except OSError as error:
+                if not is_passing(error):
+                    self._ledger.fail(error)
+                raise
+            if handle is not None:
+                self._ledger.note(handle)
+                self._ledger.note_directory()
+            del self.owed[0]
+
+    def covered_end(self, log_end_offset: int) -> int:
+        """Exclusive: every transaction aborted below it is in the index."""
+        return self.owed[0].last_offset if self.owed else log_end_offset
+
+    def cut(self, offset: int) -> None:
+        """The log now ends at ``offset``: markers from there on are gone."""
+        self.owed = [entry for entry in self.owed if entry.last_offset < offset]

@@ -1,0 +1,74 @@
+"""What README shows, run as it stands, and once more."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMES = 2
+
+
+def blocks(heading: str) -> list[str]:
+    """The code blocks of a section of README."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.findall(r"^```[a-z]*\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert found, f"no code under {heading!r}"
+    return found
+
+
+def run(*command: str, text: str, place: Path) -> str:
+    """Run a command on ``text`` in an empty place, as a user of ``.venv`` would."""
+    unset = {"RAY_ADDRESS", "ONCELOG_DEBUG"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        command,
+        input=text,
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=420,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.ray
+def test_the_python_of_readme_runs_and_its_second_run_goes_on_where_the_first_ended(
+    tmp_path: Path,
+) -> None:
+    (program,) = blocks("From Python")
+    outputs = [run(sys.executable, "-", text=program, place=tmp_path) for _ in range(TIMES)]
+    lines = [[line for line in text.splitlines() if "flights" in line] for text in outputs]
+    (first,), (second,) = lines
+    assert first != second
+    assert first.endswith("b'EWR IAH 517'")
+
+
+@pytest.mark.ray
+def test_the_commands_of_readme_run_twice(tmp_path: Path) -> None:
+    (commands,) = blocks("From the shell")
+    try:
+        for _ in range(TIMES):
+            output = run("bash", "-euo", "pipefail", text=commands, place=tmp_path)
+            assert output.count("EWR IAH 517") == 1
+    finally:
+        run("bash", text="oncelog stop || true", place=tmp_path)
+
+
+@pytest.mark.ray
+@pytest.mark.spark
+def test_the_spark_of_readme_runs_twice(tmp_path: Path) -> None:
+    (program,) = blocks("From Spark")
+    for count in range(1, TIMES + 1):
+        output = run(sys.executable, "-", text=program, place=tmp_path)
+        assert output.count("flights") == count

@@ -1,0 +1,274 @@
+"""More protections taken out, of groups and coordinators. See ``sim_mutants`` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from msgspec import structs
+from sim_mutants import BUSY, Wrap, replaced, together
+from sim_saboteurs import ALONE, Saboteur
+
+from oncelog.actors import transaction_completions
+from oncelog.actors.marker_sender import MarkerSender
+from oncelog.actors.protocol import transaction, transaction_table
+from oncelog.actors.protocol.cluster import ClusterMachine
+from oncelog.actors.protocol.group_offsets import GroupOffsets
+from oncelog.actors.protocol.messages import TxnMarker
+from oncelog.actors.protocol.transaction_end import EndAge
+from oncelog.actors.protocol.transaction_state import TransactionMetadata
+from oncelog.actors.protocol.transaction_table import TransactionTable
+from oncelog.actors.transaction_completions import TransactionCompletions
+from oncelog.storage.model import NO_PRODUCER_ID
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+def _positions_before_their_marker() -> Any:
+    def wrap(real: Wrap) -> Wrap:
+        def apply(self: GroupOffsets, key: Any, value: Any, **named: Any) -> None:
+            real(self, key, value, **named | {"producer_id": NO_PRODUCER_ID})
+
+        return apply
+
+    return replaced(GroupOffsets, "apply", wrap)
+
+
+def _positions_of_aborts() -> Any:
+    def wrap(real: Wrap) -> Wrap:
+        def apply_marker(self: GroupOffsets, producer_id: int, *, committed: bool) -> Any:
+            return real(self, producer_id, committed=True)
+
+        return apply_marker
+
+    return replaced(GroupOffsets, "apply_marker", wrap)
+
+
+def _positions_of_commits() -> Any:
+    """A commit marker drops the positions of its transaction."""
+    return mock.patch.object(GroupOffsets, "_install")
+
+
+# --- coordinators -----------------------------------------------------------------------------
+
+
+def _tokens_dropped_by_aborts() -> Any:
+    def wrap(real: Wrap) -> Wrap:
+        def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
+            found: TransactionMetadata = real(metadata, **named)
+            return found if named["committed"] else structs.replace(found, commit_token=None)
+
+        return prepared
+
+    return replaced(transaction_table, "prepared", wrap)
+
+
+def _visible_at_once() -> Any:
+    """A commit answers "visible" without a look at its markers."""
+
+    async def is_visible(self: TransactionCompletions, completion: Any) -> bool:
+        return True
+
+    return mock.patch.object(TransactionCompletions, "is_visible", is_visible)
+
+
+def _completions_not_resumed() -> Any:
+    """A coordinator that comes back leaves what was decided as it is."""
+    return mock.patch.object(transaction_completions.TransactionCompletions, "resume")
+
+
+def _open_for_ever() -> Any:
+    """No transaction is over its time."""
+    return mock.patch.object(TransactionTable, "_is_expired", return_value=False)
+
+
+def _decisions_again() -> Any:
+    """What is decided is decided anew when its time is over, and nobody asserts the moves."""
+
+    def is_expired(self: TransactionTable, metadata: TransactionMetadata, now_ms: int) -> bool:
+        is_over = metadata.start_ms + metadata.transaction_timeout_ms < now_ms
+        return is_over and metadata.transactional_id not in self._pending
+
+    return together(
+        mock.patch.object(transaction_table, "invariant"),
+        mock.patch.object(TransactionTable, "_is_expired", is_expired),
+        replaced(
+            TransactionTable,
+            "expired_transactions",
+            lambda _: (
+                lambda self, now_ms: [
+                    name
+                    for name, found in list(self._transactions.items())
+                    if found.state.name != "EMPTY" and self._is_expired(found, now_ms)
+                ]
+            ),
+        ),
+    )
+
+
+def _winners_and_losers() -> Any:
+    """Every member of a run that commits is a winner."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
+            if named["committed"]:
+                named["winners"] = frozenset(metadata.members)
+            found: TransactionMetadata = real(metadata, **named)
+            return found
+
+        return prepared
+
+    return replaced(transaction_table, "prepared", wrap)
+
+
+def _ids_handed_out_twice() -> Any:
+    def wrap(real: Wrap) -> Wrap:
+        def decide(self: ClusterMachine, request: Any) -> Any:
+            decision = real(self, request)
+            return type(decision)(reply=decision.reply)
+
+        return decide
+
+    return replaced(ClusterMachine, "decide_allocate_producer_ids", wrap)
+
+
+def _epochs_given_again() -> Any:
+    """The controller gives a start the epoch of the start before it."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def decide(self: ClusterMachine, request: Any) -> Any:
+            found = self._find(request.topic_partition)
+            if found is None or found[1].leader_epoch < 1:
+                return real(self, request)
+            found[1].leader_epoch -= 1
+            try:
+                asked = structs.replace(request, expected_epoch=found[1].leader_epoch)
+                return real(self, asked)
+            finally:
+                found[1].leader_epoch += 1
+
+        return decide
+
+    return replaced(ClusterMachine, "decide_become_leader", wrap)
+
+
+def _ends_of_others() -> Any:
+    """Who has been fenced may end the transaction of its successor."""
+    return mock.patch.object(transaction, "end_age", return_value=EndAge.CURRENT)
+
+
+def _markers_of(change: Callable[[TxnMarker], TxnMarker]) -> Any:
+    def wrap(real: Wrap) -> Wrap:
+        async def send(self: MarkerSender, markers: Any, **named: Any) -> Any:
+            return await real(self, [change(marker) for marker in markers], **named)
+
+        return send
+
+    return replaced(MarkerSender, "send", wrap)
+
+
+def _epochs_of_markers() -> Any:
+    """A marker has the epoch of another decision, one that is not made yet."""
+    return _markers_of(
+        lambda marker: structs.replace(marker, producer_epoch=marker.producer_epoch + 1)
+    )
+
+
+def _verdicts_of_markers() -> Any:
+    """Now and then a marker has the other verdict."""
+    return _markers_of(
+        lambda marker: structs.replace(
+            marker, committed=marker.committed is (marker.producer_epoch % 5 > 0)
+        )
+    )
+
+
+COPIES = ALONE | {"copiers": 2, "topics": {"t0": 2, "copies": 1}, "pause_ms": 20.0}
+
+COORDINATOR_MUTANTS = (
+    Saboteur(
+        name="positions after their marker",
+        sabotage=_positions_before_their_marker,
+        checker="WrongOffsets",
+        changes=COPIES,
+    ),
+    Saboteur(
+        name="positions of commits only",
+        sabotage=_positions_of_aborts,
+        checker="SkippedInputs",
+        changes=COPIES,
+    ),
+    Saboteur(
+        name="positions of commits",
+        sabotage=_positions_of_commits,
+        checker="TornOffsets",
+        changes=COPIES,
+    ),
+    Saboteur(
+        name="tokens kept by aborts",
+        sabotage=_tokens_dropped_by_aborts,
+        checker="WrongTokens",
+        changes=ALONE | BUSY | {"abort_ratio": 0.5, "kill_client": 1.0},
+    ),
+    Saboteur(
+        name="visible means readable",
+        sabotage=_visible_at_once,
+        checker="UnreadableCommits",
+        changes=ALONE | BUSY | {"isolate": 0.5, "pause": 1.0},
+    ),
+    Saboteur(
+        name="completions resumed",
+        sabotage=_completions_not_resumed,
+        checker="OpenAtTheEnd",
+        changes=ALONE | BUSY | {"kill": 1.0},
+    ),
+    Saboteur(
+        name="time-outs of transactions",
+        sabotage=_open_for_ever,
+        checker="OpenAtTheEnd",
+        changes=ALONE | {"kill_client": 1.0},
+    ),
+    Saboteur(
+        name="final decisions",
+        sabotage=_decisions_again,
+        checker="IllegalMoves",
+        changes=ALONE | BUSY | {"transaction_timeout_ms": 1_000},
+    ),
+    Saboteur(
+        name="epochs given once",
+        sabotage=_epochs_given_again,
+        checker="SharedEpochs",
+        changes=ALONE | {"kill": 1.0},
+    ),
+    Saboteur(
+        name="ends of one's own",
+        sabotage=_ends_of_others,
+        checker="FencedCommits",
+        changes=ALONE | BUSY | {"hijackers": 2},
+    ),
+    Saboteur(
+        name="epochs of markers",
+        sabotage=_epochs_of_markers,
+        checker="MarkersBeforeDecision",
+        changes=ALONE,
+    ),
+    Saboteur(
+        name="verdicts of markers",
+        sabotage=_verdicts_of_markers,
+        checker="ContradictingMarkers",
+        changes=ALONE,
+    ),
+    Saboteur(
+        name="losers of a run",
+        sabotage=_winners_and_losers,
+        checker="AbortedReads",
+        changes=ALONE | {"jobs": 2},
+    ),
+    Saboteur(
+        name="producer ids handed out once",
+        sabotage=_ids_handed_out_twice,
+        checker="ChangedDecisions",
+        changes={"hijackers": 1, "jobs": 2, "writers": 3, "kill": 1.0},
+    ),
+)

@@ -1,0 +1,154 @@
+"""Damage to the files of a simulated disk, and the operator who puts a file back that was refused.
+
+A replica that finds damage either rebuilds what it needs or refuses to serve and says so. Only the
+latter calls for an operator, who has a copy: the file is as it was, and the replica starts again.
+What comes back by itself keeps what it has made of the damage. Records are another thing: nobody
+can rebuild them, so each reader has to be told; they are put back after the run, and all is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from file_damage import SIDE_KINDS, Damage, DamagedKind, contents, damage
+from sim_disk import SimDisk
+from sim_history import COMPACTED_PREFIX
+
+from oncelog.storage.model import TopicPartition
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+
+@dataclass(frozen=True, slots=True)
+class HarmedFile:
+    """One file as it was before."""
+
+    actor: str
+    path: Path
+    content: bytes
+    incarnation: int
+    """Of the last life that had it whole."""
+
+
+class Media:
+    """What has happened to the files of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._earlier: dict[str, dict[str, bytes]] = {}
+        self._harmed: list[HarmedFile] = []
+        self._records: list[HarmedFile] = []
+        self.broken: set[str] = set()
+        """Actors whose disk has failed: if one is offline for it, an operator restarts it."""
+
+    def harm(
+        self,
+        actor: str,
+        random: Random,
+        kinds: Sequence[DamagedKind] = SIDE_KINDS,
+        ways: Sequence[Damage] = tuple(Damage),
+        *,
+        is_sealed: bool | None = None,
+    ) -> HarmedFile | None:
+        """The actor dies and finds a file damaged when it is back; ``None`` if it has none."""
+        world = self._world
+        process = world.actor(actor)
+        if process is None or any(zombie.name == actor for zombie in world.zombies()):
+            return None
+        world.end_process(process, "killed, for its files")
+        disk = self._disk(actor)
+        directory = Path(world._configs[actor].directory)
+        before = contents(disk, directory) if disk.exists(directory) else {}
+        found = None
+        if before:
+            kind, how = random.choice(kinds), random.choice(ways)
+            older = self._earlier.get(actor, {})
+            found = damage(disk, directory, kind, how, random, older=older, is_sealed=is_sealed)
+            self._earlier[actor] = before
+        if found is None:
+            return None
+        world.count("file_damage")
+        world.tell(actor, f"* damaged: {found}")
+        content = before[found.path.name]
+        harmed = HarmedFile(actor, found.path, content, process.incarnation)
+        self._harmed.append(harmed)
+        return harmed
+
+    def harm_records(self, random: Random) -> None:
+        """Some sealed segment of a topic that is not compacted has a flipped bit or a lost page."""
+        world = self._world
+        known = {harmed.actor for harmed in self._records}
+        names = [
+            name
+            for name, config in sorted(world._configs.items())
+            if name.startswith("partition:")
+            and not config.topic.startswith(COMPACTED_PREFIX)
+            and name not in known
+        ]
+        if names:
+            ways = (Damage.FLIPPED, Damage.ZEROED_PAGE)
+            name = random.choice(names)
+            harmed = self.harm(name, random, (DamagedKind.LOG,), ways, is_sealed=True)
+            if harmed is not None:
+                self._world.count("record_damage")
+                self._records.append(harmed)
+
+    def damaged_records(self) -> list[TopicPartition]:
+        """Partitions with records that nobody has put back."""
+        configs = self._world._configs
+        return [
+            TopicPartition(configs[harmed.actor].topic, configs[harmed.actor].partition)
+            for harmed in self._records
+            if harmed.actor in configs
+        ]
+
+    def put_records_back(self) -> None:
+        """Make whole what is still there of them."""
+        for harmed in self._records:
+            process = self._world.actor(harmed.actor)
+            if process is not None:
+                self._world.end_process(process, "ended, to put records back")
+            if self._disk(harmed.actor).exists(harmed.path):
+                self._put_back(harmed)
+        self._records.clear()
+
+    def attend(self) -> None:
+        """What an operator does: restart after a failed disk, put back what was refused.
+
+        What was rebuilt is forgotten.
+        """
+        for name in sorted(self.broken):
+            process = self._world.actor(name)
+            if process is not None and process.needs_operator:
+                process.disk.heal()
+                self._world.end_process(process, "restarted, because its disk has failed")
+                self.broken.discard(name)
+        for harmed in list(self._harmed):
+            process = self._world.actor(harmed.actor)
+            if process is None or process.incarnation <= harmed.incarnation:
+                continue
+            if process.server.replica.failure is not None:
+                self._world.count("damage_refused")
+                self._world.end_process(process, f"ended, to put {harmed.path.name} back")
+                self._put_back(harmed)
+                self._harmed.remove(harmed)
+            elif self._world.is_ready(harmed.actor):
+                self._harmed.remove(harmed)
+
+    def _put_back(self, harmed: HarmedFile) -> None:
+        disk = self._disk(harmed.actor)
+        handle = disk.open(harmed.path, create=True)
+        handle.truncate(0)
+        handle.append((harmed.content,))
+        handle.datasync()
+        handle.close()
+        disk.sync_directory(harmed.path.parent)
+
+    def _disk(self, actor: str) -> SimDisk:
+        """The files of an actor that is dead, as an operator sees them."""
+        return self._world.disks[actor].next_life()

@@ -1,0 +1,125 @@
+"""Threads of simulated programs: synchronous code that runs only while the world stands still.
+
+A thread of a simulated process has the real one's blocking clients. Whatever it waits for is a
+coroutine that it hands to its process; the world goes on meanwhile, and when that is done the
+thread has its turn, as one callback of the process. So two never run at once, and the same seed
+gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sim_process import Client
+
+from oncelog.api.event_loop import LoopThread
+
+
+class GoneError(BaseException):
+    """The process of a thread is dead: nothing of it runs on, however it catches errors."""
+
+
+class SimThread(LoopThread):
+    """``LoopThread`` as the synchronous clients of one simulated process know it, and its thread.
+
+    ``run`` and the like are for code that ``start`` began. ``ended`` is done when that returned.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(f"thread of {client.name}")
+        self.ended: asyncio.Future[None] = client.world.loop.create_future()
+        self._client = client
+        self._turn = threading.Semaphore(0)
+        self._pause = threading.Semaphore(0)
+        self._asked: Coroutine[Any, Any, Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._error: BaseException | None = None
+        self._is_gone = False
+
+    # --- for the world ------------------------------------------------------------------------
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread; call it in the process."""
+        context = self._client.context.copy()
+        thread = threading.Thread(target=context.run, args=(self._body, work), daemon=True)
+        thread.start()
+        self._client.world.at_close.append(self._end)
+        self._client.soon(self._take_turn)
+
+    def _take_turn(self, _: object = None) -> None:
+        """Let the thread run until it waits for something or ends."""
+        self._turn.release()
+        self._pause.acquire()
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._task = self._client.spawn(asked)
+            self._task.add_done_callback(self._take_turn, context=self._client.context)
+        elif self._error is not None:
+            self.ended.set_exception(self._error)
+        else:
+            self.ended.set_result(None)
+
+    def _end(self) -> None:
+        """The world is over: unwind what still waits; no call of it goes anywhere."""
+        if not self.ended.done():
+            self._is_gone = True
+            self._turn.release()
+            self._pause.acquire()
+
+    # --- in the thread ------------------------------------------------------------------------
+
+    def _body(self, work: Callable[[], None]) -> None:
+        self._turn.acquire()
+        # The loop stands still meanwhile, so nothing may wait for it but by ``run``.
+        asyncio._set_running_loop(self._client.world.loop)
+        try:
+            if not self._is_gone:
+                work()
+        except GoneError:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._pause.release()
+
+    @property
+    def loop(self) -> Any:
+        """See ``LoopThread.loop``."""
+        return self._client.world.loop
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """See ``LoopThread.run``."""
+        if self._is_gone:
+            coroutine.close()
+            raise GoneError
+        self._asked = coroutine
+        self._pause.release()
+        self._turn.acquire()
+        if self._is_gone:
+            raise GoneError
+        assert self._task is not None
+        return self._task.result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Not to be waited for in a thread of the simulator."""
+        return self._client.spawn(coroutine)
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """See ``LoopThread.call_soon``."""
+        self._client.soon(callback, *arguments)
+
+
+class SimStop:
+    """``threading.Event`` that is never set: whoever waits for it passes virtual time."""
+
+    def __init__(self, thread: SimThread) -> None:
+        self._thread = thread
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, timeout: float) -> bool:
+        self._thread.run(asyncio.sleep(timeout))
+        return False

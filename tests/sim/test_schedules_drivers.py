@@ -1,0 +1,188 @@
+"""Directed schedules: drivers of distributed writes whose clocks differ, who die, or are slow."""
+
+from __future__ import annotations
+
+import pytest
+from sim_history import Outcome
+from sim_schedules import HASTY, TIMES, C, Play
+from sim_stage import Player
+
+from oncelog.actors.protocol.commit_versions import version_token
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import TopicPartition
+
+HOUR_MS = 3_600_000
+SOON_S = 3.0
+
+
+class Driver:
+    """A program that writes as one run with one task. Each method is one step."""
+
+    def __init__(self, play, name, *, clock_offset_ms=0):
+        self.play, self.name = play, name
+        self.client = play.world.client(name)
+        self.player = Player(play.stage, self.client, None)
+        play.world.clock_offsets_ms[name] = clock_offset_ms
+        self.membership = self.member = self.write = None
+
+    def do(self, work):
+        return self.play.end(self.client.spawn(work))
+
+    def begin(self, transactional_id, token=b"", **details):
+        beginning = self.client.begin_run(transactional_id, token=token, settings=HASTY, **details)
+        self.membership = self.do(beginning)
+        self.write = self.player.history.begin(self.name, transactional_id, token=token)
+
+    def send(self, topic, value):
+        self.do(self._sending(topic, value))
+
+    async def _sending(self, topic, value):
+        if self.member is None:
+            self.member = self.client.member(self.membership, **HASTY)
+            assert await self.member.enlist()
+        record = self.player.history.send(self.write, TopicPartition(topic, 0), value)
+        await self.player.send(self.member, record)
+        await self.member.flush()
+
+    def commit(self):
+        self.do(self._committing())
+
+    async def _committing(self):
+        self.player.history.start_commit(self.write)
+        winners = [self.member.winner]
+        end = await self.client.end_run(self.membership, committed=True, winners=winners, **HASTY)
+        self.player.ended(self.write, Outcome.OK, is_visible=end.visible)
+
+    def refused(self, step, *arguments, **named):
+        """The code that a step is refused with; the schedule fails if it is not."""
+        try:
+            step(*arguments, **named)
+        except OncelogError as error:
+            return error.code
+        raise AssertionError("the step was not refused")
+
+
+@pytest.mark.parametrize("offset_ms", [-HOUR_MS, HOUR_MS])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "aborted"])
+def test_an_hour_between_the_clocks_of_drivers_shuts_nobody_out(offset_ms, is_open):
+    """1. P, whose clock is off, writes. 2. Its run is aborted by its timeout, or not. 3. Q, whose
+    clock is off the other way, writes the same and commits. 4. P is fenced.
+    """
+    with Play() as play:
+        first = Driver(play, "P", clock_offset_ms=offset_ms)
+        first.begin("T", b"batch", transaction_timeout_ms=60_000)
+        first.send("a", "p")
+        if not is_open:
+            play.pass_time(70)
+        second = Driver(play, "Q", clock_offset_ms=-offset_ms)
+        second.begin("T", b"batch")
+        second.send("a", "q")
+        assert first.refused(first.commit) is ErrorCode.PRODUCER_FENCED
+        second.commit()
+        assert play.read("a") == ["q"]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["C lives", "C dies"])
+def test_what_a_dead_driver_left_open_holds_readers_back_for_seconds(dies):
+    """1. P writes, without identity. 2. P dies; C may die as well. 3. Q writes the same as another
+    id and commits. 4. Readers see what Q wrote, long before P's time is over.
+    """
+    with Play() as play:
+        first = Driver(play, "P")
+        first.begin("spark-1")
+        first.send("a", "p")
+        play.world.kill("P")
+        if dies:
+            play.crash(C)
+        second = Driver(play, "Q")
+        second.begin("spark-2")
+        second.send("a", "q")
+        second.commit()
+        play.pass_time(SOON_S)
+        assert play.read("a") == ["q"]
+
+
+def test_a_driver_that_lives_may_be_slow():
+    """1. P writes. 2. It computes for ten minutes; C dies meanwhile. 3. It commits."""
+    with Play() as play:
+        driver = Driver(play, "P")
+        driver.begin("spark-1")
+        driver.send("a", "p")
+        play.pass_time(300)
+        play.crash(C)
+        play.world.pause("P")
+        play.pass_time(300)
+        play.world.resume("P")
+        driver.commit()
+        assert play.read("a") == ["p"]
+
+
+def test_a_driver_that_dies_in_its_commit_has_committed_or_not():
+    """1. P asks to commit; PREPARE is in the log of C, not durable. 2. P dies, and C looks for it.
+    3. The disk goes on: the write is committed.
+    """
+    with Play() as play:
+        driver = Driver(play, "P")
+        driver.begin("spark-1")
+        driver.send("a", "p")
+        play.world.hold_disk(C)
+        driver.client.spawn(driver._committing())
+        play.pass_time(1)
+        play.world.kill("P")
+        play.pass_time(1)
+        play.world.release_disk(C)
+        play.pass_time(SOON_S)
+        assert play.read("a") == ["p"]
+
+
+@TIMES
+def test_a_late_copy_of_a_begin_fences_nobody(times):
+    """1. P begins. 2. Q begins, and writes. 3. P's call arrives again. 4. Q commits."""
+    with Play() as play:
+        first, second = Driver(play, "P"), Driver(play, "Q")
+        first.begin("T", b"batch")
+        (call,) = play.calls("begin_run")
+        second.begin("T", b"batch")
+        second.send("a", "q")
+        late = play.ask(call, times)
+        assert late.error is ErrorCode.CONCURRENT_TRANSACTIONS
+        second.commit()
+        assert play.read("a") == ["q"]
+
+
+def test_a_begin_whose_reply_is_lost_is_the_same_run_when_it_is_asked_again():
+    """1. P begins; the reply is lost, and C dies. 2. P asks again: its run has the same number."""
+    with Play() as play:
+        driver = Driver(play, "P")
+        gate = play.hold("begin_run", reply=True)
+        beginning = driver.client.spawn(driver.client.begin_run("T", settings=HASTY))
+        play.until_held(gate)
+        play.crash(C)
+        membership = play.end(beginning)
+        gate.release_all()
+        assert membership.run.number == 1
+        assert len(play.calls("begin_run")) > 1
+
+
+def test_versions_only_rise_whoever_writes_them():
+    """1. P plans version 1, Q version 2. 2. Q commits. 3. P can neither go on nor begin anew, also
+    after C has died; Q's version is not written again, and the next one is.
+    """
+    with Play() as play:
+        first, second = Driver(play, "P", clock_offset_ms=HOUR_MS), Driver(play, "Q")
+        first.begin("T", version_token("job", 1))
+        second.begin("T", version_token("job", 2))
+        second.send("a", "two")
+        second.commit()
+        assert first.refused(first.send, "a", "one") is ErrorCode.OUTDATED_VERSION
+        play.crash(C)
+        again = Driver(play, "R", clock_offset_ms=HOUR_MS)
+        refused = again.refused(again.begin, "T", version_token("job", 1))
+        assert refused is ErrorCode.OUTDATED_VERSION
+        again.begin("T", version_token("job", 2))
+        assert again.membership.is_committed
+        again.begin("T", version_token("job", 3))
+        again.send("a", "three")
+        again.commit()
+        assert play.read("a") == ["two", "three"]
