@@ -122,8 +122,8 @@ def _offsets_of_duplicates() -> Any:
     """A retry that is answered as a duplicate is told another offset."""
 
     def wrap(real: Wrap) -> Wrap:
-        def find_duplicate(self: ProducerStates, header: Any) -> Any:
-            found = real(self, header)
+        def find_duplicate(self: ProducerStates, *arguments: Any) -> Any:
+            found = real(self, *arguments)
             return None if found is None else found._replace(last_offset=found.last_offset + 1)
 
         return find_duplicate
