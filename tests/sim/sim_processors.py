@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim_history import Claim, Outcome, SentRecord, Write
+from sim_history import Claim, History, Outcome, SentRecord, Write
 from sim_stage import COPY_SOURCE, PROCESS_GROUP, PROCESS_TARGET, Life, Player
 from sim_threads import SimStop, SimThread
 
@@ -93,8 +93,20 @@ class _Worker:
             self._owner,
             self.sources,
         )
-        reader = Consumer(client.router(), self.thread, consumer, client.random)
+        reader = NotedConsumer(client.router(), self.thread, consumer, client.random)
+        reader.history = player.history
         return Clients(noted, reader)
+
+
+class NotedConsumer(Consumer):
+    """The synchronous consumer, and the positions that it commits by itself."""
+
+    history: History
+
+    def commit(self, offsets: Any = None) -> None:
+        for topic_partition, position in offsets.items():
+            self.history.marked[PROCESS_GROUP, topic_partition].add(position.offset)
+        super().commit(offsets)
 
 
 class NotedProducer:

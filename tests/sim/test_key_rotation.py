@@ -6,9 +6,13 @@ import pytest
 from sim_network import NetworkFaults
 from sim_world import World
 
+from oncelog.actors.config import ClusterConfig
 from oncelog.storage.model import TopicPartition
 
 ROTATIONS = 3
+HEARD_WITHIN_S = ClusterConfig().log_retention_check_interval_ms / 1_000 + 1
+"""When an actor that asks the controller by itself, and is not told, has the newest key."""
+
 TOPICS = {"flights": 1, "delays": 1}
 
 
@@ -52,6 +56,7 @@ def test_no_transaction_fails_though_actors_hear_of_the_key_late(deaf):
         reader = world.client("reader")
         for topic in TOPICS:
             assert world.run(reader.spawn(read(reader, topic, len(expected)))) == expected
+        world.run_for(HEARD_WITHIN_S)
         versions = {name: replica.keys.version for name, replica in world.replicas().items()}
         assert versions["partition:flights-0@1"] == ROTATIONS
 
