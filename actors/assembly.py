@@ -147,16 +147,25 @@ class ReplicaServer:
         await self.replica.start()
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
-        """Ask the controller for the epoch after ``last_epoch``, if that is the current one."""
+        """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
+
+        Ends the process if its topic was deleted and another one created under its name.
+        """
         request = BecomeLeaderRequest(
             topic_partition=self.replica.topic_partition,
+            topic_id=self.replica.directory.claimed_topic_id,
             broker_id=self.config.broker_id,
             incarnation=self.surroundings.incarnation,
             expected_epoch=last_epoch,
         )
-        return await self.transport.call(
+        reply = await self.transport.call(
             CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
         )
+        if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
+            # The log that was opened is a deleted topic's; a new start takes the directory anew.
+            lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
+            self.surroundings.die(LeadershipLostError(lost))
+        return reply
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller whether our partition has been led; ``None`` if it does not say."""

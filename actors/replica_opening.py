@@ -98,6 +98,8 @@ class ReplicaDirectory:
         self._clock = clock
         self._machine = machine
         self._lock: Lock | None = None
+        self.claimed_topic_id = ""
+        """The topic whose files these were made, once they are."""
         self.cut: TailCut | None = None
         """What the attempts to open the log have cut from its end."""
 
@@ -211,6 +213,7 @@ class ReplicaDirectory:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
         write_topic_id(self._filesystem, self._path, expected.topic_id)
+        self.claimed_topic_id = expected.topic_id
 
     def _refuse_strangers(self) -> None:
         """A new partition begins with nothing; records that say no topic are not thrown away."""

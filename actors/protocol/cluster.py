@@ -7,6 +7,7 @@ start of a replica gets one epoch however often it asks. A topic id is never use
 | request | state | answer |
 |---|---|---|
 | become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| become_leader | another topic had the name | UNKNOWN_TOPIC_ID |
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
@@ -257,6 +258,8 @@ class ClusterMachine:
         if found is None:
             return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         topic, partition = found
+        if request.topic_id != topic.topic_id:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_ID))
         if request.broker_id not in partition.replicas:
             return Decision(reply=request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         if partition.incarnation == request.incarnation:

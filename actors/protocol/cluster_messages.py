@@ -145,13 +145,15 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
 
     ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
     ``expected_epoch`` is the newest one that the caller knows of, -1 for none: if another is
-    current, nobody is elected. So a late copy of an earlier start's request elects nobody.
+    current, nobody is elected. So a late copy of an earlier start's request elects nobody, nor one
+    from a start with the log of another topic (``topic_id``) that had this name.
     """
 
     method = "become_leader"
     reply_type = BecomeLeaderReply
 
     topic_partition: TopicPartition
+    topic_id: str
     broker_id: int
     incarnation: str
     expected_epoch: int

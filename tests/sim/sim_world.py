@@ -137,8 +137,15 @@ class World(Faults):
         controller = self.server(CONTROLLER_ACTOR)
         if controller is None or not controller._runtime.is_loaded:
             return False
-        names = [actor_of(tp, broker) for tp, broker in controller.machine.placements()]
-        return bool(names) and all(self.is_ready(name) for name in names)
+        return bool(controller.machine.placements()) and not self.unready()
+
+    def unready(self) -> list[str]:
+        """The actors that the controller knows and that do not serve."""
+        controller = self.server(CONTROLLER_ACTOR)
+        if controller is None:
+            return [CONTROLLER_ACTOR]
+        names = (actor_of(tp, broker) for tp, broker in controller.machine.placements())
+        return [name for name in names if not self.is_ready(name)]
 
     def is_ready(self, name: str) -> bool:
         """Whether the actor lives, leads its log and has loaded it."""
@@ -179,7 +186,10 @@ class World(Faults):
             is_done = self._run(limit_s)
             task.remove_done_callback(self.loop.stop)
             if not is_done:
-                raise self._failed(f"{task!r} was not done within {limit_s} s of virtual time")
+                raise self._failed(
+                    f"{task!r} was not done within {limit_s} s of virtual time; not serving: "
+                    f"{', '.join(self.unready()) or 'nobody'}"
+                )
         return task.result()
 
     def run_for(self, seconds: float) -> None:

@@ -198,6 +198,7 @@ def test_altered_settings_survive_a_restart(play: Any) -> None:
         assert (await settings_of(controller))["retention_ms"] == "7"
         request = BecomeLeaderRequest(
             topic_partition=TopicPartition("flights", 0),
+            topic_id=controller.machine.metadata(["flights"])[0].topic_id,
             broker_id=1,
             incarnation="i",
             expected_epoch=-1,

@@ -29,6 +29,7 @@ from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, TopicPartition
 
 KEY = b"k" * 32
+INTERNAL_TOPIC_IDS = {"__transaction_state": "1" * 32, "__consumer_offsets": "2" * 32}
 FOUNDED = ClusterFounded(
     cluster_id="c", cluster_key=KEY, transaction_state_partitions=2, offsets_partitions=3
 )
@@ -44,7 +45,7 @@ def run(machine: ClusterMachine, decision: Decision) -> object:
 def machine() -> ClusterMachine:
     cluster = ClusterMachine()
     broker = BrokerRegistered(broker_id=1, data_dir="/d")
-    run(cluster, cluster.decide_founding(FOUNDED, broker, ("1" * 32, "2" * 32)))
+    run(cluster, cluster.decide_founding(FOUNDED, broker, tuple(INTERNAL_TOPIC_IDS.values())))
     return cluster
 
 
@@ -53,10 +54,16 @@ def create(name: str = "flights", topic_id: str = "a" * 32, **fields: object) ->
 
 
 def lead(
-    tp: TopicPartition, incarnation: str, expected_epoch: int = -1, broker_id: int = 1
+    tp: TopicPartition,
+    incarnation: str,
+    expected_epoch: int = -1,
+    broker_id: int = 1,
+    topic_id: str | None = None,
 ) -> BecomeLeaderRequest:
+    internal_id = INTERNAL_TOPIC_IDS.get(tp.topic, "a" * 32)
     return BecomeLeaderRequest(
         topic_partition=tp,
+        topic_id=internal_id if topic_id is None else topic_id,
         broker_id=broker_id,
         incarnation=incarnation,
         expected_epoch=expected_epoch,
@@ -281,6 +288,21 @@ def test_become_leader_refuses(
     assert decision.records == ()
 
 
+@pytest.mark.parametrize("topic_id", ["", "a" * 32])
+def test_nobody_is_elected_with_the_log_of_another_topic_of_the_name(
+    machine: ClusterMachine, topic_id: str
+) -> None:
+    """A late copy of a request from before the topic was deleted, when it had no leader either."""
+    run(machine, machine.decide_create_topic(create()))
+    run(machine, machine.decide_delete_topic(DeleteTopicRequest(name="flights")))
+    run(machine, machine.decide_create_topic(create(topic_id="b" * 32)))
+    tp = TopicPartition("flights", 0)
+    late = machine.decide_become_leader(lead(tp, "one", topic_id=topic_id))
+    assert (late.reply.error, late.records) == (ErrorCode.UNKNOWN_TOPIC_ID, ())
+    led = run(machine, machine.decide_become_leader(lead(tp, "two", topic_id="b" * 32)))
+    assert led.leader_epoch == 0
+
+
 def test_producer_id_blocks_do_not_overlap(machine: ClusterMachine) -> None:
     ask = AllocateProducerIdsRequest(broker_id=1)
     blocks = [run(machine, machine.decide_allocate_producer_ids(ask)) for _ in range(3)]
@@ -324,7 +346,7 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
     live = ClusterMachine()
     log: list[LogRecord] = []
     broker = BrokerRegistered(broker_id=1, data_dir="/d")
-    decisions = [live.decide_founding(FOUNDED, broker, ("1" * 32, "2" * 32))]
+    decisions = [live.decide_founding(FOUNDED, broker, tuple(INTERNAL_TOPIC_IDS.values()))]
     for number, step in enumerate([*steps, "end"]):
         for decision in decisions:
             log += decision.records
@@ -342,7 +364,9 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
             tp = TopicPartition("flights", number % 2)
             (topic,) = live.metadata(["flights"]) or (None,)
             epoch = topic.partitions[tp.partition].leader_epoch if topic else -1
-            decisions = [live.decide_become_leader(lead(tp, str(number), epoch))]
+            topic_id = topic.topic_id if topic else ""
+            request = lead(tp, str(number), epoch, topic_id=topic_id)
+            decisions = [live.decide_become_leader(request)]
         elif step == "ids":
             decisions = [live.decide_allocate_producer_ids(AllocateProducerIdsRequest(broker_id=1))]
     replayed = ClusterMachine()

@@ -171,6 +171,7 @@ def test_a_change_of_the_key_is_durable_and_leaders_get_both(
     assert reloaded.keys == machine.keys
     lead = BecomeLeaderRequest(
         topic_partition=TopicPartition("__transaction_state", 0),
+        topic_id=reloaded.metadata(["__transaction_state"])[0].topic_id,
         broker_id=1,
         incarnation="i",
         expected_epoch=-1,
