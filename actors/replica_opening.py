@@ -212,6 +212,8 @@ class ReplicaDirectory:
         elif found != expected.topic_id:
             _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
             self._remove_files()
+        # The directory may have been made by a start that then failed to sync its name.
+        self._filesystem.sync_directory(self._path.parent)
         write_topic_id(self._filesystem, self._path, expected.topic_id)
         self.claimed_topic_id = expected.topic_id
 
