@@ -32,7 +32,7 @@ TURNING_POINTS = (
 REFUSED_CALLS = ("append", "write_at", "create", "truncate", "datasync", "sync_directory", "open")
 REFUSED_FILES = ("", "", ".log", ".txnindex", ".txnindex", ".index", "checkpoint")
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-REFUSALS_OF_A_SYNC = (*REFUSALS, errno.EMFILE)
+REFUSALS_OF_A_DIRECTORY = (*REFUSALS, errno.EMFILE)
 """Errors that pass by themselves; ``storage.disk_errors`` says what each leads to."""
 
 
@@ -327,7 +327,8 @@ class Nemesis:
         if call == "descriptors":
             disk.descriptor_limit = disk.open_handles + random.randint(0, 3)
         else:
-            number = random.choice(REFUSALS_OF_A_SYNC if "sync" in call else REFUSALS)
+            of_directory = call == "sync_directory"
+            number = random.choice(REFUSALS_OF_A_DIRECTORY if of_directory else REFUSALS)
             suffix = random.choice(REFUSED_FILES)
             disk.fail(call, suffix, number, times=random.randint(1, 30), written=random.random())
         world.count("disk_refusal")
