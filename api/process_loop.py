@@ -158,6 +158,8 @@ class ProcessLoop:
         self._clients: Clients | None = None
         self._transaction: _Transaction | None = None
         self._first_offsets: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        """Where the input of the last commits ends (exclusive)."""
         self._starts: StartPositions | None = None
         self._deaths = ProcessDeaths(config.job_id, config.max_worker_deaths)
         if worker_settings(config)[1].auto_offset_reset == "latest":
@@ -218,6 +220,14 @@ class ProcessLoop:
             # No member of the group yet: a later poll joins and begins at the committed offsets.
             return
         self.progress.state = WorkerState.RUNNING
+        if repeated := self._repeated(read):
+            # The consumer has joined again within the generation, and begun at offsets that were
+            # committed before what is open, or was committed meanwhile.
+            self._abort(clients)
+            self._rewind(clients)
+            for topic_partition in repeated:
+                self._ends.pop(topic_partition, None)
+            return
         if not (
             # Else taken away while they were polled: what was read is another worker's.
             read.keys() <= positions.keys()
@@ -233,6 +243,13 @@ class ProcessLoop:
             self.progress.processed = clients.consumer.positions()
         elif self._commit_due_ms() <= 0:
             self._commit(clients)
+
+    def _repeated(self, read: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Partitions of which a poll has read again what this loop has processed."""
+        processed = self._ends
+        if self._transaction is not None:
+            processed = processed | self._transaction.offsets
+        return [tp for tp, first_offset in read.items() if first_offset < processed.get(tp, 0)]
 
     def _poll(self, clients: Clients) -> Any:
         """One poll, in the format of the function; notes where the work has to begin again."""
@@ -304,6 +321,7 @@ class ProcessLoop:
                 self.progress.reason = str(error)
         self._transaction = None
         self._first_offsets = {}
+        self._ends |= offsets
         self._failures_in_a_row = 0
         progress = self.progress
         progress.reason = ""

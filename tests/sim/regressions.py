@@ -40,4 +40,22 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a late copy of the call that ends the replica of a deleted topic ended that of the next "
         "topic of its name",
     ),
+    (
+        9004,
+        {},
+        "the directory of a topic that was created again was lost with the power, as its first "
+        "sync had been refused",
+    ),
+    (
+        1165200417,
+        {},
+        "a late copy of a start's request elected it in the next topic of that name, whose log "
+        "then had to be there",
+    ),
+    (
+        144034718,
+        {},
+        "a worker that joined again under its name, in the generation that went on, processed the "
+        "same input twice in one transaction",
+    ),
 ]

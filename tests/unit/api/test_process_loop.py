@@ -208,6 +208,43 @@ def test_a_rebalance_aborts_what_the_earlier_generation_began():
     assert progress.aborts == 1
 
 
+def test_what_is_read_again_within_a_generation_is_processed_once():
+    # 1 two records are polled and sent  2 the member was put out, and joins again under its name in
+    # the generation that goes on: it begins at the committed offset  3 the same records come again.
+    world = World(VALUES)
+    consumers = consumers_of(world)
+
+    def rejoin():
+        if world.calls.count("poll") == 1:
+            consumers[0].offset = None
+
+    world.before_poll = rejoin
+
+    progress = world.run(commit_interval_ms=50)
+
+    assert sunk(world) == VALUES
+    assert progress.aborts == 1
+
+
+def test_what_is_committed_while_its_old_position_is_found_is_not_processed_again():
+    # 1 two records are polled and sent  2 a join begins and finds the offset committed before them
+    # 3 they are committed  4 the next poll goes on at the offset that was found.
+    world = World(VALUES)
+    consumers = consumers_of(world)
+
+    def join():
+        if world.calls.count("commit") == 1:
+            world.before_poll = lambda: None
+            consumers[0].offset = 0
+
+    world.before_poll = join
+
+    progress = world.run(commit_interval_ms=1)
+
+    assert sunk(world) == VALUES
+    assert progress.aborts == 0
+
+
 def test_output_is_never_committed_without_the_offsets_of_its_input():
     # 1 two records are polled and sent  2 a rebalance begins: the consumer has no positions, the
     # generation is still the old one  3 the commit falls due.
