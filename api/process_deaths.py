@@ -3,14 +3,15 @@
 A function may end its process: a crash in native code, ``os.abort``, too much memory. Ray starts
 the worker again, which meets the same input. So each process, before it applies the function to a
 partition for the first time, commits the group's position once more, unmoved, with a metadata
-string that counts the attempts of this job. The next commit of output replaces it.
+string that counts the attempts of this job. The next commit of output replaces it. It is a
+transaction like those: a late copy of a plain commit would take the group back to that position.
 
-Costs one commit per process and partition, nothing per batch.
+Costs one commit per process and assignment, nothing per batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -28,10 +29,6 @@ class Positions(Protocol):
         """The group's committed position; waits for open transactions."""
         ...
 
-    def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
-        """Commit offsets as this member, durably."""
-        ...
-
 
 class ProcessDeaths:
     """The attempts of one worker of the job ``job_id``, in one process."""
@@ -41,12 +38,18 @@ class ProcessDeaths:
         self._deaths_max = deaths_max
         self._noted: set[TopicPartition] = set()
 
-    def note(self, consumer: Positions, first_offsets: Mapping[TopicPartition, int]) -> str:
+    def note(
+        self,
+        consumer: Positions,
+        first_offsets: Mapping[TopicPartition, int],
+        commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None],
+    ) -> str:
         """Note an attempt at each partition; why there must not be another, or "".
 
-        ``first_offsets`` are those of the input. Raises what the consumer's methods raise; then
-        the attempt counts as not made.
+        ``first_offsets`` are those of the input, ``commit`` commits positions durably. Raises what
+        both raise; then the attempt counts as not made.
         """
+        marks: dict[TopicPartition, OffsetAndMetadata] = {}
         for partition, first_offset in first_offsets.items():
             if partition in self._noted:
                 continue
@@ -60,8 +63,10 @@ class ProcessDeaths:
                 )
             position = found or OffsetAndMetadata(offset=first_offset)
             metadata = f"{self._job_id} {_WORD} {deaths + 1}"
-            consumer.commit({partition: structs.replace(position, metadata=metadata)})
-            self._noted.add(partition)
+            marks[partition] = structs.replace(position, metadata=metadata)
+        if marks:
+            commit(marks)
+            self._noted.update(marks)
         return ""
 
     def _deaths(self, metadata: str) -> int:

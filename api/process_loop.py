@@ -27,6 +27,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.actors.interfaces import Clock
@@ -36,7 +37,7 @@ from oncelog.api.process_deaths import ProcessDeaths
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.api.process_output import Output, apply_to_records, apply_to_table
 from oncelog.api.process_starts import StartPositions
-from oncelog.api.producer import Producer
+from oncelog.api.producer import Offsets, Producer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ClientClosedError, OncelogError
@@ -231,7 +232,12 @@ class ProcessLoop:
         if not (
             # Else taken away while they were polled: what was read is another worker's.
             read.keys() <= positions.keys()
-            and (self._starts is None or self._starts.settle(clients.consumer, read, positions))
+            and (
+                self._starts is None
+                or self._starts.settle(
+                    clients.consumer, read, positions, partial(self._commit_positions, group)
+                )
+            )
         ):
             self._abort(clients)
             self._rewind(clients)
@@ -278,7 +284,8 @@ class ProcessLoop:
         offsets: Mapping[TopicPartition, int],
     ) -> None:
         """Apply the function to one batch and send what it returns, in the open transaction."""
-        if reason := self._deaths.note(clients.consumer, _first_offsets(batch)):
+        commit = partial(self._commit_positions, group)
+        if reason := self._deaths.note(clients.consumer, _first_offsets(batch), commit):
             self._abort_quietly()
             self._end(WorkerState.FAILED, reason)
         if self._transaction is None:
@@ -310,7 +317,35 @@ class ProcessLoop:
         transaction = self._transaction
         assert transaction is not None
         offsets = transaction.offsets
-        clients.producer.send_offsets_to_transaction(offsets, transaction.group)
+        self._end_transaction(clients, offsets)
+        self._first_offsets = {}
+        self._ends |= offsets
+        self._failures_in_a_row = 0
+        progress = self.progress
+        progress.commits += 1
+        progress.records_in += transaction.records_in
+        progress.records_out += transaction.records_out
+        progress.processed = progress.processed | offsets
+
+    def _commit_positions(self, group: ConsumerGroupMetadata, positions: Offsets) -> None:
+        """Commit positions that the group is at, or begins at, after what is open.
+
+        In a transaction, of which no late copy counts: one of a plain commit would take the group
+        back to them.
+        """
+        clients = self._open_clients()
+        if self._transaction is not None:
+            unprocessed = self._first_offsets
+            self._commit(clients)
+            self._first_offsets = unprocessed
+        clients.producer.begin_transaction()
+        self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
+        self._end_transaction(clients, positions)
+
+    def _end_transaction(self, clients: Clients, offsets: Offsets) -> None:
+        """Commit what is open with these offsets; asked again until it is known to be done."""
+        assert self._transaction is not None
+        clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
         while True:
             try:
                 clients.producer.commit_transaction()
@@ -320,15 +355,7 @@ class ProcessLoop:
                     raise
                 self.progress.reason = str(error)
         self._transaction = None
-        self._first_offsets = {}
-        self._ends |= offsets
-        self._failures_in_a_row = 0
-        progress = self.progress
-        progress.reason = ""
-        progress.commits += 1
-        progress.records_in += transaction.records_in
-        progress.records_out += transaction.records_out
-        progress.processed = progress.processed | offsets
+        self.progress.reason = ""
 
     def _abort(self, clients: Clients) -> None:
         """Abort what is open; asked again until it is known to be done."""

@@ -9,7 +9,7 @@ their place is remembered until it can be committed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from oncelog.storage.model import TopicPartition
@@ -20,10 +20,6 @@ class Positions(Protocol):
 
     def committed(self, partition: TopicPartition) -> int | None:
         """The group's committed offset; waits for open transactions."""
-        ...
-
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets as this member, durably."""
         ...
 
 
@@ -47,6 +43,7 @@ class StartPositions:
         consumer: Positions,
         first_offsets: Mapping[TopicPartition, int],
         positions: Mapping[TopicPartition, int],
+        commit: Callable[[Mapping[TopicPartition, int]], None],
     ) -> bool:
         """Commit the starts of the partitions assigned now, for a member of the group.
 
@@ -58,7 +55,7 @@ class StartPositions:
             return True
         starts = {tp: offset for tp, offset in begun.items() if consumer.committed(tp) is None}
         if starts:
-            consumer.commit(starts)
+            commit(starts)
         for partition in begun:
             del self._begun[partition]
         self._settled.update(begun)

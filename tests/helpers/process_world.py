@@ -7,6 +7,7 @@ import threading
 import pyarrow as pa
 
 from oncelog.actors.protocol.group_messages import OffsetAndMetadata
+from oncelog.api.consumer import as_committed
 from oncelog.api.process_loop import Clients, ProcessLoop
 from oncelog.api.process_messages import ProcessConfig
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
@@ -102,15 +103,6 @@ class FakeConsumer:
             offset=self.world.committed[partition], metadata=self.world.metadata.get(partition, "")
         )
 
-    def commit(self, offsets):
-        if any(isinstance(offset, OffsetAndMetadata) for offset in offsets.values()):
-            for partition, offset in offsets.items():
-                self.world.committed[partition] = offset.offset
-                self.world.metadata[partition] = offset.metadata
-            return
-        self.world.note("commit_offsets")
-        self.world.committed |= offsets
-
     def seek(self, partition, offset):
         self.offset = offset
 
@@ -181,8 +173,10 @@ class FakeProducer:
         self.world.note("commit")
         if self.pending is not None:
             self.world.sink += self.pending
-            self.world.committed |= self.offsets
-            self.world.metadata = {}
+            for partition, offset in self.offsets.items():
+                position = as_committed(offset)
+                self.world.committed[partition] = position.offset
+                self.world.metadata[partition] = position.metadata
         self.pending = None
         self.world.note_end("commit")
 

@@ -58,4 +58,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a worker that joined again under its name, in the generation that went on, processed the "
         "same input twice in one transaction",
     ),
+    (
+        2349230786,
+        {},
+        "a late copy of the plain commit with which a worker notes its attempt took the group back "
+        "by 200 records",
+    ),
 ]

@@ -85,17 +85,6 @@ def _without_removals(facts: Facts) -> History:
     kept.final = {
         place: placed for place, placed in kept.final.items() if not facts.is_removed_from(place[0])
     }
-    # It knows positions that were committed in transactions only.
-    kept.committed_offsets = [
-        fetch
-        for fetch in kept.committed_offsets
-        if fetch.offset not in kept.marked[fetch.group, fetch.topic_partition]
-    ]
-    kept.final_positions = {
-        position: offset
-        for position, offset in kept.final_positions.items()
-        if offset not in kept.marked[position]
-    }
     return kept
 
 

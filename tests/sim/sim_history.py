@@ -201,8 +201,6 @@ class History:
         self.remakes: list[Remake] = []
         self.end_offsets: list[EndOffset] = []
         self.committed_offsets: list[CommittedOffset] = []
-        self.marked: dict[Position, set[int]] = defaultdict(set)
-        """Positions that a worker committed where they were, to note that it works there."""
         self.final: dict[tuple[TopicPartition, IsolationLevel], Placed] = {}
         self.final_positions: dict[Position, int | None] = {}
         self.log_ends: dict[TopicPartition, LogEnd] = {}

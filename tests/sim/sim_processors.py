@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim_history import Claim, History, Outcome, SentRecord, Write
+from sim_history import Claim, Outcome, SentRecord, Write
 from sim_stage import COPY_SOURCE, PROCESS_GROUP, PROCESS_TARGET, Life, Player
 from sim_threads import SimStop, SimThread
 
 from oncelog.api.config import ConsumerSettings, ProducerSettings
-from oncelog.api.consumer import Consumer
+from oncelog.api.consumer import Consumer, as_committed
 from oncelog.api.process_loop import Clients, ProcessLoop
 from oncelog.api.process_messages import ProcessConfig, WorkerState
 from oncelog.api.producer import Producer
@@ -93,20 +93,8 @@ class _Worker:
             self._owner,
             self.sources,
         )
-        reader = NotedConsumer(client.router(), self.thread, consumer, client.random)
-        reader.history = player.history
+        reader = Consumer(client.router(), self.thread, consumer, client.random)
         return Clients(noted, reader)
-
-
-class NotedConsumer(Consumer):
-    """The synchronous consumer, and the positions that it commits by itself."""
-
-    history: History
-
-    def commit(self, offsets: Any = None) -> None:
-        for topic_partition, position in offsets.items():
-            self.history.marked[PROCESS_GROUP, topic_partition].add(position.offset)
-        super().commit(offsets)
 
 
 class NotedProducer:
@@ -170,7 +158,9 @@ class NotedProducer:
 
     def send_offsets_to_transaction(self, offsets: Any, group: Any) -> None:
         assert self._write is not None
-        self._write.offsets = {(PROCESS_GROUP, tp): offset for tp, offset in offsets.items()}
+        self._write.offsets = {
+            (PROCESS_GROUP, tp): as_committed(offset).offset for tp, offset in offsets.items()
+        }
         self._producer.send_offsets_to_transaction(offsets, group)
 
     def commit_transaction(self) -> None:

@@ -177,7 +177,7 @@ class WrongOffsets(Checker):
                 if (write.commit_started_at or 0) < ended_at
                 and write.commit_started_at is not None
                 and facts.is_committed(write) is not False
-            } | facts.history.marked[position]
+            }
             least = max(
                 (
                     value
