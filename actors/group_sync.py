@@ -198,10 +198,12 @@ class GroupSync:
         """A round has run beside the loop; appends made meanwhile share the next one."""
         self._rounds.discard(round_)
         point.discard()
-        if round_.cancelled() or self._is_offline():
+        if round_.cancelled():
             return
         try:
             round_.result()
+            if self._is_offline():
+                return
             self._finish(log, point)
         except OSError as error:
             self._repeat_or_give_up(log, error)
@@ -224,6 +226,8 @@ class GroupSync:
 
     def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
         """Do a refused round again later, as long as the log itself does not call it lost."""
+        if self._is_offline():
+            return
         if log.failure is not None or not is_passing(error):
             self._on_failure(error)
             return

@@ -15,6 +15,7 @@ from sim_disk import SimDisk
 from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
+from oncelog.actors.data_directory import has_log
 from oncelog.actors.protocol.transaction_state import AT_REST
 
 SERVING_LIMIT_S = 60.0
@@ -181,9 +182,14 @@ class Faults:
         self._put_disk(name, empty_disk(self._configs[name] if is_of_cluster else None))
 
     def move_back(self, name: str) -> None:
-        """The actor has its own disk again."""
-        if name in self.away_disks:
-            self._put_disk(name, self.away_disks.pop(name))
+        """The actor has its own disk again.
+
+        Unless a partition that nobody had led before was begun on the other one: its own has no
+        record, and to put it back would be to throw those away that were acknowledged since.
+        """
+        disk = self.away_disks.pop(name, None)
+        if disk is not None and not has_log(self.disks[name], self._configs[name].directory):
+            self._put_disk(name, disk)
 
     def _put_disk(self, name: str, disk: SimDisk) -> None:
         for process in list(self._lives_of(name)):
