@@ -64,4 +64,9 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a late copy of the plain commit with which a worker notes its attempt took the group back "
         "by 200 records",
     ),
+    (
+        446607790,
+        {},
+        "the error of a sync that ended after its replica had gone offline was heard by nobody",
+    ),
 ]

@@ -188,7 +188,9 @@ class Faults:
         record, and to put it back would be to throw those away that were acknowledged since.
         """
         disk = self.away_disks.pop(name, None)
-        if disk is not None and not has_log(self.disks[name], self._configs[name].directory):
+        strange = self.disks[name].next_life()
+        if disk is not None and not has_log(strange, self._configs[name].directory):
+            _mend(disk)
             self._put_disk(name, disk)
 
     def _put_disk(self, name: str, disk: SimDisk) -> None:
@@ -217,9 +219,7 @@ class Faults:
         for process in list(self._processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
-                process.disk.heal()
-                process.disk.stop_after(0)
-                process.disk.capacity_bytes = process.disk.descriptor_limit = None
+                _mend(process.disk)
                 process.background.slowness = 1.0
                 self.release_disk(process.name)
 
@@ -249,6 +249,13 @@ class Faults:
             if process.name.startswith("transaction:") and not _is_at_rest(process.server.machine):
                 return False
         return True
+
+
+def _mend(disk: SimDisk) -> None:
+    """The disk has room and refuses nothing from now on."""
+    disk.heal()
+    disk.stop_after(0)
+    disk.capacity_bytes = disk.descriptor_limit = None
 
 
 def stop_disk(disk: SimDisk, number: int, part: float | None) -> None:

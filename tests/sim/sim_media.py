@@ -129,6 +129,8 @@ class Media:
                 self._world.end_process(process, "restarted, because its disk has failed")
                 self.broken.discard(name)
         for harmed in list(self._harmed):
+            if harmed.actor in self._world.away_disks:
+                continue
             process = self._world.actor(harmed.actor)
             if process is None or process.incarnation <= harmed.incarnation:
                 continue

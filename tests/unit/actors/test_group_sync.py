@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -266,6 +267,25 @@ def test_a_round_behind_one_that_failed_changes_nothing(harness: Any) -> None:
         assert table.answered == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
         assert table.replica.machine.high_watermark == 0
         assert table.replica.failure == reason
+
+    play(harness, scenario)
+
+
+def test_every_round_that_fails_is_heard_out(harness: Any) -> None:
+    """Of a future whose exception nobody asks for the loop complains when it is collected."""
+
+    async def scenario(table: Table) -> None:
+        complaints: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        await table.produce(ROUND_BYTES, ROUND_BYTES)
+        assert len(table.background.given) == 2
+        table.background.is_broken = True
+        await table.step()
+        await table.step()
+        table.background.is_broken = False
+        gc.collect()
+        assert complaints == []
 
     play(harness, scenario)
 
