@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import Final
 
 from oncelog.actors.protocol.group_effects import (
+    NO_CALL,
     Effect,
     ReplyTo,
     Timer,
@@ -141,7 +142,9 @@ class GroupMachine(GroupTable):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             turn.drop_pending_member_id(member_id)
             if instance_id in group.static_members:
-                turn.replace_static(request, member_id, call_id)
+                turn.replace_static(
+                    request, member_id, call_id, self._records.get(request.group_id)
+                )
             else:
                 turn.add_member(request, member_id, call_id)
             return ErrorCode.NONE
@@ -331,7 +334,7 @@ class GroupMachine(GroupTable):
         """A ``WriteGroup`` is committed and applied, or failed with ``error``."""
         group = self._groups.get(write.group_id)
         if group is None:
-            if write.reason is not WriteReason.REPLACED:
+            if write.join_call == NO_CALL:
                 return []
             unknown = ErrorCode.UNKNOWN_MEMBER_ID if error is ErrorCode.NONE else error
             return [ReplyTo(write.join_call, JoinGroupReply(error=unknown))]
@@ -340,6 +343,8 @@ class GroupMachine(GroupTable):
             turn.assigned(write, error)
         elif write.reason is WriteReason.REPLACED:
             turn.replaced(write, error)
+        elif write.reason is WriteReason.RENAMED:
+            turn.renamed(write, error)
         return turn.effects
 
 

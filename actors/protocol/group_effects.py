@@ -81,6 +81,8 @@ class WriteReason(enum.Enum):
     """The leader assigned: the generation becomes stable and parked syncs are answered."""
     REPLACED = "replaced"
     """A static member came back under a new member id: its join is answered."""
+    RENAMED = "renamed"
+    """The same in a rebalance: its join counts."""
     EMPTIED = "emptied"
     """The last member left: nothing waits for it."""
 
@@ -88,7 +90,8 @@ class WriteReason(enum.Enum):
 class WriteGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Append ``record``; when it is committed, or failed, tell the machine with ``written``.
 
-    ``join_call`` and ``join_reply`` are the parked call and its answer, for ``REPLACED`` only.
+    ``join_call`` and ``join_reply`` are the parked call and its answer for ``REPLACED``; for
+    ``RENAMED`` the answer tells the member id only.
     """
 
     group_id: str

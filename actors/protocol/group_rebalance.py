@@ -25,6 +25,7 @@ from oncelog.actors.protocol.group_effects import (
     WriteGroup,
     WriteReason,
 )
+from oncelog.actors.protocol.group_log import GroupValue
 from oncelog.actors.protocol.group_messages import (
     JoinGroupReply,
     JoinGroupRequest,
@@ -76,14 +77,26 @@ class GroupTurn:
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
         """Park a known member in its join with its present metadata, and rebalance."""
         self._update(member, request)
+        self.rejoined(member, call_id)
+
+    def rejoined(self, member: Member, call_id: int) -> None:
+        """Park a known member in its join, and rebalance."""
         self._park_join(member, call_id)
         self.rebalance()
 
-    def replace_static(self, request: JoinGroupRequest, new_member_id: str, call_id: int) -> None:
+    def replace_static(
+        self,
+        request: JoinGroupRequest,
+        new_member_id: str,
+        call_id: int,
+        logged: GroupValue | None,
+    ) -> None:
         """Let a restarted static member take its old place under a new member id.
 
         Its former incarnation is fenced at once. In a stable group whose protocol stays the same
-        there is no rebalance: the new member id is logged and then the join answered.
+        there is no rebalance: the new member id is logged and then the join answered. In any other
+        its join counts when the new id is in the record that is ``logged`` last: else the next
+        coordinator would know the former one only, and fence the member that was told the new one.
         """
         group = self.group
         old_member_id = group.static_members[request.group_instance_id or ""]
@@ -104,9 +117,22 @@ class GroupTurn:
                     join_reply=self.joined(member, skip_assignment=True),
                 )
             )
-        else:
+            return
+        self.rebalance()
+        renamed = None if logged is None else group.renamed(logged, member)
+        if renamed is None:
             self._park_join(member, call_id)
-            self.rebalance()
+            self.maybe_complete_join()
+        else:
+            self.effects.append(
+                WriteGroup(
+                    group_id=group.group_id,
+                    reason=WriteReason.RENAMED,
+                    value=renamed,
+                    join_call=call_id,
+                    join_reply=JoinGroupReply(member_id=new_member_id),
+                )
+            )
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> JoinGroupReply:
         """The answer to a member's join: the present generation, and the members if it leads."""
@@ -304,6 +330,17 @@ class GroupTurn:
             self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
         else:
             self.reply(write.join_call, reply)
+
+    def renamed(self, write: WriteGroup, error: ErrorCode) -> None:
+        """A static member's new id is durable, and its join counts from now on."""
+        group = self.group
+        member = group.members.get(write.join_reply.member_id if write.join_reply else "")
+        if error is not ErrorCode.NONE:
+            self.reply(write.join_call, JoinGroupReply(error=error))
+        elif member is None:
+            self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
+        else:
+            self.rejoined(member, write.join_call)
 
     def assignment_of(self, member: Member) -> SyncGroupReply:
         """The answer to a member's sync in a stable group."""

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import structs
+
 from oncelog.actors.protocol.group_log import GroupValue, MemberValue
 from oncelog.actors.protocol.group_messages import (
     GroupDescription,
@@ -317,6 +319,26 @@ class Group:
                     ),
                 )
                 for member in self.members.values()
+            ),
+        )
+
+    @staticmethod
+    def renamed(logged: GroupValue, member: Member) -> GroupValue | None:
+        """A record of the group with a static member's present id; None if it was not in it."""
+        instance_id, new_id = member.group_instance_id, member.member_id
+        former_ids = [
+            each.member_id for each in logged.members if each.group_instance_id == instance_id
+        ]
+        if not former_ids:
+            return None
+        return structs.replace(
+            logged,
+            leader_id=new_id if logged.leader_id in former_ids else logged.leader_id,
+            members=tuple(
+                structs.replace(each, member_id=new_id)
+                if each.group_instance_id == instance_id
+                else each
+                for each in logged.members
             ),
         )
 

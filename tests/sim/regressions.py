@@ -69,4 +69,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         {},
         "the error of a sync that ended after its replica had gone offline was heard by nobody",
     ),
+    (
+        1448016277,
+        {},
+        "a static member that came back in a rebalance was fenced by the next coordinator, whose "
+        "log knew its former id only",
+    ),
 ]

@@ -357,6 +357,54 @@ def test_static_member_replaced_while_its_join_is_written_is_fenced(world: Any) 
     assert world.joined(second).generation_id == 2
 
 
+def test_new_id_of_a_static_member_in_a_rebalance_survives_a_failover(world: Any) -> None:
+    """It was told a generation that no record knows yet; the record before knows its id."""
+    leader, follower = static_group(world)
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    assert world.describe().state == "PreparingRebalance"
+    back = world.joined(world.enter(group_instance_id="b"))
+    assert back.generation_id == 3
+    world.fail_over()
+    again = world.join(back.member_id, group_instance_id="b")
+    assert world.reply(again).error is ErrorCode.NONE
+    former = world.join(follower.member_id, group_instance_id="b")
+    assert world.reply(former).error is ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_static_join_in_a_rebalance_counts_only_when_its_new_id_is_durable(world: Any) -> None:
+    leader, _ = static_group(world)
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    parked = world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    world.holds_writes = True
+    call = world.enter(group_instance_id="b")
+    assert (world.reply(parked), world.reply(call)) == (None, None)
+    world.commit_write()
+    assert world.joined(call).generation_id == world.joined(parked).generation_id == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NONE, ErrorCode.FENCED_INSTANCE_ID),
+    ],
+)
+def test_static_join_in_a_rebalance_whose_id_does_not_stay_is_refused(
+    world: Any, error: ErrorCode, expected: ErrorCode
+) -> None:
+    """The record could not be written, or the next life has come meanwhile."""
+    leader, _ = static_group(world)
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    world.join(leader.member_id, group_instance_id="a", protocols=changed)
+    world.holds_writes = True
+    call = world.enter(group_instance_id="b")
+    if error is ErrorCode.NONE:
+        world.enter(group_instance_id="b")
+    world.commit_write(error)
+    assert world.reply(call).error is expected
+
+
 def test_restart_of_a_static_member_that_changes_the_protocol_rebalances(world: Any) -> None:
     both = protocols("range", "sticky")
     first = world.enter(group_instance_id="a", protocols=both)
