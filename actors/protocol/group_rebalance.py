@@ -77,10 +77,6 @@ class GroupTurn:
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
         """Park a known member in its join with its present metadata, and rebalance."""
         self._update(member, request)
-        self.rejoined(member, call_id)
-
-    def rejoined(self, member: Member, call_id: int) -> None:
-        """Park a known member in its join, and rebalance."""
         self._park_join(member, call_id)
         self.rebalance()
 
@@ -119,8 +115,8 @@ class GroupTurn:
             )
             return
         self.rebalance()
-        renamed = None if logged is None else group.renamed(logged, member)
-        if renamed is None:
+        present = None if logged is None else group.with_present_ids(logged)
+        if present is None or present == logged:
             self._park_join(member, call_id)
             self.maybe_complete_join()
         else:
@@ -128,7 +124,7 @@ class GroupTurn:
                 WriteGroup(
                     group_id=group.group_id,
                     reason=WriteReason.RENAMED,
-                    value=renamed,
+                    value=present,
                     join_call=call_id,
                     join_reply=JoinGroupReply(member_id=new_member_id),
                 )
@@ -340,7 +336,8 @@ class GroupTurn:
         elif member is None:
             self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
         else:
-            self.rejoined(member, write.join_call)
+            self._park_join(member, write.join_call)
+            self.rebalance()
 
     def assignment_of(self, member: Member) -> SyncGroupReply:
         """The answer to a member's sync in a stable group."""

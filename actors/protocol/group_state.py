@@ -322,22 +322,17 @@ class Group:
             ),
         )
 
-    @staticmethod
-    def renamed(logged: GroupValue, member: Member) -> GroupValue | None:
-        """A record of the group with a static member's present id; None if it was not in it."""
-        instance_id, new_id = member.group_instance_id, member.member_id
-        former_ids = [
-            each.member_id for each in logged.members if each.group_instance_id == instance_id
-        ]
-        if not former_ids:
-            return None
+    def with_present_ids(self, logged: GroupValue) -> GroupValue:
+        """A record of this group, with its static members under the ids that they have now."""
+        present_ids = {
+            each.member_id: self.static_members.get(each.group_instance_id or "", each.member_id)
+            for each in logged.members
+        }
         return structs.replace(
             logged,
-            leader_id=new_id if logged.leader_id in former_ids else logged.leader_id,
+            leader_id=present_ids.get(logged.leader_id or "", logged.leader_id),
             members=tuple(
-                structs.replace(each, member_id=new_id)
-                if each.group_instance_id == instance_id
-                else each
+                structs.replace(each, member_id=present_ids[each.member_id])
                 for each in logged.members
             ),
         )

@@ -372,6 +372,24 @@ def test_new_id_of_a_static_member_in_a_rebalance_survives_a_failover(world: Any
     assert world.reply(former).error is ErrorCode.FENCED_INSTANCE_ID
 
 
+def test_new_ids_of_static_members_that_come_back_at_once_survive_a_failover(world: Any) -> None:
+    """The record of the second is written before that of the first is durable."""
+    static_group(world)
+    changed = (GroupProtocol(name="range", metadata=b"weather"),)
+    third = world.enter(group_instance_id="c", protocols=changed)
+    assert world.describe().state == "PreparingRebalance"
+    world.holds_writes = True
+    calls = [world.enter(group_instance_id="a"), world.enter(group_instance_id="b")]
+    while world.writes:
+        world.commit_write()
+    world.holds_writes = False
+    members = {"a": world.joined(calls[0]).member_id, "b": world.joined(calls[1]).member_id}
+    assert world.joined(third).generation_id == 3
+    world.fail_over()
+    joins = [world.join(member_id, group_instance_id=name) for name, member_id in members.items()]
+    assert [world.reply(call).error for call in joins] == [ErrorCode.NONE] * 2
+
+
 def test_static_join_in_a_rebalance_counts_only_when_its_new_id_is_durable(world: Any) -> None:
     leader, _ = static_group(world)
     changed = (GroupProtocol(name="range", metadata=b"weather"),)
