@@ -295,7 +295,8 @@ def _static_members_join_at_once() -> Iterator[None]:
     ) -> ErrorCode:
         if request.group_instance_id not in turn.group.static_members:
             return real(self, turn, request, call_id, fresh_id)
-        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id)
+        logged = self._records.get(request.group_id)
+        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id, logged)
         return ErrorCode.NONE
 
     with mock.patch.object(GroupMachine, "_join_new", join_new):
