@@ -34,11 +34,19 @@ class Connection(FramedProtocol):
         self._last_received = 0.0
         self._pending: dict[int, tuple[Request[Any], asyncio.Future[Reply | None]]] = {}
         self._accepted: asyncio.Future[bool] = self.loop.create_future()
+        self._drained: asyncio.Future[None] = self.loop.create_future()
+        """Done when calls that waited for the actor to read may go on."""
 
     async def call(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
+        began = self.loop.time()
+        deadline = began + timeout_ms / 1000
+        if self.is_congested:
+            await self._room(deadline)
         if self.is_closing:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if self.is_congested:
+            return self._unanswered(request, began, timeout_ms)
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[Any] = self.loop.create_future()
         method = request.method.encode("ascii")
@@ -48,8 +56,7 @@ class Connection(FramedProtocol):
         except ValueError as error:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         self._pending[correlation_id] = (request, answer)
-        began = self.loop.time()
-        timer = self.loop.call_later(timeout_ms / 1000, _settle, answer, None)
+        timer = self.loop.call_at(deadline, _settle, answer, None)
         try:
             reply: ReplyT | None = await answer
         finally:
@@ -57,8 +64,19 @@ class Connection(FramedProtocol):
             self._pending.pop(correlation_id, None)
             if not self.is_usable:
                 self._close_when_idle()
-        if reply is not None:
-            return reply
+        return self._unanswered(request, began, timeout_ms) if reply is None else reply
+
+    async def _room(self, deadline: float) -> None:
+        """Wait until the actor reads, the connection is lost, or the time is over."""
+        while self.is_congested and not self.is_closing and self.loop.time() < deadline:
+            await asyncio.wait({self._drained}, timeout=deadline - self.loop.time())
+
+    def drained(self) -> None:
+        """Let the calls go on that wait; those that fill the connection again wait again."""
+        drained, self._drained = self._drained, self.loop.create_future()
+        _settle(drained, None)
+
+    def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
         if self._last_received < began and timeout_ms >= SILENCE_MS:
             self.retire()
         return request.failed(ErrorCode.REQUEST_TIMED_OUT)
@@ -95,6 +113,7 @@ class Connection(FramedProtocol):
         if self.on_lost is not None:
             self.on_lost()
         _settle(self._accepted, False)
+        _settle(self._drained, None)
         for request, answer in self._pending.values():
             _settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 

@@ -17,14 +17,26 @@ from __future__ import annotations
 import abc
 import asyncio
 import enum
+import logging
 import socket
 import struct
 from typing import Final, cast
 
 from oncelog.storage.record_batch import Buffer
 
+_logger = logging.getLogger(__name__)
+
 FRAME_MAX_BYTES: Final = 256 * 1_048_576
 """Far above the largest message, so that a length beyond it is no frame of ours."""
+
+FRAME_STEP_BYTES: Final = 2 * 1_048_576
+"""What a frame's claimed length gets at first; more only as it arrives. A default batch fits."""
+
+OUTGOING_PAUSE_BYTES: Final = 8 * 1_048_576
+"""With more than this unread by the peer no request of it is read, and no call is sent to it."""
+
+OUTGOING_MAX_BYTES: Final = FRAME_MAX_BYTES + OUTGOING_PAUSE_BYTES
+"""With more than this unread by the peer its connection is closed."""
 
 HELLO: Final = "hello"
 
@@ -65,6 +77,8 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     Small frames that are sent in one turn of the loop leave in one write. What ``received`` is
     given stays as it is: what comes in later is not read into it.
+
+    A subclass may ``hold`` the connection: what comes in then stays where it is until ``go_on``.
     """
 
     def __init__(self, *, frame_max_bytes: int = FRAME_MAX_BYTES) -> None:
@@ -76,7 +90,11 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._end = 0
         self._large: bytearray | None = None
         self._large_filled = 0
+        self._large_length = 0
         self._outgoing: list[Buffer] = []
+        self._outgoing_bytes = 0
+        self._is_congested = False
+        self._is_held = False
 
     @abc.abstractmethod
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
@@ -99,9 +117,30 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             self.loop.call_soon(self._flush)
         self._outgoing.append(head)
         self._outgoing.extend(parts)
+        self._outgoing_bytes += length
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether ``OUTGOING_PAUSE_BYTES`` wait for the peer to read them."""
+        return self._is_congested or self._outgoing_bytes > OUTGOING_PAUSE_BYTES
+
+    def pause_writing(self) -> None:
+        """The peer does not read as fast as it is written to."""
+        self._is_congested = True
+
+    def resume_writing(self) -> None:
+        """The peer has read most of what was written."""
+        self._is_congested = False
+        self.drained()
+
+    @abc.abstractmethod
+    def drained(self) -> None:
+        """Go on with what ``is_congested`` held up."""
 
     def _flush(self) -> None:
+        is_filled = self._outgoing_bytes > OUTGOING_PAUSE_BYTES
         outgoing, self._outgoing = self._outgoing, []
+        self._outgoing_bytes = 0
         transport = self.transport
         if transport is None or self.is_closing:
             return
@@ -116,12 +155,18 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             transport.write(part)
         if small:
             transport.write(b"".join(small))
+        if is_filled and not self._is_congested:
+            self.drained()
+        elif (unread := transport.get_write_buffer_size()) > OUTGOING_MAX_BYTES:
+            _logger.warning("a connection whose peer leaves %d bytes unread was closed", unread)
+            self.close()
 
     # --- what comes in --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember what to write to; have the system notice a machine that is gone."""
         self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=OUTGOING_PAUSE_BYTES)
         opened = transport.get_extra_info("socket")
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
@@ -138,10 +183,34 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if self.transport is not None:
             self.transport.abort()
 
+    def hold(self) -> None:
+        """Take no more frames and read no more; the system then slows the peer down."""
+        if not self._is_held and self.transport is not None and not self.is_closing:
+            self._is_held = True
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Take what had come before ``hold``, and then, unless held again, what comes."""
+        if not self._is_held or self.transport is None or self.is_closing:
+            return
+        self._is_held = False
+        self._cut_frames()
+        if not self._is_held and not self.is_closing:
+            self.transport.resume_reading()
+
+    def may_begin(self, length: int) -> bool:  # noqa: ARG002
+        """Whether a frame that is longer than the read buffer may come in now, or is held."""
+        return True
+
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Where the next bytes go: behind those of a frame that is not whole yet."""
-        if self._large is not None:
-            return memoryview(self._large)[self._large_filled :]
+        large = self._large
+        if large is not None:
+            if self._large_filled == len(large):
+                # A claimed length costs the peer nothing; only what came is worth as much again.
+                missing = self._large_length - len(large)
+                large += bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
+            return memoryview(large)[self._large_filled :]
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -151,21 +220,24 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             self._cut_frames()
             return
         self._large_filled += nbytes
-        if self._large_filled == len(self._large):
+        if self._large_filled == self._large_length:
             frame, self._large = memoryview(self._large), None
             self._hand_over(frame)
 
     def _cut_frames(self) -> None:
         view = memoryview(self._buffer)
-        while self._end - self._start >= _LENGTH.size:
+        while not self._is_held and self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, self._start)
             if not _BODY_HEAD.size <= length <= self.frame_max_bytes:
                 self.close()
                 return
             begin = self._start + _LENGTH.size
             if length > _READ_BYTES - _LENGTH.size:
-                self._begin_large(length, view[begin : self._end])
-                return
+                if self.may_begin(length):
+                    self._begin_large(length, view[begin : self._end])
+                    return
+                self.hold()
+                break
             if self._end - begin < length:
                 break
             self._start = begin + length
@@ -179,7 +251,8 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     def _begin_large(self, length: int, known: memoryview) -> None:
         """Read the rest of a frame that is longer than the buffer into a buffer of its own."""
-        self._large = bytearray(length)
+        self._large = bytearray(min(length, max(len(known), FRAME_STEP_BYTES)))
+        self._large_length = length
         self._large_filled = len(known)
         self._large[: len(known)] = known
         self._start = self._end = 0

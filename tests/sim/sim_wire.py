@@ -48,6 +48,9 @@ class _Pipe:
     def is_closing(self) -> bool:
         return False
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def abort(self) -> None:
         raise AssertionError("a frame of the simulator was taken for none")
 
@@ -111,7 +114,11 @@ class Wire(FramedProtocol):
             part = chunk[position : min(size, position + len(view))]
             view[: len(part)] = part
             position += len(part)
+            del view
             self.buffer_updated(len(part))
+
+    def drained(self) -> None:
+        """The network takes whatever is sent."""
 
     def _chunk_bytes(self, available: int) -> int:
         if available < 2 or self._random.random() >= TORN:
@@ -157,6 +164,8 @@ class CalleeWire(Wire):
         answer: Callable[[Process, Exchange, bytes], None],
     ) -> None:
         super().__init__(process, random)
+        self.in_progress = 0
+        self.last_used = 0.0
         self._answer = answer
         self._copies: dict[int, tuple[Exchange, int]] = {}
         """Requests to be answered, by number, and how often: a repeated one is, each time."""
@@ -173,7 +182,10 @@ class CalleeWire(Wire):
         method = bytes(body[:kind]).decode("ascii")
         caller = self._copies[correlation_id][0].caller
         self.process.world.tell(self.process.name, f"· {method} of {caller.name}")
-        self._listener.begin(self, correlation_id, method, body[kind:])  # type: ignore[arg-type]
+        self._listener.begin(self, correlation_id, method, body[kind:])
+
+    def has_room(self, size_bytes: int) -> None:
+        """Never waited for."""
 
     def send(self, correlation_id: int, kind: int, *parts: Any) -> None:
         """A reply leaves; nothing does once the process is dead."""

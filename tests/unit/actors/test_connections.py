@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,70 +20,14 @@ from oncelog.actors.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.listener import Listener, ListenerAddress
 from oncelog.actors.processes import actor_class, make_listener
 from oncelog.actors.protocol.messages import (
-    DeleteRecordsReply,
     DeleteRecordsRequest,
-    DescribeReplicaReply,
     DescribeReplicaRequest,
-    FetchReply,
-    FetchRequest,
     ProduceReply,
-    ProduceRequest,
 )
-from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
-TOKEN = b"t" * 32
-TIMEOUT_MS = 30_000
 SOON_MS = 20
-
-
-def produce(number: int, batch: bytes = b"") -> ProduceRequest:
-    return ProduceRequest(topic_partition=TopicPartition("flights", number), batch=batch)
-
-
-def fetch(size_bytes: int) -> FetchRequest:
-    return FetchRequest(topic_partition=TopicPartition("flights", 0), fetch_offset=size_bytes)
-
-
-class Server:
-    """Answers ``produce`` with the partition's number once ``gate`` is open."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.begun: list[int] = []
-        self.entered: asyncio.Queue[int] = asyncio.Queue()
-        self.batches: list[bytes] = []
-        self.bugs: asyncio.Queue[InvariantViolation] = asyncio.Queue()
-
-    async def produce(self, request: ProduceRequest) -> ProduceReply:
-        self.begun.append(request.topic_partition.partition)
-        self.batches.append(request.batch)
-        self.entered.put_nowait(request.topic_partition.partition)
-        await self.gate.wait()
-        return ProduceReply(base_offset=request.topic_partition.partition)
-
-    async def fetch(self, request: FetchRequest) -> FetchReply:
-        return FetchReply(records=b"r" * request.fetch_offset)
-
-    async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
-        raise LookupError(f"no such replica, asked by {type(request).__name__}")
-
-    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
-        raise InvariantViolation(f"I-04: asked by {type(request).__name__}")
-
-
-@contextlib.asynccontextmanager
-async def served() -> AsyncIterator[tuple[Server, Listener, Connection]]:
-    server = Server()
-    listener = Listener(server, host="127.0.0.1", token=TOKEN, on_bug=server.bugs.put_nowait)
-    connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
-    assert connection is not None
-    try:
-        yield server, listener, connection
-    finally:
-        connection.close()
-        await listener.close()
 
 
 def on_connection(body: Callable[[Server, Connection], Awaitable[None]]) -> None:
@@ -403,6 +348,9 @@ class Collector(FramedProtocol):
         # Kept as it is: what comes later must not be read into it.
         self.frames.append((correlation_id, kind, body))
 
+    def drained(self) -> None:
+        """Nothing waits for it."""
+
 
 class Sink:
     """A transport that keeps what is written."""
@@ -416,6 +364,9 @@ class Sink:
 
     def is_closing(self) -> bool:
         return self.is_aborted
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def abort(self) -> None:
         self.is_aborted = True

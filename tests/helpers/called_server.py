@@ -1,0 +1,76 @@
+"""An actor's methods behind a real listener on loopback, and connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from oncelog.actors.connection import Connection, connect
+from oncelog.actors.listener import Listener
+from oncelog.actors.protocol.messages import (
+    DeleteRecordsReply,
+    DeleteRecordsRequest,
+    DescribeReplicaReply,
+    DescribeReplicaRequest,
+    FetchReply,
+    FetchRequest,
+    ProduceReply,
+    ProduceRequest,
+)
+from oncelog.storage.errors import InvariantViolation
+from oncelog.storage.model import TopicPartition
+
+TOKEN = b"t" * 32
+TIMEOUT_MS = 30_000
+
+
+def produce(number: int, batch: bytes = b"") -> ProduceRequest:
+    return ProduceRequest(topic_partition=TopicPartition("flights", number), batch=batch)
+
+
+def fetch(size_bytes: int) -> FetchRequest:
+    return FetchRequest(topic_partition=TopicPartition("flights", 0), fetch_offset=size_bytes)
+
+
+class Server:
+    """Answers ``produce`` with the partition's number once ``gate`` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun: list[int] = []
+        self.entered: asyncio.Queue[int] = asyncio.Queue()
+        self.batches: list[bytes] = []
+        self.fetched: list[int] = []
+        self.bugs: asyncio.Queue[InvariantViolation] = asyncio.Queue()
+
+    async def produce(self, request: ProduceRequest) -> ProduceReply:
+        self.begun.append(request.topic_partition.partition)
+        self.batches.append(request.batch)
+        self.entered.put_nowait(request.topic_partition.partition)
+        await self.gate.wait()
+        return ProduceReply(base_offset=request.topic_partition.partition)
+
+    async def fetch(self, request: FetchRequest) -> FetchReply:
+        self.fetched.append(request.fetch_offset)
+        return FetchReply(records=b"r" * request.fetch_offset)
+
+    async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
+        raise LookupError(f"no such replica, asked by {type(request).__name__}")
+
+    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
+        raise InvariantViolation(f"I-04: asked by {type(request).__name__}")
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[Server, Listener, Connection]]:
+    server = Server()
+    listener = Listener(server, host="127.0.0.1", token=TOKEN, on_bug=server.bugs.put_nowait)
+    connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
+    assert connection is not None
+    try:
+        yield server, listener, connection
+    finally:
+        connection.close()
+        await listener.close()
