@@ -23,6 +23,7 @@ from oncelog.actors.interfaces import (
     Transport,
     actor_of,
 )
+from oncelog.actors.name_locks import NameLocks
 from oncelog.actors.protocol.cluster import ClusterMachine
 from oncelog.actors.protocol.cluster_log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster_messages import (
@@ -110,7 +111,7 @@ class Controller:
         self._process_id = process_id
         self._token_bytes = token_bytes
         # A topic's actors bear its name, so a topic of the same name waits until they are gone.
-        self._names: dict[str, asyncio.Lock] = {}
+        self._names = NameLocks()
 
     async def start(self) -> None:
         """Load the metadata log, found the cluster if it is to be, and start every replica."""
@@ -218,9 +219,11 @@ class Controller:
             TopicConfig.from_text(dict(request.settings))
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
-        async with self._names.setdefault(request.name, asyncio.Lock()):
+        async with self._names.hold(request.name):
             reply = await self._runtime.execute(
-                _ALL, lambda _now_ms: self.machine.decide_create_topic(request)
+                _ALL,
+                lambda _now_ms: self.machine.decide_create_topic(request),
+                refused=request.failed,
             )
             if reply.error is ErrorCode.NONE:
                 await self._launcher.start(self.machine.placements(request.name))
@@ -231,9 +234,11 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        async with self._names.setdefault(request.name, asyncio.Lock()):
+        async with self._names.hold(request.name):
             reply = await self._runtime.execute(
-                _ALL, lambda _now_ms: self.machine.decide_create_partitions(request)
+                _ALL,
+                lambda _now_ms: self.machine.decide_create_partitions(request),
+                refused=request.failed,
             )
             if reply.error is ErrorCode.NONE:
                 await self._launcher.start(self.machine.placements(request.name))
@@ -245,7 +250,9 @@ class Controller:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         reply = await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings)
+            _ALL,
+            lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings),
+            refused=request.failed,
         )
         found = self.machine.metadata([request.name])
         if reply.error is ErrorCode.NONE and found:
@@ -290,13 +297,15 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        async with self._names.setdefault(request.name, asyncio.Lock()):
+        async with self._names.hold(request.name):
             return await self._delete_topic(request)
 
     async def _delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         actors = self._topic_ids_of_actors(request.name)
         reply = await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_delete_topic(request)
+            _ALL,
+            lambda _now_ms: self.machine.decide_delete_topic(request),
+            refused=request.failed,
         )
         if reply.error is ErrorCode.NONE:
             await self._stop(actors, remove_data=True)
@@ -309,7 +318,9 @@ class Controller:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         return await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_become_leader(request)
+            _ALL,
+            lambda _now_ms: self.machine.decide_become_leader(request),
+            refused=request.failed,
         )
 
     async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
@@ -319,7 +330,9 @@ class Controller:
             return request.failed(error)
         cluster_key = self._token_bytes(CLUSTER_KEY_BYTES)
         reply = await self._runtime.execute(
-            _ALL, lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms)
+            _ALL,
+            lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms),
+            refused=request.failed,
         )
         if reply.error is ErrorCode.NONE:
             told = LearnKeysRequest(keys=self.machine.keys)
@@ -341,7 +354,9 @@ class Controller:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         return await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_allocate_producer_ids(request)
+            _ALL,
+            lambda _now_ms: self.machine.decide_allocate_producer_ids(request),
+            refused=request.failed,
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:

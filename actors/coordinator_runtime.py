@@ -23,6 +23,9 @@ from oncelog.actors.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH
 
+WAITING_PER_KEY_MAX: Final = 1_000
+"""Requests that wait for those of their key before them, each for a sync: some seconds' worth."""
+
 APPEND_ERRORS: Final = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
@@ -94,11 +97,15 @@ class CoordinatorRuntime:
         key: str,
         decide: Callable[[int], Decision[ReplyT]],
         *,
+        refused: Callable[[ErrorCode, str], ReplyT] | None = None,
         is_durable_before_reply: bool = True,
     ) -> ReplyT:
         """Run one transition of ``key``: ``decide(now_ms)``, append, wait, apply, reply.
 
         It begins at once, or when those of its key before it have ended, first come, first served.
+        Beyond ``WAITING_PER_KEY_MAX`` its reply is ``refused``, a request's ``failed``, with an
+        error that is retried later; without ``refused``, for what this process does by itself and
+        for a key at most once at a time, it always waits.
         When it answers no error the records are durable, unless ``is_durable_before_reply`` is
         false: then they are in the log, ahead of whatever this coordinator logs later. When the
         append fails the reply carries why and the machine's pending mark is taken back; the
@@ -106,6 +113,10 @@ class CoordinatorRuntime:
         transition to run to its end: what is in the log has to be applied. What it raises then is
         told to ``on_failure``, as there is nobody left to raise it to.
         """
+        queue = self._queues.get(key)
+        if refused is not None and queue is not None and len(queue) > WAITING_PER_KEY_MAX:
+            reason = f"{len(queue) - 1} requests wait already for one of the same key"
+            return refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, reason)
         answer: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
         transition = _Transition(
             key=key,
@@ -113,7 +124,6 @@ class CoordinatorRuntime:
             is_durable_before_reply=is_durable_before_reply,
             answer=answer,
         )
-        queue = self._queues.get(key)
         if queue is None:
             self._queues[key] = deque((transition,))
             self._begin(transition)

@@ -207,7 +207,9 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
-            transactional_id, lambda now_ms: self.machine.decide_init_producer_id(request, now_ms)
+            transactional_id,
+            lambda now_ms: self.machine.decide_init_producer_id(request, now_ms),
+            refused=request.failed,
         )
         self._completions.ensure(transactional_id)
         return reply
@@ -219,7 +221,9 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
-            request.transactional_id, lambda now_ms: self.machine.decide_begin_run(request, now_ms)
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_begin_run(request, now_ms),
+            refused=request.failed,
         )
         self._completions.ensure(request.transactional_id)
         return reply
@@ -231,7 +235,9 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
-            request.transactional_id, lambda now_ms: self.machine.decide_enlist(request, now_ms)
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_enlist(request, now_ms),
+            refused=request.failed,
         )
         self._completions.ensure(request.transactional_id)
         return reply
@@ -254,6 +260,7 @@ class TransactionCoordinator:
         reply = await self._runtime.execute(
             request.transactional_id,
             lambda now_ms: self.machine.decide_add_partitions(request, now_ms, counts),
+            refused=request.failed,
         )
         if reply.error is not ErrorCode.NONE:
             return reply
@@ -299,6 +306,7 @@ class TransactionCoordinator:
         reply = await self._runtime.execute(
             transactional_id,
             lambda now_ms: self.machine.decide_end_txn(request, now_ms, held, counts),
+            refused=request.failed,
         )
         completion = self._completions.ensure(transactional_id)
         if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
@@ -379,7 +387,9 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
-            request.transactional_id, lambda now_ms: self.machine.decide_abort(request, now_ms)
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_abort(request, now_ms),
+            refused=request.failed,
         )
         completion = self._completions.ensure(request.transactional_id)
         if reply.error is not ErrorCode.NONE:
@@ -394,7 +404,9 @@ class TransactionCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
         return await self._runtime.execute(
-            request.transactional_id, lambda _now_ms: self.machine.decide_delete(request)
+            request.transactional_id,
+            lambda _now_ms: self.machine.decide_delete(request),
+            refused=request.failed,
         )
 
     def _refusal(self, transactional_id: str) -> Refusal:

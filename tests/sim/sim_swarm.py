@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from sim_bounds import low_bounds
 from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
@@ -177,7 +178,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
     result = Result(scenario)
     # Made ahead, so that the watch sees one world only.
     settings = founded(scenario)
-    with watching() as watch:
+    with watching() as watch, low_bounds(scenario.seed) as turned_away:
         try:
             world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
         except SimulationError as error:
@@ -206,6 +207,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 write_history(stage.history, history_path)
             result.violations[:0] = watch.violations
             _measure(result, stage, watch)
+            result.counts += turned_away
     return result
 
 

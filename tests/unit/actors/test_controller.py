@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors import coordinator_runtime
 from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import Controller
@@ -278,3 +279,48 @@ def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
         await again.replica.stop()
 
     asyncio.run(body())
+
+
+def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
+    async def scenario(_world: World, controller: Controller) -> None:
+        for name in ("flights", "a name that/is none", "t"):
+            requests = [
+                CreateTopicRequest(name=name, topic_id="b" * 32, partitions=1) for _ in range(3)
+            ]
+            await asyncio.gather(*map(controller.create_topic, requests))
+        assert len(controller._names) == 0
+
+    play(scenario)
+
+
+def test_topics_of_a_name_are_made_one_after_the_other(play):
+    async def scenario(world: World, controller: Controller) -> None:
+        starting: list[str] = []
+
+        async def start(_replicas: Any) -> None:
+            assert len(controller._names) == 1
+            starting.append("begun")
+            assert len(starting) % 2 == 1
+            await asyncio.sleep(0)
+            starting.append("ended")
+
+        world.start = start  # type: ignore[method-assign]
+        requests = [
+            CreatePartitionsRequest(name="flights", partitions=count) for count in (3, 4, 5)
+        ]
+        replies = await asyncio.gather(*map(controller.create_partitions, requests))
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert len(starting) == 6
+
+    play(scenario)
+
+
+def test_beyond_those_that_may_wait_a_request_is_to_come_again(play, monkeypatch):
+    monkeypatch.setattr(coordinator_runtime, "WAITING_PER_KEY_MAX", 1)
+
+    async def scenario(_world: World, controller: Controller) -> None:
+        replies = await asyncio.gather(*(controller.alter_topic(alter(flush=None)) for _ in "1234"))
+        assert {reply.error for reply in replies[2:]} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert {reply.error for reply in replies[:2]} == {ErrorCode.NONE}
+
+    play(scenario)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors import coordinator_runtime
 from oncelog.actors.coordinator_runtime import CoordinatorRuntime
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages import Reply
@@ -92,6 +93,32 @@ def test_nothing_is_applied_or_answered_before_it_is_durable(harness: Any) -> No
         gate.set()
         assert (await adding).error is ErrorCode.NONE
         assert ledger.applied == [b"a0"]
+
+    play(harness, body)
+
+
+def test_beyond_those_that_may_wait_for_a_key_a_request_is_to_come_again(
+    harness: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(coordinator_runtime, "WAITING_PER_KEY_MAX", 2)
+
+    def refused(error: ErrorCode, detail: str) -> Reply:
+        return Reply(error=error, detail=detail)
+
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        adding = [asyncio.create_task(ledger.add(refused=refused)) for _ in range(5)]
+        own = asyncio.create_task(ledger.add())
+        other = asyncio.create_task(ledger.add("b", refused=refused))
+        await asyncio.wait(adding[3:])
+        assert {task.result().error for task in adding[3:]} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert adding[4].result().detail == "2 requests wait already for one of the same key"
+        assert not any(task.done() for task in (*adding[:3], own, other))
+        gate.set()
+        replies = await asyncio.gather(*adding[:3], own, other)
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert (await ledger.add(refused=refused)).error is ErrorCode.NONE
+        assert len(ledger.applied) == 6
 
     play(harness, body)
 

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import structs
 from transaction_calls import FLIGHTS, RUN, add, begin, end, init
 
+from oncelog.actors import coordinator_runtime
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.admin_messages import (
     DescribeTransactionsRequest,
@@ -254,6 +255,23 @@ def test_many_ids_run_side_by_side(world: Any) -> None:
         replies = await asyncio.gather(*(one(f"id-{number}") for number in range(20)))
         assert all(reply.visible for reply in replies)
         assert len({reply.producer_id for reply in replies}) == 20
+
+    world.run(scenario)
+
+
+def test_beyond_those_that_may_wait_for_an_id_a_request_is_to_come_again(
+    world: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(coordinator_runtime, "WAITING_PER_KEY_MAX", 1)
+
+    async def scenario() -> None:
+        coordinator = await world.coordinator()
+        first = await init(coordinator)
+        replies = await asyncio.gather(*(init(coordinator) for _ in range(6)))
+        errors = [reply.error for reply in replies]
+        assert errors.count(ErrorCode.NONE) == 2
+        assert errors.count(ErrorCode.COORDINATOR_NOT_AVAILABLE) == 4
+        assert (await init(coordinator)).producer_epoch > first.producer_epoch
 
     world.run(scenario)
 
