@@ -20,6 +20,9 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 FAILURES_BEFORE_RAY: Final = 2
 """One may be of a process that dies in between; at the second, in a row, Ray carries the calls."""
 
+UNREACHABLE_MAX: Final = 1_000
+"""Actors that could not be connected and are remembered; beyond it all are tried anew."""
+
 UNREACHABLE_RETRY_S: Final = 30.0
 """How long an actor that Ray reaches and a connection does not is called through Ray."""
 
@@ -127,7 +130,7 @@ class _LoopConnections:
         try:
             address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
             if address is None:
-                self._without_until[actor] = _soon()
+                self._call_through_ray(actor)
             if not isinstance(address, ListenerAddress):
                 return address
             connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
@@ -142,6 +145,8 @@ class _LoopConnections:
 
     def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
         """Ray reached the actor, we did not: it has just died, or there is no way to it."""
+        if len(self._failures) >= UNREACHABLE_MAX:
+            self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1
         if failures < FAILURES_BEFORE_RAY:
             return ErrorCode.NETWORK_EXCEPTION
@@ -151,8 +156,13 @@ class _LoopConnections:
             address.host,
             address.port,
         )
-        self._without_until[actor] = _soon()
+        self._call_through_ray(actor)
         return None
+
+    def _call_through_ray(self, actor: str) -> None:
+        if len(self._without_until) >= UNREACHABLE_MAX:
+            self._without_until.clear()
+        self._without_until[actor] = _soon()
 
     def _forget(self, actor: str, connection: Connection) -> None:
         if self._connections.get(actor) is connection:

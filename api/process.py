@@ -194,13 +194,16 @@ class JobStatus:
         )
 
 
+_COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_failures")
+
+
 class _WorkerHistory:
     """What one worker told, over all processes that it has been."""
 
     def __init__(self, worker_index: int) -> None:
         self.latest = WorkerStatus(worker_index=worker_index)
         self.restarts = 0
-        self._earlier: list[WorkerStatus] = []
+        self._before = dict.fromkeys(_COUNTERS, 0)
 
     def note(self, reply: WorkerStatus) -> None:
         """Take in an answer; one that carries an error only says why there is none."""
@@ -213,7 +216,7 @@ class _WorkerHistory:
             )
             return
         if self._is_other_process(reply):
-            self._earlier.append(self.latest)
+            self._before = {name: self.total(name) for name in _COUNTERS}
             self.restarts += 1
         self.latest = reply
 
@@ -223,7 +226,7 @@ class _WorkerHistory:
 
     def total(self, name: str) -> int:
         """A counter, summed over all processes."""
-        return sum(getattr(status, name) for status in (*self._earlier, self.latest))
+        return self._before[name] + int(getattr(self.latest, name))
 
 
 class ProcessJob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from oncelog.actors import actor_transport
 from oncelog.actors.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
 from oncelog.actors.listener import Listener, ListenerAddress
 from oncelog.actors.protocol.messages import (
@@ -231,6 +232,63 @@ def test_the_first_calls_to_a_hundred_actors_wait_for_none_of_each_other():
             for number in range(partitions)
         ]
         assert await asyncio.gather(*calls) == [BY_RAY] * partitions
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+
+
+def test_actors_that_could_not_be_connected_are_remembered_within_a_bound(monkeypatch):
+    monkeypatch.setattr(actor_transport, "UNREACHABLE_MAX", 10)
+
+    class Nowhere(FakeRay):
+        async def listener_of(self, actor: str, *, timeout_ms: int) -> None:
+            assert (actor != "", timeout_ms > 0) == (True, True)
+            self.asked += 1
+
+        async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+            assert (actor != "", request, timeout_ms > 0) == (True, DescribeReplicaRequest(), True)
+            return BY_RAY
+
+    async def body() -> None:
+        ray = Nowhere()
+        transport = ActorTransport(ray)
+        for number in [*range(10), *range(10), 10, 0]:
+            reply = await transport.call(
+                f"partition:t-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            assert reply == BY_RAY
+        # Ten are remembered; one more, and the first is asked for anew.
+        assert ray.asked == 12
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+
+
+def test_failures_to_connect_are_remembered_within_a_bound(monkeypatch):
+    monkeypatch.setattr(actor_transport, "UNREACHABLE_MAX", 3)
+
+    async def body() -> None:
+        listener = Listener(Server(1), host="127.0.0.1", token=b"t" * 32, on_bug=print)
+        address = await listener.address()
+        await listener.close()
+
+        class Gone(FakeRay):
+            async def listener_of(self, actor: str, *, timeout_ms: int) -> ListenerAddress:
+                assert (actor != "", timeout_ms > 0) == (True, True)
+                return address
+
+        transport = ActorTransport(Gone())
+        for number in range(8):
+            reply = await transport.call(
+                f"partition:t-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            assert reply.error is ErrorCode.NETWORK_EXCEPTION
+        (connections,) = transport._of_loop.values()
+        assert len(connections._failures) <= 3
         transport.close()
         await asyncio.sleep(0)
         await asyncio.sleep(0)

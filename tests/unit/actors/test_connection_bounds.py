@@ -410,6 +410,18 @@ def test_a_large_request_that_is_whole_has_no_deadline_here():
     play(body)
 
 
+def test_a_connection_whose_token_does_not_come_is_closed(monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_FRAME_TIMEOUT_S", 0.01)
+
+    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+        async with raw(listening, token=b"") as stranger:
+            stranger.writer.write(frame(0, HELLO, TOKEN)[:-1])
+            assert await stranger.is_closed()
+        assert connection.is_usable
+
+    play(body)
+
+
 def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
     monkeypatch.setattr(admission, "HALF_OPEN_MAX", 3)
     monkeypatch.setattr(admission, "CONNECTIONS_MAX", 2)

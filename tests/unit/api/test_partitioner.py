@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from oncelog.api.partitioner import (
+    _CACHED_KEY_MAX_BYTES,
+    _CACHED_KEYS_MAX,
     StickyPartitions,
+    _cached_murmur2,
     murmur2,
     partition_for_key,
     partitions_for_keys,
@@ -78,3 +81,13 @@ def test_a_sticky_partition_is_chosen_anew_when_the_count_shrinks() -> None:
 def test_every_partition_has_its_turn() -> None:
     sticky = StickyPartitions(Random(1))
     assert {sticky.advance("t", 5) for _ in range(100)} == set(range(5))
+
+
+def test_the_keys_whose_hash_is_remembered_are_bounded() -> None:
+    for number in range(_CACHED_KEYS_MAX + 100):
+        partition_for_key(b"%d" % number, 7)
+    assert _cached_murmur2.cache_info().currsize == _CACHED_KEYS_MAX
+    partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
+    before = _cached_murmur2.cache_info()
+    partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
+    assert _cached_murmur2.cache_info() == before

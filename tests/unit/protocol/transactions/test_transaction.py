@@ -14,7 +14,10 @@ from oncelog.actors.protocol.messages import (
     Winner,
 )
 from oncelog.actors.protocol.transaction_log import encode_key
-from oncelog.actors.protocol.transaction_state import TransactionState
+from oncelog.actors.protocol.transaction_state import (
+    TRANSACTION_PARTITIONS_MAX,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
@@ -27,6 +30,16 @@ def begin(shard: Any, *partitions: TopicPartition) -> tuple[int, int]:
     reply = shard.init()
     assert shard.add(reply.producer_id, reply.producer_epoch, *partitions).error is ErrorCode.NONE
     return reply.producer_id, reply.producer_epoch
+
+
+def test_a_transaction_of_too_many_partitions_is_refused_whole(shard: Any) -> None:
+    shard.partition_counts = {"flights": TRANSACTION_PARTITIONS_MAX + 1}
+    many = [TopicPartition("flights", n) for n in range(TRANSACTION_PARTITIONS_MAX)]
+    producer_id, epoch = begin(shard, *many)
+    decision = shard.add_decision(producer_id, epoch, TopicPartition("flights", len(many)))
+    assert decision.reply.error is ErrorCode.INVALID_REQUEST
+    assert "at most 10000 partitions" in decision.reply.detail
+    assert not decision.records
 
 
 # --- init_producer_id -------------------------------------------------------------------------

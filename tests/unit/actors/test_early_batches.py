@@ -1,0 +1,38 @@
+"""Batches that overtake their predecessors: how many of a producer may wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def test_one_more_than_a_producer_may_have_on_their_way_does_not_wait(harness: Any) -> None:
+    harness.cluster = ClusterConfig(out_of_order_wait_ms=3_600_000)
+    harness.background.run = at_once
+
+    async def body() -> None:
+        await harness.start()
+        await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=0))
+        waiting = []
+        for sequence in range(2, DUPLICATE_WINDOW_BATCHES + 2):
+            batch = harness.batch(b"x", pid=7, epoch=0, seq=sequence)
+            waiting.append(asyncio.create_task(harness.produce(batch)))
+        await asyncio.sleep(0)
+        beyond = harness.batch(b"x", pid=7, epoch=0, seq=DUPLICATE_WINDOW_BATCHES + 2)
+        refused = await asyncio.wait_for(harness.produce(beyond), timeout=30)
+        assert refused.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert not any(task.done() for task in waiting)
+        await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=1))
+        assert {reply.error for reply in await asyncio.gather(*waiting)} == {ErrorCode.NONE}
+        await harness.replica.stop()
+
+    asyncio.run(body())
