@@ -26,11 +26,20 @@ REQUEST_BYTES_MAX: Final = 512 * 1_048_576
 """Of requests beyond 64 KiB, from first byte to answer. Kafka's ``queued.max.request.bytes``."""
 
 
+UNREAD_MAX_BYTES: Final = 512 * 1_048_576
+"""Of answers to all connections that are not read further; beyond, the one with most is closed."""
+
+
 class Caller(Protocol):
     """Whose requests are answered, and what they take up."""
 
     in_progress: int
     last_used: float
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of answers that it has not read."""
+        ...
 
     def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
         """Send an answer."""
@@ -55,6 +64,7 @@ class Places:
     def __init__(self) -> None:
         self._half_open: dict[Caller, None] = {}
         self._trusted: dict[Caller, None] = {}
+        self._slow: dict[Caller, None] = {}
 
     def begin(self, caller: Caller) -> Caller | None:
         """A new connection; beyond ``HALF_OPEN_MAX`` the oldest that has not shown its token goes.
@@ -83,8 +93,23 @@ class Places:
         del self._trusted[gone]
         return gone
 
+    def slow_down(self, caller: Caller) -> None:
+        """A connection is read no further, as its caller does not read."""
+        self._slow[caller] = None
+
+    def speed_up(self, caller: Caller) -> None:
+        """Its caller has read."""
+        self._slow.pop(caller, None)
+
+    def slowest(self) -> Caller | None:
+        """Whose connection goes for the bytes that it leaves unread, if those are too many."""
+        if sum(caller.unread_bytes for caller in self._slow) <= UNREAD_MAX_BYTES:
+            return None
+        return max(self._slow, key=lambda caller: caller.unread_bytes)
+
     def end(self, caller: Caller) -> None:
         """A connection is lost."""
+        self._slow.pop(caller, None)
         self._half_open.pop(caller, None)
         self._trusted.pop(caller, None)
 

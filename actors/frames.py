@@ -124,6 +124,13 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         """Whether ``OUTGOING_PAUSE_BYTES`` wait for the peer to read them."""
         return self._is_congested or self._outgoing_bytes > OUTGOING_PAUSE_BYTES
 
+    @property
+    def unread_bytes(self) -> int:
+        """What was written and not taken by the system yet, as the peer does not read."""
+        if self.transport is None or self.is_closing:
+            return 0
+        return self.transport.get_write_buffer_size()
+
     def pause_writing(self) -> None:
         """The peer does not read as fast as it is written to."""
         self._is_congested = True
@@ -157,9 +164,10 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             transport.write(b"".join(small))
         if is_filled and not self._is_congested:
             self.drained()
-        elif (unread := transport.get_write_buffer_size()) > OUTGOING_MAX_BYTES:
-            _logger.warning("a connection whose peer leaves %d bytes unread was closed", unread)
+        elif self.unread_bytes > OUTGOING_MAX_BYTES:
+            unread_bytes = self.unread_bytes
             self.close()
+            _logger.warning("a connection with %d unread bytes was closed", unread_bytes)
 
     # --- what comes in --------------------------------------------------------------------
 

@@ -205,10 +205,18 @@ class _Caller(FramedProtocol):
     def pause_writing(self) -> None:
         """Read no more requests of a caller that does not read its answers."""
         super().pause_writing()
+        self._listener.places.slow_down(self)
         self.hold()
+
+    def _flush(self) -> None:
+        """Write; if callers leave too much unread by then, the slowest of them is closed."""
+        super()._flush()
+        if self.is_congested:
+            self._make_way(self._listener.places.slowest(), "connections with unread answers")
 
     def drained(self) -> None:
         """The caller has read its answers."""
+        self._listener.places.speed_up(self)
         self.go_on()
 
     def may_begin(self, length: int) -> bool:

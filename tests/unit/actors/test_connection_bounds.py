@@ -111,6 +111,7 @@ def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatc
             assert len(server.fetched) == answered + 2
             for _ in range(3 + count + 20):
                 await slow.reply()
+            await until(lambda: not listening.places._slow)
 
     play(body)
 
@@ -128,7 +129,24 @@ def test_a_connection_whose_peer_leaves_too_much_unread_is_closed(monkeypatch, c
             )
 
     play(body)
-    assert "whose peer leaves" in caplog.text
+    assert "unread bytes was closed" in caplog.text
+
+
+def test_of_callers_that_leave_too_much_unread_the_slowest_is_closed(monkeypatch, caplog):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+    monkeypatch.setattr(admission, "UNREAD_MAX_BYTES", 40 * MIB)
+
+    async def body(server: Server, listening: Listener, _: Connection) -> None:
+        async with raw(listening) as slow, raw(listening) as slowest:
+            slow.writer.write(b"".join(framed(n, fetch(MIB)) for n in range(1, 21)))
+            await until(lambda: len(server.fetched) == 20)
+            slowest.writer.write(b"".join(framed(n, fetch(MIB)) for n in range(21, 81)))
+            assert await slowest.is_closed()
+            for _ in range(20):
+                assert len(await slow.reply()) > MIB
+
+    play(body)
+    assert "one of too many connections with unread answers was closed" in caplog.text
 
 
 def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
