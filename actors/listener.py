@@ -26,7 +26,7 @@ FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
 """A frame that takes longer gives its room to others: its caller has given up on it by then."""
 
-_FIRST_FRAME_MAX_BYTES: Final = 1_024
+FIRST_FRAME_MAX_BYTES: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class _Caller(FramedProtocol):
     """One connection of one caller. Nothing but its token is looked at before that is right."""
 
     def __init__(self, listener: Listener) -> None:
-        super().__init__(frame_max_bytes=_FIRST_FRAME_MAX_BYTES)
+        super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
         self.in_progress = 0
         self.last_used = self.loop.time()
         self._listener = listener

@@ -21,7 +21,7 @@ _SHIFT: Final = 24
 _INT32_MASK: Final = 0xFFFFFFFF
 _POSITIVE_MASK: Final = 0x7FFFFFFF
 _CACHED_KEY_MAX_BYTES: Final = 64
-_CACHED_KEYS_MAX: Final = 65_536
+CACHED_KEYS_MAX: Final = 65_536
 
 
 def murmur2(key: bytes) -> int:
@@ -43,7 +43,7 @@ def murmur2(key: bytes) -> int:
     return hashed ^ (hashed >> 15)
 
 
-_cached_murmur2 = lru_cache(maxsize=_CACHED_KEYS_MAX)(murmur2)
+_cached_murmur2 = lru_cache(maxsize=CACHED_KEYS_MAX)(murmur2)
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 PAGES = (
     "README.md",
     "docs/ARCHITECTURE.md",
+    "docs/BOUNDS.md",
     "docs/FORMAT.md",
     "docs/GLOSSARY.md",
     "docs/INVARIANTS.md",

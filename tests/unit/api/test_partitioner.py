@@ -13,7 +13,7 @@ from kafka.partitioner.default import murmur2 as kafka_murmur2
 
 from oncelog.api.partitioner import (
     _CACHED_KEY_MAX_BYTES,
-    _CACHED_KEYS_MAX,
+    CACHED_KEYS_MAX,
     StickyPartitions,
     _cached_murmur2,
     murmur2,
@@ -84,9 +84,9 @@ def test_every_partition_has_its_turn() -> None:
 
 
 def test_the_keys_whose_hash_is_remembered_are_bounded() -> None:
-    for number in range(_CACHED_KEYS_MAX + 100):
+    for number in range(CACHED_KEYS_MAX + 100):
         partition_for_key(b"%d" % number, 7)
-    assert _cached_murmur2.cache_info().currsize == _CACHED_KEYS_MAX
+    assert _cached_murmur2.cache_info().currsize == CACHED_KEYS_MAX
     partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
     before = _cached_murmur2.cache_info()
     partition_for_key(b"k" * (_CACHED_KEY_MAX_BYTES + 1), 7)
