@@ -35,6 +35,7 @@ class Caller(Protocol):
 
     in_progress: int
     last_used: float
+    is_held: bool
 
     @property
     def unread_bytes(self) -> int:
@@ -128,16 +129,16 @@ class Progress:
 
     def is_full(self, caller: Caller) -> bool:
         """Whether no more requests of ``caller`` are to be read before others have ended."""
-        if self.count >= REQUESTS_MAX:
-            self._held[caller] = None
-            return True
-        return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
+        if self.count < REQUESTS_MAX:
+            return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
+        self._held[caller] = None
+        return True
 
     def end(self, caller: Caller) -> None:
         """One less; whoever waited for it goes on."""
         self.count -= 1
         caller.in_progress -= 1
-        if caller not in self._held:
+        if caller.is_held and caller not in self._held:
             caller.go_on()
         while self._held and self.count < REQUESTS_MAX:
             first = next(iter(self._held))

@@ -93,8 +93,10 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._large_length = 0
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
-        self._is_congested = False
-        self._is_held = False
+        self._is_paused = False
+        self.is_congested = False
+        """``OUTGOING_PAUSE_BYTES`` wait for the peer to read them."""
+        self.is_held = False
 
     @abc.abstractmethod
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
@@ -118,11 +120,8 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._outgoing.append(head)
         self._outgoing.extend(parts)
         self._outgoing_bytes += length
-
-    @property
-    def is_congested(self) -> bool:
-        """Whether ``OUTGOING_PAUSE_BYTES`` wait for the peer to read them."""
-        return self._is_congested or self._outgoing_bytes > OUTGOING_PAUSE_BYTES
+        if self._outgoing_bytes > OUTGOING_PAUSE_BYTES:
+            self.is_congested = True
 
     @property
     def unread_bytes(self) -> int:
@@ -133,11 +132,19 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     def pause_writing(self) -> None:
         """The peer does not read as fast as it is written to."""
-        self._is_congested = True
+        self._is_paused = self.is_congested = True
+        self.check_unread()
+
+    def check_unread(self) -> None:
+        """Close the connection of a peer that leaves too much unread."""
+        unread_bytes = self.unread_bytes
+        if unread_bytes > OUTGOING_MAX_BYTES:
+            self.close()
+            _logger.warning("a connection with %d unread bytes was closed", unread_bytes)
 
     def resume_writing(self) -> None:
         """The peer has read most of what was written."""
-        self._is_congested = False
+        self._is_paused = self.is_congested = False
         self.drained()
 
     @abc.abstractmethod
@@ -145,7 +152,6 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         """Go on with what ``is_congested`` held up."""
 
     def _flush(self) -> None:
-        is_filled = self._outgoing_bytes > OUTGOING_PAUSE_BYTES
         outgoing, self._outgoing = self._outgoing, []
         self._outgoing_bytes = 0
         transport = self.transport
@@ -162,12 +168,11 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             transport.write(part)
         if small:
             transport.write(b"".join(small))
-        if is_filled and not self._is_congested:
+        if self._is_paused:
+            self.check_unread()
+        elif self.is_congested:
+            self.is_congested = False
             self.drained()
-        elif self.unread_bytes > OUTGOING_MAX_BYTES:
-            unread_bytes = self.unread_bytes
-            self.close()
-            _logger.warning("a connection with %d unread bytes was closed", unread_bytes)
 
     # --- what comes in --------------------------------------------------------------------
 
@@ -193,17 +198,17 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     def hold(self) -> None:
         """Take no more frames and read no more; the system then slows the peer down."""
-        if not self._is_held and self.transport is not None and not self.is_closing:
-            self._is_held = True
+        if not self.is_held and self.transport is not None and not self.is_closing:
+            self.is_held = True
             self.transport.pause_reading()
 
     def go_on(self) -> None:
         """Take what had come before ``hold``, and then, unless held again, what comes."""
-        if not self._is_held or self.transport is None or self.is_closing:
+        if not self.is_held or self.transport is None or self.is_closing:
             return
-        self._is_held = False
+        self.is_held = False
         self._cut_frames()
-        if not self._is_held and not self.is_closing:
+        if not self.is_held and not self.is_closing:
             self.transport.resume_reading()
 
     def may_begin(self, length: int) -> bool:  # noqa: ARG002
@@ -234,7 +239,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     def _cut_frames(self) -> None:
         view = memoryview(self._buffer)
-        while not self._is_held and self._end - self._start >= _LENGTH.size:
+        while not self.is_held and self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, self._start)
             if not _BODY_HEAD.size <= length <= self.frame_max_bytes:
                 self.close()

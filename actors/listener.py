@@ -189,7 +189,7 @@ class _Caller(FramedProtocol):
             self._patience.cancel()
         self.last_used = self.loop.time()
         self._listener.begin(self, correlation_id, method, message, room_bytes)
-        if self._must_wait():
+        if self.is_congested or self._listener.progress.is_full(self):
             self.hold()
 
     # --- back-pressure --------------------------------------------------------------------
@@ -199,20 +199,19 @@ class _Caller(FramedProtocol):
 
     def go_on(self) -> None:
         """Take more requests, if nothing is in the way any more."""
-        if not self._must_wait():
+        if self.is_held and not self._must_wait():
             super().go_on()
 
     def pause_writing(self) -> None:
         """Read no more requests of a caller that does not read its answers."""
-        super().pause_writing()
         self._listener.places.slow_down(self)
+        super().pause_writing()
         self.hold()
 
-    def _flush(self) -> None:
-        """Write; if callers leave too much unread by then, the slowest of them is closed."""
-        super()._flush()
-        if self.is_congested:
-            self._make_way(self._listener.places.slowest(), "connections with unread answers")
+    def check_unread(self) -> None:
+        """If all callers together leave too much unread, the slowest of them is closed as well."""
+        super().check_unread()
+        self._make_way(self._listener.places.slowest(), "connections with unread answers")
 
     def drained(self) -> None:
         """The caller has read its answers."""

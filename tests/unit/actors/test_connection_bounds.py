@@ -97,10 +97,10 @@ def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatc
             slow.writer.write(b"".join(framed(number, produce(number)) for number in (1, 2, 3)))
             await until(lambda: len(server.begun) == 3)
             count = 0
-            while not caller._is_held:  # type: ignore[attr-defined]
+            while not caller.is_held:  # type: ignore[attr-defined]
                 slow.writer.write(framed(count + 1, fetch(MIB)))
                 count += 1
-                await until(lambda: len(server.fetched) == count or caller._is_held)  # type: ignore[attr-defined]  # noqa: B023
+                await until(lambda: len(server.fetched) == count or caller.is_held)  # noqa: B023
             answered = len(server.fetched)
             for number in range(20):
                 slow.writer.write(framed(1_000 + number, fetch(1)))
