@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from oncelog.storage.record_batch import Buffer
 
-CONNECTIONS_MAX: Final = 1_000
+CONNECTIONS_MAX: Final = 4_000
 """Of callers that have shown the token. Kafka's ``max.connections``."""
 
 HALF_OPEN_MAX: Final = 64
