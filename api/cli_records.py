@@ -237,9 +237,13 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
             raise BrokenPipeError
         now = time.monotonic()
         if records:
-            _write(records, is_json=args.json)
-            if args.group is not None:
-                commit(consumer)
+            if args.group is None:
+                write(records, is_json=args.json)
+            else:
+                # A signal waits for both, so that what was written is not written again.
+                with held():
+                    write(records, is_json=args.json)
+                    commit(consumer)
             left = None if left is None else left - len(records)
             idle_since = now
         elif not consumer.assignment() and now < joining_until:
@@ -249,12 +253,11 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
 
 
 def commit(consumer: Consumer) -> None:
-    """Commit what has been written; a signal waits for it, so that nothing is printed again."""
+    """Commit what has been written."""
     # Lost partitions are another member's now, which prints these records again.
-    lost = contextlib.suppress(
+    with contextlib.suppress(
         IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
-    )
-    with held(), lost:
+    ):
         consumer.commit()
 
 
@@ -270,7 +273,8 @@ def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
     consumer.seek(error.topic_partition, error.next_offset)
 
 
-def _write(records: list[ConsumerRecord], *, is_json: bool) -> None:
+def write(records: list[ConsumerRecord], *, is_json: bool) -> None:
+    """Print each record on a line of its own."""
     stream = sys.stdout.buffer
     for record in records:
         stream.write((as_json(record).encode() if is_json else record.value or b"") + b"\n")

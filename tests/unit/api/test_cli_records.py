@@ -439,9 +439,18 @@ def test_a_signal_is_the_usual_end_and_leaves_the_group(cluster, strike, capsys,
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS)
-def test_a_signal_during_a_commit_waits_for_it(cluster, strike, number, status):
+@pytest.mark.parametrize("strikes_in", ["write", "commit"])
+def test_a_signal_waits_until_what_is_written_is_committed(
+    cluster, strike, monkeypatch, number, status, strikes_in
+):
+    real = getattr(cli_records, strikes_in)
+
+    def struck(*arguments, **named):
+        real(*arguments, **named)
+        strike(number)
+
+    monkeypatch.setattr(cli_records, strikes_in, struck)
     cluster.polls = [[record(0)], [record(1)]]
-    cluster.before_commit = lambda: strike(number)
     assert cli.main(["consume", "flights", "--group", "g"]) == status
     assert cluster.made.story[1:] == ["commit", "close"]
 
