@@ -257,20 +257,34 @@ def _verdicts_of_markers() -> Any:
 
 COPIES = ALONE | {"copiers": 2, "topics": {"t0": 2, "copies": 1}, "pause_ms": 20.0}
 
-COME_BACK = dict.fromkeys(RATES, 0.0) | {
-    "disk_refusal": 0.0,
-    "file_damage": 0.0,
-    "move": 0.0,
-    "kill_at_message": 0.0,
-    "kill_group": 0.5,
-    "peace": 0.0,
-}
-COME_BACK |= ALONE | {"writers": 1, "operators": 0, "request_timeout_ms": 1_000}
-"""Members of a group come back all at once, and nothing else goes wrong."""
+QUIET = ALONE | dict.fromkeys(RATES, 0.0)
+QUIET |= {"disk_refusal": 0.0, "file_damage": 0.0, "move": 0.0, "kill_at_message": 0.0}
+QUIET |= {"kill_group": 0.0, "operators": 0, "request_timeout_ms": 1_000}
+"""Nothing goes wrong but what is asked for."""
+
+COME_BACK = QUIET | {"kill_group": 0.5, "peace": 0.0, "writers": 1}
+"""Members of a group come back all at once."""
 
 STATIC = COPIES | COME_BACK | {"copiers": 5, "static_ratio": 0.7, "slow_disk": 1.0}
 
+SLOW = QUIET | {
+    "processors": 2,
+    "slow_functions": 0.1,
+    "transaction_timeout_ms": 30_000,
+    "writers": 3,
+    "pause_ms": 50.0,
+    "topics": {"t0": 2, "processed": 1},
+    "duration_s": 40.0,
+}
+"""Functions so slow that their workers are put out of the group, and join again as they were."""
+
 COORDINATOR_MUTANTS = (
+    Saboteur(
+        name="input that is read again",
+        sabotage=_input_read_again,
+        checker="DoubleProcessing",
+        changes=SLOW,
+    ),
     Saboteur(
         name="durable ids of static members",
         sabotage=_new_ids_told_at_once,
