@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from oncelog.actors.connection import Connection, connect
 from oncelog.actors.interfaces import Transport
@@ -77,7 +77,10 @@ class ActorTransport:
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
-        connections.keeper = loop.create_task(self._close_at_end(loop, connections))
+        keeper: Any = loop.create_task(self._close_at_end(loop, connections))
+        # A program that closes its loop without its tasks has nothing to do with this one.
+        keeper._log_destroy_pending = False
+        connections.keeper = keeper
         return connections
 
     async def _close_at_end(

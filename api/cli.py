@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -22,6 +23,7 @@ from oncelog.api import (
     cli_groups,
     cli_jobs,
     cli_records,
+    cli_signals,
     cli_status,
     cli_topics,
     cli_transactions,
@@ -30,7 +32,7 @@ from oncelog.api.cli_arguments import INT64_MAX, Commands, Parser, add_command, 
 from oncelog.api.cli_connect import add_cluster_arguments
 from oncelog.api.cli_output import (
     PROGRAM,
-    STATUS_ERROR,
+    STATUS_BROKEN_PIPE,
     STATUS_INTERRUPTED,
     CliError,
     report,
@@ -41,24 +43,39 @@ DEMO_MODULE: Final = "oncelog.examples.flights.demo"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0, 1 for errors, 2 for wrong arguments."""
+    """Run one command; its exit status: 0, 1 for errors, 2 for wrong arguments.
+
+    Ended by a signal, also by SIGPIPE, it is 128 and the signal's number, as of other programs.
+    """
     keep_output_clean()
     try:
-        args = build_parser().parse_args(argv)
-        status: int = args.run(args)
+        status = _run(argv)
         sys.stdout.flush()
-    except SystemExit as finished:
-        # Only help and the version end this way; wrong arguments raise.
-        return int(finished.code or 0)
     except BrokenPipeError:
         # Whoever read the output has left; nothing more can be written, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return STATUS_ERROR
+        return STATUS_BROKEN_PIPE
+    except cli_signals.EndedBySignal as ended:
+        verb = "interrupted" if ended.number == signal.SIGINT else "terminated"
+        sys.stderr.write(f"{PROGRAM}: {verb}\n")
+        return ended.status
     except KeyboardInterrupt:
         sys.stderr.write(f"{PROGRAM}: interrupted\n")
         return STATUS_INTERRUPTED
     except Exception as error:
         return report(error)
+    finally:
+        cli_signals.end_at_once()
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as finished:
+        # Only help and the version end this way; wrong arguments raise.
+        return int(finished.code or 0)
+    status: int = args.run(args)
     return status
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oncelog.api import connection
+from oncelog.api import cli_signals, connection
 from oncelog.api.cli_output import CliError, is_debugging
 
 if TYPE_CHECKING:
@@ -107,6 +107,10 @@ def connect(args: argparse.Namespace) -> Cluster:
     """Connect to the cluster that the arguments mean."""
     found = find(args)
     quiet_libraries()
+    with cli_signals.blocked_termination():
+        connection.join_ray(found.address)
+        # Only now: whoever joins Ray is given its handlers.
+        cli_signals.end_in_order()
     from oncelog.api import client
 
     return client.connect(found.address)

@@ -60,6 +60,8 @@ def dump(args: argparse.Namespace) -> int:
             return printer.verify(path)
         for file in files_of(filesystem, path):
             printer.dump_file(file)
+    except BrokenPipeError:
+        raise  # Of the output: files have none.
     except OSError as error:
         raise CliError(
             f"{error.filename or path}: {error.strerror}", "give a path that can be read"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,9 @@ STATUS_ERROR: Final = 1
 STATUS_USAGE: Final = 2
 STATUS_INTERRUPTED: Final = 130
 """What shells use for a program that SIGINT ended."""
+
+STATUS_BROKEN_PIPE: Final = 141
+"""What shells use for a program that SIGPIPE ended: nobody reads its output any more."""
 
 _DASH: Final = " — "
 _ADVICE = re.compile(
@@ -127,6 +131,17 @@ def report(error: BaseException) -> int:
 def say(text: str = "") -> None:
     """Print one line, or several, on standard output."""
     sys.stdout.write(text + "\n")
+
+
+def is_reader_gone() -> bool:
+    """Whether nobody reads standard output any more; a pipe tells it without being written to."""
+    try:
+        number = sys.stdout.fileno()
+    except OSError:
+        return False  # It is kept in memory.
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

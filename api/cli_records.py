@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from oncelog.api.cli_connect import connect
-from oncelog.api.cli_output import CliError, UsageError, bytes_as_json, say, table
+from oncelog.api.cli_output import (
+    CliError,
+    UsageError,
+    bytes_as_json,
+    is_reader_gone,
+    say,
+    table,
+)
+from oncelog.api.cli_signals import EndedBySignal, held
 from oncelog.api.cli_topics import known_topic
 from oncelog.storage.exceptions import (
     CorruptRecordError,
@@ -64,38 +72,82 @@ def produce(args: argparse.Namespace) -> int:
                 "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
             }
         with cluster.producer(**settings) as producer:
-            if args.transactional_id is None:
-                places = send_lines(producer, args.topic, stream, args.key_separator)
-            else:
-                producer.init_transactions()
-                with producer.transaction():
-                    places = send_lines(producer, args.topic, stream, args.key_separator)
-    total = sum(place.count for place in places.values())
-    ending = "" if args.transactional_id is None else ", in one transaction"
-    say(f"{total:,} {'record' if total == 1 else 'records'} to {args.topic}{ending}")
-    if places:
-        rows = (
-            (partition, place.count, place.first_offset, place.last_offset)
-            for partition, place in sorted(places.items())
-        )
-        say(table(("partition", "records", "first offset", "last offset"), rows))
+            sent = SentLines(producer, args.topic, args.key_separator)
+            if args.transactional_id is not None:
+                return _produce_at_once(sent, stream)
+            return _produce_each(sent, stream)
+
+
+def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
+    """Send line by line; after a signal what has left is delivered and told all the same."""
+    with contextlib.ExitStack() as told:
+        try:
+            sent.send(stream)
+            told.enter_context(held())
+        except EndedBySignal:
+            sent.settle()
+            sent.tell()
+            raise
+        sent.settle()
+        sent.tell()
     return 0
 
 
-def send_lines(
-    producer: Producer, topic: str, stream: BinaryIO, key_separator: str | None
-) -> dict[int, _Place]:
-    """Send every line of ``stream`` and wait for all; by partition, where they stand."""
-    places: dict[int, _Place] = {}
-    waiting: deque[RecordFuture] = deque()
-    for key, value in split_lines(stream, key_separator):
-        waiting.append(producer.send(topic, value=value, key=key))
-        while waiting and waiting[0].done():
-            _note(places, waiting.popleft().result())
-    producer.flush()
-    for future in waiting:
-        _note(places, future.result())
-    return places
+def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
+    """Send in one transaction; a signal aborts it, or waits until it is committed and told."""
+    sent.producer.init_transactions()
+    with contextlib.ExitStack() as decided:
+        with sent.producer.transaction():
+            sent.send(stream)
+            decided.enter_context(held())
+            sent.settle()
+        sent.tell(", in one transaction")
+    return 0
+
+
+class SentLines:
+    """Lines that became records of one topic, and where these stand."""
+
+    def __init__(self, producer: Producer, topic: str, key_separator: str | None) -> None:
+        self.producer = producer
+        self._topic = topic
+        self._key_separator = key_separator
+        self._places: dict[int, _Place] = {}
+        self._waiting: deque[RecordFuture] = deque()
+
+    def send(self, stream: BinaryIO) -> None:
+        """Send every line of ``stream``."""
+        waiting = self._waiting
+        for key, value in split_lines(stream, self._key_separator):
+            waiting.append(self.producer.send(self._topic, value=value, key=key))
+            while waiting and waiting[0].done():
+                self._note(waiting.popleft().result())
+
+    def settle(self) -> None:
+        """Wait for all that was sent."""
+        self.producer.flush()
+        while self._waiting:
+            self._note(self._waiting.popleft().result())
+
+    def tell(self, how: str = "") -> None:
+        """Print how many records there are, and by partition where they stand."""
+        total = sum(place.count for place in self._places.values())
+        say(f"{total:,} {'record' if total == 1 else 'records'} to {self._topic}{how}")
+        if self._places:
+            rows = (
+                (partition, place.count, place.first_offset, place.last_offset)
+                for partition, place in sorted(self._places.items())
+            )
+            say(table(("partition", "records", "first offset", "last offset"), rows))
+
+    def _note(self, metadata: RecordMetadata) -> None:
+        place = self._places.get(metadata.partition)
+        if place is None:
+            self._places[metadata.partition] = _Place(1, metadata.offset, metadata.offset)
+            return
+        place.count += 1
+        place.first_offset = min(place.first_offset, metadata.offset)
+        place.last_offset = max(place.last_offset, metadata.offset)
 
 
 def split_lines(
@@ -115,16 +167,6 @@ def split_lines(
                 "give every line a key, or leave out --key-separator",
             )
         yield key, value
-
-
-def _note(places: dict[int, _Place], metadata: RecordMetadata) -> None:
-    place = places.get(metadata.partition)
-    if place is None:
-        places[metadata.partition] = _Place(1, metadata.offset, metadata.offset)
-        return
-    place.count += 1
-    place.first_offset = min(place.first_offset, metadata.offset)
-    place.last_offset = max(place.last_offset, metadata.offset)
 
 
 @contextlib.contextmanager
@@ -166,9 +208,11 @@ def consume(args: argparse.Namespace) -> int:
                     TopicPartition(args.topic, partition.partition)
                     for partition in topic.partitions
                 )
-            # Interrupting it is the usual way to end it; the group is left all the same.
-            with contextlib.suppress(KeyboardInterrupt):
+            # A signal is the usual way to end it, and no word is lost about it.
+            try:
                 print_records(consumer, args)
+            except EndedBySignal as ended:
+                return ended.status
     return 0
 
 
@@ -189,21 +233,32 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
                 ) from error
             pass_over(consumer, error)
             records = []
+        if is_reader_gone():
+            raise BrokenPipeError
         now = time.monotonic()
         if records:
-            _write(records, is_json=args.json)
-            if args.group is not None:
-                # Lost partitions are another member's now, which prints these records again.
-                with contextlib.suppress(
-                    IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
-                ):
-                    consumer.commit()
+            if args.group is None:
+                write(records, is_json=args.json)
+            else:
+                # A signal waits for both, so that what was written is not written again.
+                with held():
+                    write(records, is_json=args.json)
+                    commit(consumer)
             left = None if left is None else left - len(records)
             idle_since = now
         elif not consumer.assignment() and now < joining_until:
             idle_since = now
         elif args.timeout_ms is not None and (now - idle_since) * 1_000 >= args.timeout_ms:
             return
+
+
+def commit(consumer: Consumer) -> None:
+    """Commit what has been written."""
+    # Lost partitions are another member's now, which prints these records again.
+    with contextlib.suppress(
+        IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
+    ):
+        consumer.commit()
 
 
 def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
@@ -218,7 +273,8 @@ def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
     consumer.seek(error.topic_partition, error.next_offset)
 
 
-def _write(records: list[ConsumerRecord], *, is_json: bool) -> None:
+def write(records: list[ConsumerRecord], *, is_json: bool) -> None:
+    """Print each record on a line of its own."""
     stream = sys.stdout.buffer
     for record in records:
         stream.write((as_json(record).encode() if is_json else record.value or b"") + b"\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import uvloop
 
@@ -17,12 +19,31 @@ ResultT = TypeVar("ResultT")
 
 _Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
 
+_running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
+"""Every thread that has not ended, also of a ``LoopThread`` that nobody has any more."""
+
+
+def _end_all() -> None:
+    """End what the program has left open, or the interpreter takes its tasks apart with noise."""
+    for thread, loop in tuple(_running.items()):
+        if not thread.is_alive():
+            # This is the child of a fork, and the loop is the parent's: its tasks are not ours.
+            for task in asyncio.all_tasks(loop):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            continue
+        with contextlib.suppress(RuntimeError):  # It has just been closed.
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+atexit.register(_end_all)
+
 
 class LoopThread:
     """Runs coroutines of the synchronous clients in one daemon thread.
 
     Every method may be called from any thread but the loop's own. The thread starts with the
-    first use and dies with the process; ``close`` ends it earlier.
+    first use and ends with the program; ``close`` ends it earlier.
     """
 
     def __init__(self, name: str = "oncelog-client") -> None:
@@ -89,6 +110,7 @@ class LoopThread:
                     name=self._name,
                     daemon=True,
                 )
+                _running[self._thread] = self._loop
                 self._thread.start()
             return self._loop
 
@@ -153,6 +175,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
         loop.run_until_complete(_call_all(on_close))
         _cancel_all(loop)
         loop.run_until_complete(loop.shutdown_asyncgens())
+        # Before it is closed: a closed loop cannot be asked to stop.
+        _running.pop(threading.current_thread(), None)
         loop.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import subprocess
@@ -19,6 +20,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from crash_disk import Crash
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_MARKS = ("ray", "spark")
@@ -106,6 +108,38 @@ def codec_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_codec, "record_kernel", None)
         yield request.param
+
+
+# --- noise ------------------------------------------------------------------------------------
+
+
+class _AsyncioErrors(logging.Handler):
+    """What asyncio can only log, for nobody waits: lost tasks, errors that nobody looks at."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = record.exc_info[0] if record.exc_info else None
+        # A process whose disk is gone is dead, and what it does then reaches nobody.
+        if kind is not Crash:
+            self.told.append(f"{record.getMessage()} {kind or ''}")
+
+
+@pytest.fixture(autouse=True)
+def _no_asyncio_noise() -> Iterator[None]:
+    """Fail the test in which asyncio logs an error: "Task was destroyed", "never retrieved".
+
+    A coroutine that is never awaited, and whatever else is raised where nobody can catch it, is a
+    failure by ``filterwarnings``.
+    """
+    logger, errors = logging.getLogger("asyncio"), _AsyncioErrors()
+    logger.addHandler(errors)
+    yield
+    logger.removeHandler(errors)
+    if errors.told:
+        pytest.fail("asyncio tells: " + "; ".join(errors.told), pytrace=False)
 
 
 # --- the real world, refused ------------------------------------------------------------------

@@ -32,6 +32,8 @@ sys.stdin.read()
 ray.kill(other)
 """
 
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
 
 @dataclass
 class Done:
@@ -62,6 +64,16 @@ class CommandLine:
             env=self.environment,
         )
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one command, to be watched while it works; it waits for lines."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "oncelog.api.cli", *arguments, "--data-dir", self.data_dir],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+        )
 
     def word(self) -> connection.Discovery:
         """Where the cluster runs."""
@@ -129,6 +141,62 @@ def test_lines_go_in_as_one_transaction_and_come_out_once_per_group(oncelog):
     ]
     again = oncelog.run(*group, "--timeout-ms", "500")
     assert again == Done(0, "", "")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_consume_that_a_signal_ends_has_committed_and_left_its_group(oncelog, number, status):
+    oncelog.run("topics", "create", "signals", "--if-not-exists")
+    oncelog.run("produce", "signals", lines="x\n")
+    group = f"ended-by-{number}"
+    arguments = ("signals", "--group", group, "--from-beginning")
+    program = oncelog.start("consume", *arguments)
+    assert program.stdout.readline() == b"x\n"
+    program.send_signal(number)
+    _, err = program.communicate(timeout=60)
+    assert (program.returncode, err) == (status, b"")
+    seen = json.loads(oncelog.run("groups", "describe", group, "--json").out)
+    assert (seen["state"], seen["members"]) == ("Empty", [])
+    # Whatever it had time to print is behind the position.
+    again = oncelog.run("consume", *arguments, "--timeout-ms", "500")
+    assert again == Done(0, "", "")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_produce_that_a_signal_ends_tells_what_it_has_sent(oncelog, number, status):
+    oncelog.run("topics", "create", "sent", "--if-not-exists")
+    reader = oncelog.start("consume", "sent", "--group", f"of-{number}", "--from-beginning")
+    program = oncelog.start("produce", "sent")
+    program.stdin.write(f"{number}\n".encode())
+    program.stdin.flush()
+    while reader.stdout.readline() != f"{number}\n".encode():
+        pass
+    program.send_signal(number)
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == status
+    assert err in {b"oncelog: interrupted\n", b"oncelog: terminated\n"}
+    assert out.startswith(b"1 record to sent\n")
+    reader.send_signal(number)
+    assert reader.communicate(timeout=60)[1] == b""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("topics", "list"),
+        ("topics", "describe", "signals", "--json"),
+        ("status",),
+        ("groups", "list"),
+        ("consume", "signals"),
+        ("consume", "signals", "--from-beginning", "--json"),
+    ],
+)
+def test_output_that_nobody_reads_is_no_error_message(oncelog, arguments):
+    program = oncelog.start(*arguments)
+    program.stdout.close()
+    program.stdin.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    assert program.wait(timeout=60) == 141
 
 
 def test_an_unknown_topic_is_one_line(oncelog):

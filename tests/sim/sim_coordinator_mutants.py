@@ -8,18 +8,23 @@ from unittest import mock
 
 from msgspec import structs
 from sim_mutants import BUSY, Wrap, replaced, together
-from sim_saboteurs import ALONE, Saboteur
+from sim_nemesis import RATES
+from sim_saboteurs import ALONE, LATE, Saboteur
 
 from oncelog.actors import transaction_completions
 from oncelog.actors.marker_sender import MarkerSender
 from oncelog.actors.protocol import transaction, transaction_table
 from oncelog.actors.protocol.cluster import ClusterMachine
+from oncelog.actors.protocol.group_log import GroupValue
 from oncelog.actors.protocol.group_offsets import GroupOffsets
+from oncelog.actors.protocol.group_rebalance import GroupTurn
+from oncelog.actors.protocol.group_state import Group
 from oncelog.actors.protocol.messages import TxnMarker
 from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import TransactionMetadata
 from oncelog.actors.protocol.transaction_table import TransactionTable
 from oncelog.actors.transaction_completions import TransactionCompletions
+from oncelog.api.process_loop import ProcessLoop
 from oncelog.storage.model import NO_PRODUCER_ID
 
 # --- groups -----------------------------------------------------------------------------------
@@ -48,6 +53,57 @@ def _positions_of_aborts() -> Any:
 def _positions_of_commits() -> Any:
     """A commit marker drops the positions of its transaction."""
     return mock.patch.object(GroupOffsets, "_install")
+
+
+def _new_ids_told_at_once() -> Any:
+    """In a rebalance the join of a static member counts before its new id is in the log."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def replace_static(
+            self: GroupTurn, request: Any, new_id: str, call_id: int, _logged: Any
+        ) -> None:
+            real(self, request, new_id, call_id, None)
+
+        return replace_static
+
+    return replaced(GroupTurn, "replace_static", wrap)
+
+
+def _new_ids_one_at_a_time() -> Any:
+    """A static member's new id goes into the record that is durable, where others are to follow."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def replace_static(
+            self: GroupTurn, request: Any, new_id: str, call_id: int, logged: Any
+        ) -> None:
+            def with_present_ids(_: Group, logged: GroupValue) -> GroupValue:
+                return _renamed(logged, request.group_instance_id, new_id)
+
+            with mock.patch.object(Group, "with_present_ids", with_present_ids):
+                real(self, request, new_id, call_id, logged)
+
+        return replace_static
+
+    return replaced(GroupTurn, "replace_static", wrap)
+
+
+def _renamed(logged: GroupValue, instance_id: str, new_id: str) -> GroupValue:
+    members = tuple(
+        structs.replace(member, member_id=new_id)
+        if member.group_instance_id == instance_id
+        else member
+        for member in logged.members
+    )
+    former_ids = {member.member_id for member in logged.members} - {
+        member.member_id for member in members
+    }
+    leader_id = new_id if logged.leader_id in former_ids else logged.leader_id
+    return structs.replace(logged, leader_id=leader_id, members=members)
+
+
+def _input_read_again() -> Any:
+    """A worker of ``process`` takes whatever a poll brings for new."""
+    return mock.patch.object(ProcessLoop, "_repeated", return_value=[])
 
 
 # --- coordinators -----------------------------------------------------------------------------
@@ -153,6 +209,21 @@ def _epochs_given_again() -> Any:
     return replaced(ClusterMachine, "decide_become_leader", wrap)
 
 
+def _elections_by_name() -> Any:
+    """The controller elects a start with the log of another topic that had the name."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def decide(self: ClusterMachine, request: Any) -> Any:
+            found = self._find(request.topic_partition)
+            if found is not None:
+                request = structs.replace(request, topic_id=found[0].topic_id)
+            return real(self, request)
+
+        return decide
+
+    return replaced(ClusterMachine, "decide_become_leader", wrap)
+
+
 def _ends_of_others() -> Any:
     """Who has been fenced may end the transaction of its successor."""
     return mock.patch.object(transaction, "end_age", return_value=EndAge.CURRENT)
@@ -186,7 +257,54 @@ def _verdicts_of_markers() -> Any:
 
 COPIES = ALONE | {"copiers": 2, "topics": {"t0": 2, "copies": 1}, "pause_ms": 20.0}
 
+QUIET = ALONE | dict.fromkeys(RATES, 0.0)
+QUIET |= {"disk_refusal": 0.0, "file_damage": 0.0, "move": 0.0, "kill_at_message": 0.0}
+QUIET |= {"kill_group": 0.0, "operators": 0, "request_timeout_ms": 1_000}
+"""Nothing goes wrong but what is asked for."""
+
+COME_BACK = QUIET | {"kill_group": 0.5, "peace": 0.0, "writers": 1}
+"""Members of a group come back all at once."""
+
+STATIC = COPIES | COME_BACK | {"copiers": 5, "static_ratio": 0.7, "slow_disk": 1.0}
+
+SLOW = QUIET | {
+    "processors": 2,
+    "slow_functions": 0.1,
+    "transaction_timeout_ms": 30_000,
+    "writers": 3,
+    "pause_ms": 50.0,
+    "topics": {"t0": 2, "processed": 1},
+    "duration_s": 40.0,
+}
+"""Functions so slow that their workers are put out of the group, and join again as they were."""
+
 COORDINATOR_MUTANTS = (
+    Saboteur(
+        name="input that is read again",
+        sabotage=_input_read_again,
+        checker="DoubleProcessing",
+        changes=SLOW,
+    ),
+    Saboteur(
+        name="durable ids of static members",
+        sabotage=_new_ids_told_at_once,
+        checker="FencedMembers",
+        changes=STATIC,
+    ),
+    Saboteur(
+        name="durable ids of all static members",
+        sabotage=_new_ids_one_at_a_time,
+        checker="FencedMembers",
+        changes=STATIC,
+    ),
+    Saboteur(
+        name="elections by topic id",
+        sabotage=_elections_by_name,
+        checker="World",
+        changes=ALONE
+        | LATE
+        | {"remakers": 3, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
+    ),
     Saboteur(
         name="positions after their marker",
         sabotage=_positions_before_their_marker,

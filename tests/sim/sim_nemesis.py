@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from sim_disk import SimDisk
 from sim_history import REMADE_PREFIX
@@ -14,6 +15,8 @@ from sim_network import Exchange, NetworkFaults
 from sim_process import Client
 from sim_stage import Stage
 from sim_world import World
+
+from oncelog.storage.errors import ErrorCode
 
 CLOCK_JUMP_MAX_MS = 3_600_000
 DISK_OPERATIONS_AHEAD_MAX = 40
@@ -28,7 +31,8 @@ TURNING_POINTS = (
 )
 """Calls around which a death is worst."""
 
-
+GROUP_ROLES = ("copier-", "processor-")
+"""How the names of clients begin that are members of one group."""
 REFUSED_CALLS = ("append", "write_at", "create", "truncate", "datasync", "sync_directory", "open")
 REFUSED_FILES = ("", "", ".log", ".txnindex", ".txnindex", ".index", "checkpoint")
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
@@ -71,6 +75,8 @@ class FaultPlan:
 
     disk_refusal: float = field(default=0.0, repr=False)
     """Not shown, so that what is drawn by the rest of the plan stays what it was."""
+
+    kill_group: float = field(default=0.0, repr=False)
 
 
 RATES = {
@@ -123,6 +129,7 @@ def drawn_faults(random: Random) -> FaultPlan:
         move=Random(f"move {plan}").choice((0.0, 0.0, 0.1)),
         file_damage=Random(f"damage {plan}").choice((0.0, 0.1, 0.3)),
         disk_refusal=Random(f"refusal {plan}").choice((0.0, 0.1, 0.5)),
+        kill_group=Random(f"group {plan}").choice((0.0, 0.0, 0.2)),
     )
 
 
@@ -137,6 +144,7 @@ class Nemesis:
         self._strikes: dict[str, Callable[[], None]] = {
             "kill": self._kill,
             "kill_client": self._kill_client,
+            "kill_group": self._kill_group,
             "kill_at_event": self._kill_at_event,
             "kill_at_message": self._kill_at_message,
             "crash_at_disk": self._crash_at_disk,
@@ -212,6 +220,20 @@ class Nemesis:
         if name is not None:
             self._world.kill(name)
 
+    def _kill_group(self) -> None:
+        """All members of a group die at once, and so they come back together, in one rebalance.
+
+        Mostly their coordinator dies too, as it has told them who they are.
+        """
+        clients = sorted(self._world._processes)
+        groups = [[name for name in clients if name.startswith(role)] for role in GROUP_ROLES]
+        if not any(groups):
+            return
+        for name in self._random.choice([members for members in groups if members]):
+            self._world.kill(name)
+        if self._random.random() < 0.7:
+            self._kill_at(_tells_member, is_caller=False)
+
     def _kill_at_event(self) -> None:
         name = self._client() if self._random.random() < 0.3 else self._actor()
         if name is not None:
@@ -220,15 +242,22 @@ class Nemesis:
     def _kill_at_message(self) -> None:
         """Who sent the next message of some kind dies as it arrives, or who is to get it."""
         method = self._random.choice(TURNING_POINTS)
-        waits_for_reply, is_sender = self._random.random() < 0.5, self._random.random() < 0.5
+        is_reply, is_sender = self._random.random() < 0.5, self._random.random() < 0.5
+
+        def fits(exchange: Exchange, _: object, is_reply_now: bool) -> bool:
+            return exchange.method == method and is_reply_now is is_reply
+
+        self._kill_at(fits, is_caller=is_sender is not is_reply)
+
+    def _kill_at(self, fits: Callable[[Exchange, Any, bool], bool], *, is_caller: bool) -> None:
+        """Kill the caller or the callee as the first message arrives that ``fits``."""
         watchers = self._world.network.watchers
 
-        def watch(exchange: Exchange, _: object, is_reply: bool) -> None:
+        def watch(exchange: Exchange, message: object, is_reply: bool) -> None:
             if self._stage.is_over:
                 watchers.remove(watch)
-            elif exchange.method == method and is_reply is waits_for_reply:
+            elif fits(exchange, message, is_reply):
                 watchers.remove(watch)
-                is_caller = is_sender is not is_reply
                 self._world.kill(exchange.caller.name if is_caller else exchange.callee)
 
         watchers.append(watch)
@@ -378,6 +407,11 @@ class Nemesis:
     def _later(self, mean_s: float, action: Callable[[], None]) -> None:
         delay_s = self._random.expovariate(1 / mean_s)
         self._world.loop.call_later(delay_s, action, context=self._world.driver.context)
+
+
+def _tells_member(exchange: Exchange, message: Any, is_reply: bool) -> bool:
+    """A join succeeds: its member knows its id and its generation."""
+    return exchange.method == "join_group" and is_reply and message.error is ErrorCode.NONE
 
 
 def all_faults(world: World) -> int:

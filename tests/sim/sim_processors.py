@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from sim_history import Claim, Outcome, SentRecord, Write
@@ -16,6 +17,8 @@ from oncelog.api.producer import Producer
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
+
+MAX_POLL_INTERVAL_MS = 4_000
 
 
 def processor(number: int) -> Life:
@@ -39,7 +42,7 @@ async def _work(player: Player, number: int) -> None:
         worker_index=number,
         function=worker.output_of,
         batch_format="record",
-        commit_interval_ms=player.random.choice((0, 100, 1_000)),
+        commit_interval_ms=_commit_interval_ms(player),
         records_max=player.random.choice((1, 10, 100)),
         max_worker_deaths=1_000_000,  # Here it is the nemesis, never the function.
         producer_settings={
@@ -48,7 +51,7 @@ async def _work(player: Player, number: int) -> None:
         },
         consumer_settings={
             "session_timeout_ms": 3_000,
-            "max_poll_interval_ms": 4_000,
+            "max_poll_interval_ms": MAX_POLL_INTERVAL_MS,
             "request_timeout_ms": plan.request_timeout_ms + 500,
             "default_api_timeout_ms": 8_000,
             "retry_backoff_ms": 20,
@@ -65,6 +68,12 @@ async def _work(player: Player, number: int) -> None:
     await player.pause(500)
 
 
+def _commit_interval_ms(player: Player) -> int:
+    drawn: int = player.random.choice((0, 100, 1_000))
+    # A slow function then ends in the midst of a transaction.
+    return 3 * MAX_POLL_INTERVAL_MS if player.stage.plan.slow_functions else drawn
+
+
 class _Worker:
     """What one loop works with: its thread, its clients, and which input each output is of."""
 
@@ -77,6 +86,9 @@ class _Worker:
 
     def output_of(self, record: ConsumerRecord) -> bytes:
         """The user's function."""
+        slow_functions = self._player.stage.plan.slow_functions
+        if slow_functions and self._player.random.random() < slow_functions:
+            self.thread.run(asyncio.sleep(1.2 * MAX_POLL_INTERVAL_MS / 1_000))
         self._made += 1
         value = f"{self._owner}/{self._made}".encode()
         self.sources[value] = (record.topic_partition, record.offset)

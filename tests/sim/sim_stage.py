@@ -50,6 +50,8 @@ class WorkloadPlan:
     copiers: int = 0
     static_ratio: float = 0.3
     processors: int = 0
+    slow_functions: float = 0.0
+    """How often the function of a processor takes longer than its group waits for a poll."""
     readers: int = 1
     uncommitted_readers: int = 0
     abort_ratio: float = 0.15

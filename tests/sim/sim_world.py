@@ -17,6 +17,7 @@ background and event loop are of the simulator::
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -33,6 +34,7 @@ from sim_launcher import SimLauncher, founded_disks, new_disk
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_media import Media
 from sim_network import Network
+from sim_noise import no_noise
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
 
@@ -110,6 +112,8 @@ class World(Faults):
         self.driver = Process(self, "world", 1, self._split_random())
         self.loop.after_event = self._after_event
         self._logging.install()
+        self._noise = contextlib.ExitStack()
+        self._noise.enter_context(no_noise(self.fail))
         try:
             self._boot(is_founded)
         except BaseException:
@@ -346,8 +350,11 @@ class World(Faults):
         return f"{self.loop.trace:012x}-{self._message_trace:08x}-{files:08x}"
 
     def fail(self, error: BaseException, text: str) -> None:
-        """The simulation has met a bug: the first is raised out of ``run``."""
-        if self.failure is None:
+        """The simulation has met a bug: the first is raised out of ``run``.
+
+        While the world is thrown away there is none: what is unwound reaches nobody.
+        """
+        if self.failure is None and not self.loop.is_closed():
             self.tell("world", f"* FAILED: {text}: {error!r}")
             self.failure = self._failed(f"{text}: {error!r}")
             self.failure.__cause__ = error
@@ -385,6 +392,7 @@ class World(Faults):
             end()
         self._logging.remove()
         self.loop.close()
+        self._noise.close()
 
     def __enter__(self) -> World:
         return self

@@ -358,3 +358,50 @@ def test_clients_are_made_where_they_run(world):
     client = world.client("program")
     with pytest.raises(AssertionError, match="spawn"):
         client.producer()
+
+
+class Grumpy:
+    def __del__(self):
+        raise ValueError("never seen")
+
+
+def forgets_to_wait():
+    asyncio.sleep(1)
+
+
+def fails_in_a_finalizer():
+    Grumpy()
+
+
+def drops_an_error():
+    asyncio.get_running_loop().create_future().set_exception(ValueError("never seen"))
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (forgets_to_wait, "'sleep' was never awaited"),
+        (fails_in_a_finalizer, "never seen"),
+        (drops_an_error, "never seen"),
+    ],
+)
+def test_what_python_only_prints_fails_the_run(world, does, told):
+    world.client("program").soon(does)
+    with pytest.raises(SimulationError, match=told):
+        world.run_for(1)
+
+
+def test_what_is_unwound_at_the_end_is_no_failure(recwarn):
+    async def work(client):
+        producer = client.producer()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await producer.close(timeout_ms=1_000)
+
+    with World(seed=1) as world:
+        client = world.client("program")
+        client.spawn(work(client))
+        world.run_for(1)
+    assert world.failure is None
+    assert [str(warning.message) for warning in recwarn] == []

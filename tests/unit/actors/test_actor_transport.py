@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from oncelog.actors import actor_transport
 from oncelog.actors.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
@@ -182,7 +183,7 @@ def test_closing_closes_the_connections_of_every_loop_and_the_loop_goes_on():
     asyncio.run(body())
 
 
-def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next():
+def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next(caplog):
     ray = asyncio.run(_fake_ray())
     transport = ActorTransport(ray)
     abandoned = asyncio.new_event_loop()
@@ -193,6 +194,9 @@ def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next():
     asyncio.run(_describe_once(transport))
     assert not transport._of_loop
     assert len(pending) == 1
+    del abandoned, pending
+    gc.collect()
+    assert "destroyed" not in caplog.text
 
 
 async def _fake_ray() -> FakeRay:

@@ -269,15 +269,19 @@ def test_a_message_that_is_too_long_for_a_frame_harms_no_other(monkeypatch):
 
 def test_somebody_who_only_echoes_is_not_taken_for_an_actor():
     async def run() -> None:
+        has_left = asyncio.Event()
+
         async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while data := await reader.read(1_000):
                 writer.write(data)
             writer.close()
+            has_left.set()
 
         mirror = await asyncio.start_server(echo, "127.0.0.1", 0)
         port = mirror.sockets[0].getsockname()[1]
         address = ListenerAddress(host="127.0.0.1", port=port, token=TOKEN)
         assert await connect(address, timeout_ms=TIMEOUT_MS) is None
+        await has_left.wait()
         mirror.close()
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -163,4 +164,19 @@ def test_a_reader_that_leaves_is_no_error_message():
     program.stdout.close()
     error = program.stderr.read()
     program.stderr.close()
-    assert (program.wait(), error) == (1, b"")
+    assert (program.wait(), error) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["topics", "create", "--help"]])
+def test_help_that_nobody_reads_is_no_error_message(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "oncelog.api.cli", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 
 import pytest
 
-from oncelog.api import cli_connect, connection
+from oncelog.api import cli_connect, cli_signals, client, connection
 from oncelog.api.cli_output import CliError
 
 
@@ -129,3 +130,26 @@ def test_the_word_of_a_process_whose_number_another_has_counts_for_nothing(tmp_p
         )
         connection.write_discovery(tmp_path, word)
         assert (cli_connect.running_on(tmp_path) is not None) is is_believed
+
+
+def test_whoever_is_connected_ends_in_order_whatever_handlers_ray_has_set(listener, monkeypatch):
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    blocked = []
+
+    def join_ray(address):
+        blocked.extend(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def connect(address):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(connection, "join_ray", join_ray)
+    monkeypatch.setattr(client, "connect", connect)
+    try:
+        with pytest.raises(cli_signals.EndedBySignal):
+            cli_connect.connect(arguments(listener))
+    finally:
+        for number, handler in known.items():
+            signal.signal(number, handler)
+    assert signal.SIGTERM in blocked
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -6,9 +6,12 @@ import argparse
 import contextlib
 import io
 import json
+import signal
+import subprocess
 import sys
 import types
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,7 @@ from oncelog.actors.protocol.cluster_messages import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.api import cli, cli_records
+from oncelog.api import cli, cli_records, cli_signals
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import (
     CorruptRecordError,
@@ -25,6 +28,8 @@ from oncelog.storage.exceptions import (
     RebalanceInProgressError,
 )
 from oncelog.storage.model import TopicPartition
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 class Producer:
@@ -35,6 +40,7 @@ class Producer:
         self.sent = []
         self.story = []
         self.failure = None
+        self.before_commit = self.before_flush = None
 
     def __enter__(self):
         return self
@@ -53,6 +59,7 @@ class Producer:
         except BaseException:
             self.story.append("abort")
             raise
+        self.before_commit()
         self.story.append("commit")
 
     def send(self, topic, value=None, key=None):
@@ -66,6 +73,7 @@ class Producer:
         return future
 
     def flush(self):
+        self.before_flush()
         self.story.append("flush")
 
 
@@ -78,6 +86,7 @@ class Consumer:
         self.story = []
         self.rooms = []
         self.commit_error = None
+        self.before_commit = None
 
     def __enter__(self):
         return self
@@ -102,11 +111,14 @@ class Consumer:
         if not self.polls:
             return []
         result = self.polls.pop(0)
+        if callable(result):
+            result = result()
         if isinstance(result, BaseException):
             raise result
         return result[:max_records]
 
     def commit(self):
+        self.before_commit()
         self.story.append("commit")
         if self.commit_error is not None:
             raise self.commit_error
@@ -120,6 +132,7 @@ class Cluster:
         self.polls = []
         self.failure = None
         self.commit_error = None
+        self.before_commit = self.before_flush = lambda: None
 
     def __enter__(self):
         return self
@@ -142,11 +155,14 @@ class Cluster:
     def producer(self, **settings):
         self.made = Producer(settings)
         self.made.failure = self.failure
+        self.made.before_flush = self.before_flush
+        self.made.before_commit = self.before_commit
         return self.made
 
     def consumer(self, **settings):
         self.made = Consumer(settings, self.polls)
         self.made.commit_error = self.commit_error
+        self.made.before_commit = self.before_commit
         return self.made
 
 
@@ -164,6 +180,30 @@ def type_in(monkeypatch):
     def use(data):
         stream = argparse.Namespace(buffer=io.BytesIO(data))
         monkeypatch.setattr(sys, "stdin", stream)
+
+    return use
+
+
+@pytest.fixture
+def strike():
+    """Sends a signal to this process, where a command takes it as it does once it is connected."""
+    known = {number: signal.getsignal(number) for number, _ in SIGNALS}
+    cli_signals.end_in_order()
+    yield signal.raise_signal
+    for number, handler in known.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def type_and_strike(monkeypatch, strike):
+    """Makes lines the standard input, then a signal where the next line would be."""
+
+    def use(lines, number):
+        def typed():
+            yield from lines
+            strike(number)
+
+        monkeypatch.setattr(sys, "stdin", argparse.Namespace(buffer=typed()))
 
     return use
 
@@ -218,6 +258,46 @@ def test_a_record_that_fails_is_an_error(cluster, type_in, capsys):
     type_in(b"a\n")
     assert cli.main(["produce", "flights"]) == 1
     assert capsys.readouterr().err.startswith("oncelog: A newer producer")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_what_was_sent_before_a_signal_is_delivered_and_told(
+    cluster, type_and_strike, capsys, number, status
+):
+    type_and_strike([b"a\n", b"b\n"], number)
+    assert cli.main(["produce", "flights"]) == status
+    assert cluster.made.story == ["flush", "close"]
+    assert capsys.readouterr().out.startswith("2 records to flights\n")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_signal_during_the_last_delivery_waits_for_it(
+    cluster, type_in, strike, capsys, number, status
+):
+    type_in(b"a\n")
+    cluster.before_flush = lambda: strike(number)
+    assert cli.main(["produce", "flights"]) == status
+    assert cluster.made.story == ["flush", "close"]
+    assert capsys.readouterr().out.startswith("1 record to flights\n")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_signal_aborts_the_transaction(cluster, type_and_strike, capsys, number, status):
+    type_and_strike([b"a\n"], number)
+    assert cli.main(["produce", "flights", "--transactional-id", "loader"]) == status
+    assert cluster.made.story == ["init", "begin", "abort", "close"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_commit_under_a_signal_is_waited_for_and_told(
+    cluster, type_in, strike, capsys, number, status
+):
+    type_in(b"a\n")
+    cluster.before_commit = lambda: strike(number)
+    assert cli.main(["produce", "flights", "--transactional-id", "loader"]) == status
+    assert cluster.made.story == ["init", "begin", "flush", "commit", "close"]
+    assert capsys.readouterr().out.startswith("1 record to flights, in one transaction\n")
 
 
 def test_lines_come_from_a_file_if_one_is_named(cluster, tmp_path, capsys):
@@ -350,8 +430,43 @@ def test_damaged_records_are_passed_over_when_asked_for(cluster, capsys):
     assert ("seek", TopicPartition("flights", 0), 4) in cluster.made.story
 
 
-def test_an_interrupt_is_the_usual_end_and_leaves_the_group(cluster, capsys):
-    cluster.polls = [[record(0)], KeyboardInterrupt()]
-    assert cli.main(["consume", "flights", "--group", "g"]) == 0
-    assert cluster.made.story[-1] == "close"
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+def test_a_signal_is_the_usual_end_and_leaves_the_group(cluster, strike, capsys, number, status):
+    cluster.polls = [[record(0)], lambda: strike(number)]
+    assert cli.main(["consume", "flights", "--group", "g"]) == status
+    assert cluster.made.story[-2:] == ["commit", "close"]
+    assert tuple(capsys.readouterr()) == ("v\n", "")
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS)
+@pytest.mark.parametrize("strikes_in", ["write", "commit"])
+def test_a_signal_waits_until_what_is_written_is_committed(
+    cluster, strike, monkeypatch, number, status, strikes_in
+):
+    real = getattr(cli_records, strikes_in)
+
+    def struck(*arguments, **named):
+        real(*arguments, **named)
+        strike(number)
+
+    monkeypatch.setattr(cli_records, strikes_in, struck)
+    cluster.polls = [[record(0)], [record(1)]]
+    assert cli.main(["consume", "flights", "--group", "g"]) == status
+    assert cluster.made.story[1:] == ["commit", "close"]
+
+
+def test_it_ends_when_nobody_reads_its_output_any_more():
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import test_cli_records as here\n"
+        "here.cli_records.connect = lambda args: here.Cluster()\n"
+        "sys.exit(here.cli.main(['consume', 'flights']))\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    program.stdout.close()
+    error = program.stderr.read()
+    program.stderr.close()
+    assert (program.wait(), error) == (141, b"")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -105,3 +107,30 @@ def test_what_asked_for_it_is_called_on_the_loop_when_all_else_has_ended() -> No
     assert called == ["cancelled", "reported", "ends"]
     with pytest.raises(ClientClosedError):
         thread.call_when_closed(living.closed)
+
+
+FORK = "import os, sys\nif not os.fork(): sys.exit()\nassert os.wait()[1] == 0"
+"""A child that ends before its parent, whose loop goes on."""
+
+
+@pytest.mark.parametrize("end", ["", "del loops", "raise SystemExit(0)", FORK])
+def test_what_a_program_leaves_open_is_ended_with_it_and_makes_no_noise(end: str) -> None:
+    code = (
+        "import asyncio\n"
+        "from oncelog.api.event_loop import LoopThread\n"
+        "async def wait():\n"
+        "    begun.set_result(None)\n"
+        "    try:\n"
+        "        await asyncio.Event().wait()\n"
+        "    finally:\n"
+        "        print('ended')\n"
+        "import concurrent.futures\n"
+        "begun = concurrent.futures.Future()\n"
+        "loops = LoopThread()\n"
+        "loops.submit(wait())\n"
+        f"begun.result()\n{end}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, set(done.stdout.splitlines()), done.stderr) == (0, {"ended"}, "")

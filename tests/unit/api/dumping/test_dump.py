@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -216,3 +217,21 @@ def test_a_large_log_needs_little_memory(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--deep"], ["--json"], ["--verify"]])
+def test_a_reader_that_leaves_is_no_error_message(tmp_path, words):
+    log = sample_logs.SampleLog(tmp_path, "flights")
+    log.data([(None, b"x", 1, ())])
+    log.close()
+    reader, writer = os.pipe()
+    os.close(reader)
+    # Without a buffer, so that it meets this in the midst of the files.
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", "oncelog.api.cli", "dump", *words, str(log.directory)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
