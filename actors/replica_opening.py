@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -172,31 +172,35 @@ class ReplicaDirectory:
         # A snapshot below the log start tells of producers by what stands between the two.
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-        needed_from = machine.replay_from
         # A snapshot remembers one batch per producer, also that of a clean stop; the batches
         # before it restore the other four, so that the retry of any that was in flight is known.
-        history_from = min(needed_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX))
+        history_from = min(
+            machine.replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX)
+        )
+        log.begin_restore()
         try:
-            self._replay(log, history_from)
+            self._replay(log, log.replay_state(history_from))
         except CorruptDataError as damage:
-            if history_from == needed_from:
+            if history_from == snapshot_offset:
                 raise
-            # The state does not need them: whoever reads them will be told.
+            # Before the snapshot nothing else is missing than what readers are told of: retries
+            # of these batches, and their records in the count of a transaction that is open.
             _logger.error(
                 "%s: batches before the last snapshot are damaged: %s", self._path, damage
             )
             machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-            if needed_from < log.log_end_offset:
-                self._replay(log, needed_from)
+            log.begin_restore()
+            self._replay(log, log.replay_sound(history_from, snapshot_offset))
+            if snapshot_offset < log.log_end_offset:
+                self._replay(log, log.replay_state(snapshot_offset))
         machine.advance_log_start(log.log_start_offset)
-        log.settle_aborted()
         log.end_restore()
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
 
-    def _replay(self, log: PartitionLog, from_offset: int) -> None:
-        for header, batch in log.replay_state(from_offset):
+    def _replay(self, log: PartitionLog, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        for header, batch in batches:
             control = decode_control(batch, header) if header.is_control else None
             index_if_aborted(log, self._machine.apply(header, control))
 

@@ -347,8 +347,8 @@ class LogLoader:
         """Read all aborted entries; the offset from which the replay must restore them.
 
         The index is only a copy of what the markers in the log say. One that is not what the
-        summary says is emptied, and so are those of segments that were read again. Should this
-        process die before the replay has filled them, the next load finds the same.
+        summary says is not believed, and neither are those of segments that were read again. They
+        are written when the replay has ended: should it be refused, all is as it was.
         """
         limit = trusted_offset if self._scanned_from is None else self._scanned_from
         for segment in segments:
@@ -358,15 +358,13 @@ class LogLoader:
                 index.is_settled = segment is not segments[-1]
                 continue
             limit = min(limit, base_offset)
-            handle = index.clear()
-            if handle is not None:
-                self.ledger.note(handle)
+            index.distrust()
             if summary is not None and segment is not segments[-1]:
                 self._unsealed.append(segment)
         return min(limit, trusted_offset)
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
-        """Keep one snapshot per segment and the newest; remove what belongs to no state.
+        """All snapshots but those of no state that the log has been in.
 
         Those of the segments that were read again may be torn or not durable: one may be all that
         is known of the producers before it, once the segments there are removed.
@@ -376,12 +374,9 @@ class LogLoader:
         for offset in store.offsets:
             if not segments[0].base_offset <= offset <= log_end_offset:
                 store.remove(offset)
-        keep = {segment.base_offset for segment in segments} | set(store.offsets[-1:])
         for offset in store.offsets:
             is_trusted = self._scanned_from is None or offset < self._scanned_from
-            if offset not in keep:
-                store.remove(offset)
-            elif not is_trusted and (handle := store.write_again(offset)) is not None:
+            if not is_trusted and (handle := store.write_again(offset)) is not None:
                 self.ledger.note(handle, close_when_synced=True)
         return store
 

@@ -242,11 +242,6 @@ class PartitionLog(ReadableLog):
         """Exclusive: no reader and no sync may be taken past it. The log end unless one is owed."""
         return self._aborted.covered_end(self.log_end_offset)
 
-    def settle_aborted(self) -> None:
-        """Enter what is owed to the aborted index. OSError: it still is."""
-        self._ledger.check()
-        self._aborted.settle()
-
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
         self._ledger.check()
@@ -272,14 +267,20 @@ class PartitionLog(ReadableLog):
 
     # Making it durable
 
+    def begin_restore(self) -> None:
+        """A replay of what a load did not trust begins, maybe once more: none of it is written."""
+        self._aborted.begin_replay()
+
     def end_restore(self) -> None:
-        """Aborted transactions of all that a load did not trust are indexed again: seal it.
+        """The state of all that a load did not trust is known: index it, seal it, tidy up.
 
         Durable with the next sync point. OSError as for ``append``.
         """
         self._ledger.check()
         unsealed, self._unsealed = self._unsealed, []
         try:
+            self._aborted.end_replay()
+            self._snapshots.thin_out(self._segments.bases)
             for segment in unsealed:
                 if segment is not self._segments.active:
                     for handle in segment.write_sealed(self._epochs.pairs):

@@ -16,7 +16,7 @@ A damaged snapshot costs a longer replay and nothing else. Source: KIP-98, "Prod
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -140,6 +140,12 @@ class SnapshotStore:
         stale = [known for known in self._offsets if known < offset]
         self._offsets = self._offsets[len(stale) :]
         return tuple(self.path_of(known) for known in stale)
+
+    def thin_out(self, bases: Collection[int]) -> None:
+        """Keep those of ``bases``, where segments begin, and the newest."""
+        for offset in self.offsets[:-1]:
+            if offset not in bases:
+                self.remove(offset)
 
     def remove_above(self, offset: int) -> None:
         """Remove the snapshots that a log cut at ``offset`` no longer reaches."""

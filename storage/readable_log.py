@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oncelog.storage.damaged_read import read_sound
-from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_loader import LoadedLog
 from oncelog.storage.model import AbortedTransaction
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_batch import BatchHeader, iterate_batches
+from oncelog.storage.segment_frames import SCAN_BYTES
 from oncelog.storage.segment_list import LogSlice, SegmentList
 from oncelog.storage.timestamp_search import find_max_timestamp, find_timestamp
 
@@ -127,6 +128,25 @@ class ReadableLog:
         for segment in self._segments.opened_from(from_offset):
             is_checked = segment.base_offset >= self._checked_from
             yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
+
+    def replay_sound(
+        self, from_offset: int, upper_offset: int
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Of ``replay``, up to ``upper_offset`` (exclusive), what is not damaged."""
+        for segment in self._segments.opened_from(from_offset):
+            if segment.base_offset >= upper_offset:
+                return
+            offset = max(from_offset, segment.base_offset)
+            while offset < min(segment.next_offset, upper_offset):
+                try:
+                    records, offset = read_sound(
+                        segment, offset, max_bytes=SCAN_BYTES, upper_offset=upper_offset
+                    )
+                except CorruptRecordError as damage:
+                    offset = damage.next_offset
+                    continue
+                for position, header in iterate_batches(records):
+                    yield header, memoryview(records)[position : position + header.size_bytes]
 
     def offset_before(self, offset: int, bytes_max: int) -> int:
         """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""
