@@ -35,6 +35,7 @@ from oncelog.storage.checkpoint import (
     RECOVERY_FILE,
 )
 from oncelog.storage.control_record import ControlRecord, decode_control
+from oncelog.storage.disk_errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
@@ -180,8 +181,9 @@ class ReplicaDirectory:
         log.begin_restore()
         try:
             self._replay(log, log.replay_state(history_from))
-        except CorruptDataError as damage:
-            if history_from == snapshot_offset:
+        except (CorruptDataError, OSError) as damage:
+            is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
+            if not is_lost or history_from == snapshot_offset:
                 raise
             # Before the snapshot nothing else is missing than what readers are told of: retries
             # of these batches, and their records in the count of a transaction that is open.

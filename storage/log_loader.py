@@ -25,6 +25,7 @@ from oncelog.storage.checkpoint import (
     write_leader_epochs,
 )
 from oncelog.storage.cleaner_checkpoint import read_first_dirty_offset
+from oncelog.storage.disk_errors import is_unreadable, reading
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.leader_epoch_list import OFFSET_MAX, note_epoch, without_start
@@ -215,7 +216,8 @@ class LogLoader:
             flag.active_size_bytes,
         ):
             return False
-        active.load_tail()
+        with reading(active.log_path):
+            active.load_tail()
         self._summaries[active.base_offset] = summary
         return active.next_offset == flag.log_end_offset
 
@@ -239,7 +241,8 @@ class LogLoader:
                 break
             is_last = slot == len(segments) - 1
             gaps_end = self._gaps_end(segment, is_last=is_last)
-            position, expected, defect = self._scan(segment, gaps_end)
+            with reading(segment.log_path):
+                position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
                 self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
@@ -284,7 +287,12 @@ class LogLoader:
     def _scan_sealed(self, segment: Segment) -> None:
         next_offset, size_bytes = segment.next_offset, segment.size_bytes
         self._known = OFFSET_MAX
-        position, expected, defect = self._scan(segment, next_offset)
+        try:
+            position, expected, defect = self._scan(segment, next_offset)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            position, expected, defect = 0, segment.next_offset, TailDefect.UNREADABLE
         if defect is TailDefect.NONE and expected == next_offset:
             self._unsealed.append(segment)
         else:

@@ -22,6 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from oncelog.storage.disk_errors import read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
@@ -128,9 +129,7 @@ class SnapshotStore:
         for offset in reversed(self._offsets):
             if lowest_offset <= offset <= highest_offset:
                 try:
-                    return offset, decode_snapshot(
-                        self._filesystem.read_whole(self.path_of(offset))
-                    )
+                    return offset, self._read(offset)
                 except CorruptDataError:
                     self.remove(offset)
         return None
@@ -156,7 +155,7 @@ class SnapshotStore:
     def has_open_transaction(self, offset: int) -> bool:
         """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
         try:
-            entries = decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
+            entries = self._read(offset)
         except CorruptDataError:
             return True
         return any(entry.has_open_transaction for entry in entries)
@@ -164,7 +163,7 @@ class SnapshotStore:
     def is_readable(self, offset: int) -> bool:
         """Whether the file is whole and undamaged."""
         try:
-            decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
+            self._read(offset)
         except CorruptDataError:
             return False
         return True
@@ -175,9 +174,8 @@ class SnapshotStore:
         A damaged one is removed: None.
         """
         path = self.path_of(offset)
-        data = self._filesystem.read_whole(path)
         try:
-            decode_snapshot(data)
+            data = encode_snapshot(self._read(offset))
         except CorruptDataError:
             self.remove(offset)
             return None
@@ -193,6 +191,9 @@ class SnapshotStore:
         """Remove one file."""
         self._filesystem.remove(self.path_of(offset))
         self._offsets = [known for known in self._offsets if known != offset]
+
+    def _read(self, offset: int) -> list[ProducerSnapshotEntry]:
+        return decode_snapshot(read_beside(self._filesystem, self.path_of(offset)))
 
     def path_of(self, offset: int) -> Path:
         """The path of the snapshot at ``offset``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oncelog.storage.damaged_read import read_sound
+from oncelog.storage.disk_errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_loader import LoadedLog
@@ -60,7 +61,7 @@ class ReadableLog:
         reaches into the next segment unless this one has nothing. ``is_checked``: also what this
         process wrote is held against its CRC. ValueError for an offset outside [log start, log
         end]; CorruptRecordError if what stands at ``offset`` is damaged: what is sound before
-        damage is given first.
+        damage is given first. OSError if nothing at all of a file can be read.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -73,13 +74,19 @@ class ReadableLog:
                 records, next_offset = segment.read(
                     offset, max_bytes=max_bytes, upper_offset=upper_offset, is_checked=is_checked
                 )
-            except CorruptDataError:
+            except (CorruptDataError, OSError) as error:
+                if isinstance(error, OSError) and not is_unreadable(error):
+                    raise
                 records, next_offset = read_sound(
                     segment, offset, max_bytes=max_bytes, upper_offset=upper_offset
                 )
             if records:
                 return LogSlice(records=records, next_offset=next_offset)
         return LogSlice(records=b"", next_offset=offset)
+
+    def segment_end(self, offset: int) -> int:
+        """Where the segment that holds ``offset`` ends (exclusive)."""
+        return self._segments.holding(offset).next_offset
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int

@@ -24,6 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from oncelog.storage.disk_errors import read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.model import AbortedTransaction
@@ -124,7 +125,7 @@ class TxnIndex:
         if not self._filesystem.exists(self.path):
             return
         try:
-            entries = decode_entries(self._filesystem.read_whole(self.path))
+            entries = decode_entries(read_beside(self._filesystem, self.path))
         except CorruptDataError as error:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)

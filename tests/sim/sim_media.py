@@ -80,7 +80,7 @@ class Media:
         return harmed
 
     def harm_records(self, random: Random) -> None:
-        """Some sealed segment of a topic that is not compacted has a flipped bit or a lost page."""
+        """Some sealed segment of a topic that is not compacted is flipped, zeroed or unreadable."""
         world = self._world
         known = {harmed.actor for harmed in self._records}
         names = [
@@ -91,7 +91,7 @@ class Media:
             and name not in known
         ]
         if names:
-            ways = (Damage.FLIPPED, Damage.ZEROED_PAGE)
+            ways = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE)
             name = random.choice(names)
             harmed = self.harm(name, random, (DamagedKind.LOG,), ways, is_sealed=True)
             if harmed is not None:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, History, Life
-from file_damage import SIDE_KINDS, Damage, DamagedKind, contents, damage
+from file_damage import SECTOR_BYTES, SIDE_KINDS, Damage, DamagedKind, contents, damage
 from hypothesis import given
 from hypothesis import strategies as st
 from written_logs import play, written
 
 from oncelog.api.aborted_filter import visible_batches
+from oncelog.storage import damaged_read
 from oncelog.storage.checkpoint import CLEAN_SHUTDOWN_FILE
 from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.record_batch import iterate_batches
 
 CLEAN = DIRECTORY / CLEAN_SHUTDOWN_FILE
-HARMS = (Damage.FLIPPED, Damage.ZEROED_PAGE)
+HARMS = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE)
 
 
 def started(disk: CrashDisk) -> Life:
@@ -104,12 +106,13 @@ def test_a_file_lost_beside_damaged_records_changes_nothing_or_can_be_put_back(
     seed, kind, how, is_clean
 ):
     disk, older = written(seed, is_clean=is_clean)
-    found = differences(disk, Random(seed), kind, how, older)
-    assert not found
+    # The segments are smaller than the pages in which a disk withholds what it cannot read.
+    with mock.patch.object(damaged_read, "BLOCK_BYTES", SECTOR_BYTES):
+        assert not differences(disk, Random(seed), kind, how, older)
 
 
 def transaction_across_segments(*, has_marker: bool) -> CrashDisk:
-    """Producer 1 begins in the first of several segments; its ABORT stands in a later sealed one."""
+    """Producer 1 begins in the first of several segments; its ABORT is in a later sealed one."""
     life = started(CrashDisk())
     life.data(1, b"first" * 100, is_transactional=True)
     life.data(1, b"second" * 100, is_transactional=True)
