@@ -157,14 +157,19 @@ class ReplicaDirectory:
             directory=self._path,
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
+            on_cut=self._note_cut,
         )
-        self.cut = log.cut or self.cut
         try:
             self._restore(log)
         except BaseException:
             log.close(None)
             raise
         return log
+
+    def _note_cut(self, cut: TailCut) -> None:
+        """Of attempts that failed half-way the first one met the most."""
+        if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
+            self.cut = cut
 
     def _restore(self, log: PartitionLog) -> None:
         """Rebuild the machine and what of the log a load does not trust; make it all durable."""

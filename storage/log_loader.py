@@ -10,6 +10,7 @@ records is only trusted as far as the summary of its segment vouches for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -74,6 +75,8 @@ class LogLoader:
     directory: Path
     index_interval_bytes: int
     ledger: SyncLedger
+    on_cut: Callable[[TailCut], None] = lambda _cut: None
+    """Told before anything is cut: what follows may fail, and the next attempt finds no trace."""
     _cut: TailCut | None = None
     _scanned_from: int | None = None
     _known: int = 0
@@ -236,7 +239,7 @@ class LogLoader:
             if segment.base_offset != expected:
                 previous = segments[slot - 1]
                 tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
-                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+                self._settle(segments, tail, checkpoint)
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
             is_last = slot == len(segments) - 1
@@ -245,7 +248,7 @@ class LogLoader:
                 position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
-                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+                self._settle(segments, tail, checkpoint)
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
@@ -253,6 +256,13 @@ class LogLoader:
             self.ledger.note(segment.log)
         self._unsealed += segments[first:-1]
         self.ledger.note_directory()
+
+    def _settle(
+        self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
+    ) -> None:
+        self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+        if self._cut is not None:
+            self.on_cut(self._cut)
 
     def _check_again(
         self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, *, was_clean: bool

@@ -13,7 +13,7 @@ recovery point is durable.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -94,13 +94,20 @@ class PartitionLog(ReadableLog):
 
     @classmethod
     def open(
-        cls, *, filesystem: FileSystem, directory: Path, settings: LogSettings, now_ms: int
+        cls,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        settings: LogSettings,
+        now_ms: int,
+        on_cut: Callable[[TailCut], None] = lambda _cut: None,
     ) -> PartitionLog:
         """Open the log in ``directory``; a missing one is made, a dirty one is recovered.
 
         After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
         calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
-        is what was found durable, and so fit to be read. ``cut`` tells what was cut off.
+        is what was found durable, and so fit to be read. ``cut`` tells what was cut off, and
+        ``on_cut`` is told before, also if the open then fails.
 
         CorruptDataError names file and position of damage in synced data; OSError: the disk.
         """
@@ -110,6 +117,7 @@ class PartitionLog(ReadableLog):
             directory=directory,
             index_interval_bytes=settings.index_interval_bytes,
             ledger=ledger,
+            on_cut=on_cut,
         ).load()
         log = cls(
             filesystem=filesystem,
