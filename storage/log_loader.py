@@ -110,6 +110,7 @@ class LogLoader:
         self._stored_epochs = self._read_leader_epochs()
         is_new = not segments
         if is_new:
+            self._remove_orphans(segments)
             segments.append(self._create_first(checkpoint))
         self._check_head(segments[0], checkpoint)
         self._load_summaries(segments)
@@ -132,6 +133,7 @@ class LogLoader:
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
         snapshots = self._load_snapshots(segments)
         leader_epochs = self._load_leader_epochs(segments, log_start_offset)
+        self._remove_orphans(segments)
         self._begin_use()
         return LoadedLog(
             segments=segments,
@@ -160,11 +162,11 @@ class LogLoader:
             segments.append(self._segment(bases[-1], bases[-1]))
         for segment in segments:
             segment.attach()
-        self._remove_orphans(set(bases))
         return segments
 
-    def _remove_orphans(self, bases: set[int]) -> None:
+    def _remove_orphans(self, segments: list[Segment]) -> None:
         """Indexes whose segment is gone: one that begins there again must not find them."""
+        bases = {segment.base_offset for segment in segments}
         for name in self.filesystem.list_directory(self.directory):
             stem, dot, suffix = name.partition(".")
             if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:

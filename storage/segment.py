@@ -431,9 +431,11 @@ class Segment:
 
         ``leader_epochs``: what is known of them.
         """
+        if from_offset >= self.next_offset:
+            return
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
-            return
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
         for position, frame in self.frames(start):
             found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
@@ -441,23 +443,33 @@ class Segment:
                 self._refuse(position, found.value)
             expected = found.next_offset
             yield found, frame
-        if expected > self.next_offset:
-            self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
+        self._check_replayed(expected)
 
     def replay_state(
         self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        if from_offset >= self.next_offset:
+            return
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
-            return
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
         for header, frame in state_batches(
             self._log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
         ):
             expected = header.next_offset
             yield header, frame
-        if expected > self.next_offset:
+        self._check_replayed(expected)
+
+    def _check_replayed(self, next_offset: int) -> None:
+        """Refuse a file that has lost its last batches, or whose last one claims too many offsets.
+
+        Compaction keeps the last batch of a segment, so nothing may be missing after it.
+        """
+        if next_offset < self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        if next_offset > self.next_offset:
             self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 
     def offset_before(self, offset: int, bytes_max: int) -> int | None:

@@ -13,56 +13,15 @@ from unittest import mock
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
-from crash_life import DIRECTORY, History, Life
+from crash_life import DIRECTORY
 from file_damage import SECTOR_BYTES, SIDE_KINDS, Damage, DamagedKind, contents, damage
 from hypothesis import given
 from hypothesis import strategies as st
-from written_logs import play, written
+from written_logs import CLEAN, play, seen, started, written
 
-from oncelog.api.aborted_filter import visible_batches
 from oncelog.storage import damaged_read
-from oncelog.storage.checkpoint import CLEAN_SHUTDOWN_FILE
-from oncelog.storage.exceptions import CorruptRecordError
-from oncelog.storage.record_batch import iterate_batches
 
-CLEAN = DIRECTORY / CLEAN_SHUTDOWN_FILE
 HARMS = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE)
-
-
-def started(disk: CrashDisk) -> Life:
-    life = Life(disk, History())
-    life.start()
-    return life
-
-
-def seen(life: Life) -> dict[str, Any]:
-    """What readers get and are told of, and what is known of producers and leader epochs."""
-    log, machine = life.replica.log, life.replica.machine
-    read, committed, lost = [], [], []
-    offset = log.log_start_offset
-    while offset < machine.last_stable_offset:
-        try:
-            found = log.fetch(offset, max_bytes=900, upper_offset=machine.last_stable_offset)
-        except CorruptRecordError as error:
-            lost.append((error.offset, error.next_offset))
-            offset = error.next_offset
-            continue
-        read += [header.base_offset for _, header in iterate_batches(found.records)]
-        visible = visible_batches(
-            found.records,
-            fetch_offset=offset,
-            aborted_transactions=log.aborted_transactions(offset, found.next_offset),
-        )
-        committed += [batch.header.base_offset for batch in visible.batches]
-        offset = found.next_offset
-    return {
-        "read": read,
-        "committed": committed,
-        "lost": lost,
-        "bounds": (log.log_start_offset, machine.last_stable_offset, machine.log_end_offset),
-        "producers": machine.snapshot(),
-        "epochs": log.leader_epochs[:-1],
-    }
 
 
 def differences(disk: CrashDisk, random: Random, kind: DamagedKind, how: Damage, older: Any) -> Any:
