@@ -10,6 +10,7 @@ import asyncio
 from typing import Final
 
 from oncelog.actors.replica import Replica
+from oncelog.storage.disk_errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptRecordError
 
@@ -31,7 +32,7 @@ class LogScrub:
         self._pieces_to_rest = 0
 
     async def piece(self) -> None:
-        """Check the next piece. CorruptDataError or OSError: the files cannot be read at all."""
+        """Check the next piece. OSError: no file can be opened; it goes on where it was."""
         if self._pieces_to_rest:
             self._pieces_to_rest -= 1
             return
@@ -54,8 +55,19 @@ class LogScrub:
         try:
             found = log.fetch(offset, max_bytes=SLICE_BYTES, upper_offset=end, is_checked=True)
         except CorruptRecordError as damage:
-            replica.damage.note(damage)
-            self._offset = damage.next_offset
-            return SLICE_BYTES
+            return self._pass_over(damage)
+        except OSError as refusal:
+            if not is_unreadable(refusal):
+                raise
+            # Nothing of the file: readers are told to ask again, people that it is damaged.
+            end = min(log.segment_end(offset), end)
+            lost = CorruptRecordError(str(refusal), offset=offset, next_offset=end)
+            return self._pass_over(lost)
         self._offset = found.next_offset
         return len(found.records)
+
+    def _pass_over(self, damage: CorruptRecordError) -> int:
+        """Note it and go on behind it; it counts as one slice."""
+        self._replica.damage.note(damage)
+        self._offset = damage.next_offset
+        return SLICE_BYTES

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,7 @@ from oncelog.storage.checkpoint import (
     RECOVERY_FILE,
 )
 from oncelog.storage.control_record import ControlRecord, decode_control
+from oncelog.storage.disk_errors import is_unreadable
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import DirectoryLockedError, FileSystem, Lock
@@ -156,14 +157,19 @@ class ReplicaDirectory:
             directory=self._path,
             settings=log_settings(topic),
             now_ms=self._clock.now_ms(),
+            on_cut=self._note_cut,
         )
-        self.cut = log.cut or self.cut
         try:
             self._restore(log)
         except BaseException:
             log.close(None)
             raise
         return log
+
+    def _note_cut(self, cut: TailCut) -> None:
+        """Of attempts that failed half-way the first one met the most."""
+        if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
+            self.cut = cut
 
     def _restore(self, log: PartitionLog) -> None:
         """Rebuild the machine and what of the log a load does not trust; make it all durable."""
@@ -172,31 +178,36 @@ class ReplicaDirectory:
         # A snapshot below the log start tells of producers by what stands between the two.
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-        needed_from = machine.replay_from
         # A snapshot remembers one batch per producer, also that of a clean stop; the batches
         # before it restore the other four, so that the retry of any that was in flight is known.
-        history_from = min(needed_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX))
+        history_from = min(
+            machine.replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX)
+        )
+        log.begin_restore()
         try:
-            self._replay(log, history_from)
-        except CorruptDataError as damage:
-            if history_from == needed_from:
+            self._replay(log, log.replay_state(history_from))
+        except (CorruptDataError, OSError) as damage:
+            is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
+            if not is_lost or history_from == snapshot_offset:
                 raise
-            # The state does not need them: whoever reads them will be told.
+            # Before the snapshot nothing else is missing than what readers are told of: retries
+            # of these batches, and their records in the count of a transaction that is open.
             _logger.error(
                 "%s: batches before the last snapshot are damaged: %s", self._path, damage
             )
             machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
-            if needed_from < log.log_end_offset:
-                self._replay(log, needed_from)
+            log.begin_restore()
+            self._replay(log, log.replay_sound(history_from, snapshot_offset))
+            if snapshot_offset < log.log_end_offset:
+                self._replay(log, log.replay_state(snapshot_offset))
         machine.advance_log_start(log.log_start_offset)
-        log.settle_aborted()
         log.end_restore()
         point = log.sync_point()
         point.run()
         log.mark_synced(point)
 
-    def _replay(self, log: PartitionLog, from_offset: int) -> None:
-        for header, batch in log.replay_state(from_offset):
+    def _replay(self, log: PartitionLog, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        for header, batch in batches:
             control = decode_control(batch, header) if header.is_control else None
             index_if_aborted(log, self._machine.apply(header, control))
 

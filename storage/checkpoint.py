@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from oncelog.storage.disk_errors import is_passing
+from oncelog.storage.disk_errors import is_passing, read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 
@@ -67,7 +67,7 @@ class RecoveryCheckpoint(NamedTuple):
 def read_recovery_checkpoint(filesystem: FileSystem, directory: Path) -> RecoveryCheckpoint | None:
     """The checkpoint; None if there is none or it is damaged: nothing is known then."""
     try:
-        return RecoveryCheckpoint.from_bytes(filesystem.read_whole(directory / RECOVERY_FILE))
+        return RecoveryCheckpoint.from_bytes(read_beside(filesystem, directory / RECOVERY_FILE))
     except (FileNotFoundError, CorruptDataError):
         return None
 
@@ -126,10 +126,10 @@ class CleanShutdown:
 def read_clean_shutdown(filesystem: FileSystem, directory: Path) -> CleanShutdown | None:
     """The flag; None if there is none or it cannot be read: the log must be recovered then."""
     try:
-        data = filesystem.read_whole(directory / CLEAN_SHUTDOWN_FILE)
+        data = read_beside(filesystem, directory / CLEAN_SHUTDOWN_FILE)
         version, line = data.decode("ascii").splitlines()
         end, base, size = map(int, line.split())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, CorruptDataError):
         return None
     if version != _VERSION:
         return None
@@ -160,7 +160,7 @@ def read_leader_epochs(filesystem: FileSystem, directory: Path) -> list[tuple[in
     """The pairs of the file, in order; empty if there is none. CorruptDataError names the file."""
     path = directory / LEADER_EPOCH_FILE
     try:
-        return decode_leader_epochs(filesystem.read_whole(path))
+        return decode_leader_epochs(read_beside(filesystem, path))
     except FileNotFoundError:
         return []
     except CorruptDataError as error:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from oncelog.storage.disk_errors import read_beside
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileSystem
 
 CLEANER_CHECKPOINT_FILE: Final = "cleaner-offset-checkpoint"
@@ -22,13 +24,12 @@ def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | No
     Zero is always right: it only has compaction look at everything again.
     """
     try:
-        data = filesystem.read_whole(directory / CLEANER_CHECKPOINT_FILE)
-    except FileNotFoundError:
-        return None
-    try:
+        data = read_beside(filesystem, directory / CLEANER_CHECKPOINT_FILE)
         version, count, line = data.decode("ascii").splitlines()
         offset = int(line.split()[-1])
-    except (ValueError, IndexError):
+    except FileNotFoundError:
+        return None
+    except (ValueError, IndexError, CorruptDataError):
         return 0
     return max(offset, 0) if (version, count) == (_VERSION, "1") else 0
 

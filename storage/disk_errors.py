@@ -14,13 +14,22 @@ have given pages up and take them for clean, so only a recovery, which writes ag
 never synced, makes them durable. No sync ever ends with EMFILE or ENFILE: then a directory could
 not be opened, and nothing was begun. Where a step must not stand half done, as the commit of a
 compaction, a write that may pass is RESTART too: the next open finishes it.
+
+A read that the medium refuses is no reason to go offline: the bytes are damaged, like any that have
+changed. Only of a file of which nothing can be read nobody knows more than that the disk refuses.
 """
 
 from __future__ import annotations
 
 import enum
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
+
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.fs import FileSystem
 
 
 class DiskVerdict(enum.Enum):
@@ -54,3 +63,28 @@ def verdict_of(error: OSError, *, is_sync: bool) -> DiskVerdict:
     if is_sync and error.errno not in _NO_DESCRIPTORS:
         return DiskVerdict.RESTART
     return DiskVerdict.REPEAT
+
+
+_UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether a read failed because the medium does not give these bytes back."""
+    return error.errno in _UNREADABLE
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """CorruptDataError that names the file, if the medium does not give its bytes back."""
+    try:
+        yield
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+
+def read_beside(filesystem: FileSystem, path: Path) -> bytes:
+    """All bytes of a small file; CorruptDataError also if the medium does not give them back."""
+    with reading(path):
+        return filesystem.read_whole(path)

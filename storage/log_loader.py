@@ -10,6 +10,7 @@ records is only trusted as far as the summary of its segment vouches for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from oncelog.storage.checkpoint import (
     write_leader_epochs,
 )
 from oncelog.storage.cleaner_checkpoint import read_first_dirty_offset
+from oncelog.storage.disk_errors import is_unreadable, reading
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.leader_epoch_list import OFFSET_MAX, note_epoch, without_start
@@ -73,6 +75,8 @@ class LogLoader:
     directory: Path
     index_interval_bytes: int
     ledger: SyncLedger
+    on_cut: Callable[[TailCut], None] = lambda _cut: None
+    """Told before anything is cut: what follows may fail, and the next attempt finds no trace."""
     _cut: TailCut | None = None
     _scanned_from: int | None = None
     _known: int = 0
@@ -106,6 +110,7 @@ class LogLoader:
         self._stored_epochs = self._read_leader_epochs()
         is_new = not segments
         if is_new:
+            self._remove_orphans(segments)
             segments.append(self._create_first(checkpoint))
         self._check_head(segments[0], checkpoint)
         self._load_summaries(segments)
@@ -128,6 +133,7 @@ class LogLoader:
         high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
         snapshots = self._load_snapshots(segments)
         leader_epochs = self._load_leader_epochs(segments, log_start_offset)
+        self._remove_orphans(segments)
         self._begin_use()
         return LoadedLog(
             segments=segments,
@@ -156,11 +162,11 @@ class LogLoader:
             segments.append(self._segment(bases[-1], bases[-1]))
         for segment in segments:
             segment.attach()
-        self._remove_orphans(set(bases))
         return segments
 
-    def _remove_orphans(self, bases: set[int]) -> None:
+    def _remove_orphans(self, segments: list[Segment]) -> None:
         """Indexes whose segment is gone: one that begins there again must not find them."""
+        bases = {segment.base_offset for segment in segments}
         for name in self.filesystem.list_directory(self.directory):
             stem, dot, suffix = name.partition(".")
             if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:
@@ -215,7 +221,8 @@ class LogLoader:
             flag.active_size_bytes,
         ):
             return False
-        active.load_tail()
+        with reading(active.log_path):
+            active.load_tail()
         self._summaries[active.base_offset] = summary
         return active.next_offset == flag.log_end_offset
 
@@ -234,15 +241,16 @@ class LogLoader:
             if segment.base_offset != expected:
                 previous = segments[slot - 1]
                 tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
-                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+                self._settle(segments, tail, checkpoint)
                 self._cut_after(segments, slot - 1, previous.size_bytes, expected)
                 break
             is_last = slot == len(segments) - 1
             gaps_end = self._gaps_end(segment, is_last=is_last)
-            position, expected, defect = self._scan(segment, gaps_end)
+            with reading(segment.log_path):
+                position, expected, defect = self._scan(segment, gaps_end)
             if defect is not TailDefect.NONE or is_last:
                 tail = Tail(segment, position, expected, defect)
-                self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+                self._settle(segments, tail, checkpoint)
                 self._cut_after(segments, slot, position, expected)
                 break
             segment.end_scan(position, expected)
@@ -250,6 +258,13 @@ class LogLoader:
             self.ledger.note(segment.log)
         self._unsealed += segments[first:-1]
         self.ledger.note_directory()
+
+    def _settle(
+        self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
+    ) -> None:
+        self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+        if self._cut is not None:
+            self.on_cut(self._cut)
 
     def _check_again(
         self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, *, was_clean: bool
@@ -284,7 +299,12 @@ class LogLoader:
     def _scan_sealed(self, segment: Segment) -> None:
         next_offset, size_bytes = segment.next_offset, segment.size_bytes
         self._known = OFFSET_MAX
-        position, expected, defect = self._scan(segment, next_offset)
+        try:
+            position, expected, defect = self._scan(segment, next_offset)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            position, expected, defect = 0, segment.next_offset, TailDefect.UNREADABLE
         if defect is TailDefect.NONE and expected == next_offset:
             self._unsealed.append(segment)
         else:
@@ -347,8 +367,8 @@ class LogLoader:
         """Read all aborted entries; the offset from which the replay must restore them.
 
         The index is only a copy of what the markers in the log say. One that is not what the
-        summary says is emptied, and so are those of segments that were read again. Should this
-        process die before the replay has filled them, the next load finds the same.
+        summary says is not believed, and neither are those of segments that were read again. They
+        are written when the replay has ended: should it be refused, all is as it was.
         """
         limit = trusted_offset if self._scanned_from is None else self._scanned_from
         for segment in segments:
@@ -358,15 +378,13 @@ class LogLoader:
                 index.is_settled = segment is not segments[-1]
                 continue
             limit = min(limit, base_offset)
-            handle = index.clear()
-            if handle is not None:
-                self.ledger.note(handle)
+            index.distrust()
             if summary is not None and segment is not segments[-1]:
                 self._unsealed.append(segment)
         return min(limit, trusted_offset)
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
-        """Keep one snapshot per segment and the newest; remove what belongs to no state.
+        """All snapshots but those of no state that the log has been in.
 
         Those of the segments that were read again may be torn or not durable: one may be all that
         is known of the producers before it, once the segments there are removed.
@@ -376,12 +394,9 @@ class LogLoader:
         for offset in store.offsets:
             if not segments[0].base_offset <= offset <= log_end_offset:
                 store.remove(offset)
-        keep = {segment.base_offset for segment in segments} | set(store.offsets[-1:])
         for offset in store.offsets:
             is_trusted = self._scanned_from is None or offset < self._scanned_from
-            if offset not in keep:
-                store.remove(offset)
-            elif not is_trusted and (handle := store.write_again(offset)) is not None:
+            if not is_trusted and (handle := store.write_again(offset)) is not None:
                 self.ledger.note(handle, close_when_synced=True)
         return store
 

@@ -13,7 +13,7 @@ recovery point is durable.
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -94,13 +94,20 @@ class PartitionLog(ReadableLog):
 
     @classmethod
     def open(
-        cls, *, filesystem: FileSystem, directory: Path, settings: LogSettings, now_ms: int
+        cls,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        settings: LogSettings,
+        now_ms: int,
+        on_cut: Callable[[TailCut], None] = lambda _cut: None,
     ) -> PartitionLog:
         """Open the log in ``directory``; a missing one is made, a dirty one is recovered.
 
         After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
         calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
-        is what was found durable, and so fit to be read. ``cut`` tells what was cut off.
+        is what was found durable, and so fit to be read. ``cut`` tells what was cut off, and
+        ``on_cut`` is told before, also if the open then fails.
 
         CorruptDataError names file and position of damage in synced data; OSError: the disk.
         """
@@ -110,6 +117,7 @@ class PartitionLog(ReadableLog):
             directory=directory,
             index_interval_bytes=settings.index_interval_bytes,
             ledger=ledger,
+            on_cut=on_cut,
         ).load()
         log = cls(
             filesystem=filesystem,
@@ -242,11 +250,6 @@ class PartitionLog(ReadableLog):
         """Exclusive: no reader and no sync may be taken past it. The log end unless one is owed."""
         return self._aborted.covered_end(self.log_end_offset)
 
-    def settle_aborted(self) -> None:
-        """Enter what is owed to the aborted index. OSError: it still is."""
-        self._ledger.check()
-        self._aborted.settle()
-
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
         """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
         self._ledger.check()
@@ -272,14 +275,20 @@ class PartitionLog(ReadableLog):
 
     # Making it durable
 
+    def begin_restore(self) -> None:
+        """A replay of what a load did not trust begins, maybe once more: none of it is written."""
+        self._aborted.begin_replay()
+
     def end_restore(self) -> None:
-        """Aborted transactions of all that a load did not trust are indexed again: seal it.
+        """The state of all that a load did not trust is known: index it, seal it, tidy up.
 
         Durable with the next sync point. OSError as for ``append``.
         """
         self._ledger.check()
         unsealed, self._unsealed = self._unsealed, []
         try:
+            self._aborted.end_replay()
+            self._snapshots.thin_out(self._segments.bases)
             for segment in unsealed:
                 if segment is not self._segments.active:
                     for handle in segment.write_sealed(self._epochs.pairs):

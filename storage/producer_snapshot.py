@@ -16,12 +16,13 @@ A damaged snapshot costs a longer replay and nothing else. Source: KIP-98, "Prod
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 from crc32c import crc32c
 
+from oncelog.storage.disk_errors import read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
@@ -128,9 +129,7 @@ class SnapshotStore:
         for offset in reversed(self._offsets):
             if lowest_offset <= offset <= highest_offset:
                 try:
-                    return offset, decode_snapshot(
-                        self._filesystem.read_whole(self.path_of(offset))
-                    )
+                    return offset, self._read(offset)
                 except CorruptDataError:
                     self.remove(offset)
         return None
@@ -141,6 +140,12 @@ class SnapshotStore:
         self._offsets = self._offsets[len(stale) :]
         return tuple(self.path_of(known) for known in stale)
 
+    def thin_out(self, bases: Collection[int]) -> None:
+        """Keep those of ``bases``, where segments begin, and the newest."""
+        for offset in self.offsets[:-1]:
+            if offset not in bases:
+                self.remove(offset)
+
     def remove_above(self, offset: int) -> None:
         """Remove the snapshots that a log cut at ``offset`` no longer reaches."""
         for known in self.offsets:
@@ -150,7 +155,7 @@ class SnapshotStore:
     def has_open_transaction(self, offset: int) -> bool:
         """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
         try:
-            entries = decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
+            entries = self._read(offset)
         except CorruptDataError:
             return True
         return any(entry.has_open_transaction for entry in entries)
@@ -158,7 +163,7 @@ class SnapshotStore:
     def is_readable(self, offset: int) -> bool:
         """Whether the file is whole and undamaged."""
         try:
-            decode_snapshot(self._filesystem.read_whole(self.path_of(offset)))
+            self._read(offset)
         except CorruptDataError:
             return False
         return True
@@ -169,9 +174,8 @@ class SnapshotStore:
         A damaged one is removed: None.
         """
         path = self.path_of(offset)
-        data = self._filesystem.read_whole(path)
         try:
-            decode_snapshot(data)
+            data = encode_snapshot(self._read(offset))
         except CorruptDataError:
             self.remove(offset)
             return None
@@ -187,6 +191,9 @@ class SnapshotStore:
         """Remove one file."""
         self._filesystem.remove(self.path_of(offset))
         self._offsets = [known for known in self._offsets if known != offset]
+
+    def _read(self, offset: int) -> list[ProducerSnapshotEntry]:
+        return decode_snapshot(read_beside(self._filesystem, self.path_of(offset)))
 
     def path_of(self, offset: int) -> Path:
         """The path of the snapshot at ``offset``."""

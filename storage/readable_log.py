@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from oncelog.storage.damaged_read import read_sound
-from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.disk_errors import is_unreadable
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log_loader import LoadedLog
 from oncelog.storage.model import AbortedTransaction
 from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.record_batch import BatchHeader, iterate_batches
+from oncelog.storage.segment_frames import SCAN_BYTES
 from oncelog.storage.segment_list import LogSlice, SegmentList
 from oncelog.storage.timestamp_search import find_max_timestamp, find_timestamp
 
@@ -59,7 +61,7 @@ class ReadableLog:
         reaches into the next segment unless this one has nothing. ``is_checked``: also what this
         process wrote is held against its CRC. ValueError for an offset outside [log start, log
         end]; CorruptRecordError if what stands at ``offset`` is damaged: what is sound before
-        damage is given first.
+        damage is given first. OSError if nothing at all of a file can be read.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -72,13 +74,19 @@ class ReadableLog:
                 records, next_offset = segment.read(
                     offset, max_bytes=max_bytes, upper_offset=upper_offset, is_checked=is_checked
                 )
-            except CorruptDataError:
+            except (CorruptDataError, OSError) as error:
+                if isinstance(error, OSError) and not is_unreadable(error):
+                    raise
                 records, next_offset = read_sound(
                     segment, offset, max_bytes=max_bytes, upper_offset=upper_offset
                 )
             if records:
                 return LogSlice(records=records, next_offset=next_offset)
         return LogSlice(records=b"", next_offset=offset)
+
+    def segment_end(self, offset: int) -> int:
+        """Where the segment that holds ``offset`` ends (exclusive)."""
+        return self._segments.holding(offset).next_offset
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int
@@ -127,6 +135,25 @@ class ReadableLog:
         for segment in self._segments.opened_from(from_offset):
             is_checked = segment.base_offset >= self._checked_from
             yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
+
+    def replay_sound(
+        self, from_offset: int, upper_offset: int
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Of ``replay``, up to ``upper_offset`` (exclusive), what is not damaged."""
+        for segment in self._segments.opened_from(from_offset):
+            if segment.base_offset >= upper_offset:
+                return
+            offset = max(from_offset, segment.base_offset)
+            while offset < min(segment.next_offset, upper_offset):
+                try:
+                    records, offset = read_sound(
+                        segment, offset, max_bytes=SCAN_BYTES, upper_offset=upper_offset
+                    )
+                except CorruptRecordError as damage:
+                    offset = damage.next_offset
+                    continue
+                for position, header in iterate_batches(records):
+                    yield header, memoryview(records)[position : position + header.size_bytes]
 
     def offset_before(self, offset: int, bytes_max: int) -> int:
         """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""

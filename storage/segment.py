@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 from crc32c import crc32c
 
 from oncelog.storage.batch_check import find_damage
+from oncelog.storage.disk_errors import is_unreadable, read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.leader_epoch_list import LeaderEpochPairs
@@ -31,6 +32,7 @@ from oncelog.storage.segment_frames import (
     PLACE_BYTES,
     WALK_BYTES,
     BatchPlace,
+    Gap,
     LogFile,
     begins_with_batch,
     read_frames,
@@ -93,6 +95,8 @@ class Segment:
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
         self._known_places: dict[int, int] = {}
+        self.known_gaps: list[Gap] = []
+        """What was found to be damaged since the file was opened: see ``damaged_read``."""
         # What was written through the open file needs no check: its CRCs were checked before.
         self._own_from = _NOTHING
         self._is_closed = False
@@ -120,7 +124,7 @@ class Segment:
     def load_summary(self) -> None:
         """Read the summary of an attached file; what does not fit the log is as good as none."""
         try:
-            data = self._filesystem.read_whole(self.path_of(SUMMARY_SUFFIX))
+            data = read_beside(self._filesystem, self.path_of(SUMMARY_SUFFIX))
             summary = SegmentSummary.from_bytes(data)
         except (FileNotFoundError, CorruptDataError):
             return
@@ -167,6 +171,7 @@ class Segment:
             self._own_from = _NOTHING
         self._indexes.entries = None
         self._known_places.clear()
+        self.known_gaps = []
 
     def close(self) -> None:
         """Close every file for good; nothing is synced."""
@@ -271,9 +276,9 @@ class Segment:
         if self.summary is None:
             return None
         try:
-            index_data = self._filesystem.read_whole(self.path_of(OFFSET_INDEX_SUFFIX))
-            time_data = self._filesystem.read_whole(self.path_of(TIME_INDEX_SUFFIX))
-        except FileNotFoundError:
+            index_data = read_beside(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
+            time_data = read_beside(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
+        except (FileNotFoundError, CorruptDataError):
             return None
         found = crc32c(index_data), crc32c(time_data)
         if found != (self.summary.index_crc32c, self.summary.timeindex_crc32c):
@@ -290,7 +295,9 @@ class Segment:
         try:
             for place in self.walk(0):
                 self._indexes.account(place)
-        except CorruptDataError:
+        except (CorruptDataError, OSError) as error:
+            if isinstance(error, OSError) and not is_unreadable(error):
+                raise
             self._indexes.note_time(TIMESTAMP_MAX, self.base_offset)
         if self.summary is not None:
             self._indexes.set_last_time(known.max_timestamp_ms, known.max_timestamp_offset)
@@ -300,6 +307,7 @@ class Segment:
     def _reset(self) -> None:
         self._indexes.reset()
         self._known_places.clear()
+        self.known_gaps = []
 
     @property
     def counting(self) -> SegmentIndexes:
@@ -390,7 +398,7 @@ class Segment:
             self._refuse(start + len(data), "the file has become shorter")
         if is_checked or start < self._own_from:
             self._check_run(data, start, offset)
-        self._remember(next_offset, end)
+        self.remember(next_offset, end)
         return data, next_offset
 
     def _check_run(self, data: bytes, start: int, offset: int) -> None:
@@ -423,9 +431,11 @@ class Segment:
 
         ``leader_epochs``: what is known of them.
         """
+        if from_offset >= self.next_offset:
+            return
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
-            return
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
         for position, frame in self.frames(start):
             found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
@@ -433,23 +443,33 @@ class Segment:
                 self._refuse(position, found.value)
             expected = found.next_offset
             yield found, frame
-        if expected > self.next_offset:
-            self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
+        self._check_replayed(expected)
 
     def replay_state(
         self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        if from_offset >= self.next_offset:
+            return
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
-            return
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
         for header, frame in state_batches(
             self._log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
         ):
             expected = header.next_offset
             yield header, frame
-        if expected > self.next_offset:
+        self._check_replayed(expected)
+
+    def _check_replayed(self, next_offset: int) -> None:
+        """Refuse a file that has lost its last batches, or whose last one claims too many offsets.
+
+        Compaction keeps the last batch of a segment, so nothing may be missing after it.
+        """
+        if next_offset < self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        if next_offset > self.next_offset:
             self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
 
     def offset_before(self, offset: int, bytes_max: int) -> int | None:
@@ -546,7 +566,7 @@ class Segment:
             end, next_offset = place.end, place.last_offset + 1
         return end, next_offset
 
-    def _remember(self, offset: int, position: int) -> None:
+    def remember(self, offset: int, position: int) -> None:
         """Keep where the next sequential read begins; the oldest of many is forgotten."""
         places = self._known_places
         places[offset] = position

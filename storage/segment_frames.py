@@ -37,6 +37,19 @@ class BatchPlace(NamedTuple):
     max_timestamp_ms: int
 
 
+class Gap(NamedTuple):
+    """Damage at ``position``: offsets from ``offset`` to ``next_offset`` (exclusive) are lost.
+
+    The next sound batch, if there is one in the segment, begins at ``resume``.
+    """
+
+    position: int
+    resume: int
+    offset: int
+    next_offset: int
+    reason: str
+
+
 class LogFile(NamedTuple):
     """An open ``.log`` file as far as it belongs to the log."""
 

@@ -74,6 +74,11 @@ class SegmentList:
         return self._segments[0]
 
     @property
+    def bases(self) -> frozenset[int]:
+        """Where the segments begin."""
+        return frozenset(self._bases)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all batches."""
         return sum(segment.size_bytes for segment in self._segments)

@@ -24,6 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from oncelog.storage.disk_errors import read_beside
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.fs import FileHandle, FileSystem
 from oncelog.storage.model import AbortedTransaction
@@ -86,7 +87,15 @@ def decode_entries(data: bytes) -> list[AbortedIndexEntry]:
 class TxnIndex:
     """The aborted index of one segment: all entries in memory, appended to the file at once."""
 
-    __slots__ = ("_entries", "_filesystem", "_handle", "_last_offsets", "is_settled", "path")
+    __slots__ = (
+        "_entries",
+        "_filesystem",
+        "_handle",
+        "_is_stale",
+        "_last_offsets",
+        "is_settled",
+        "path",
+    )
 
     def __init__(self, filesystem: FileSystem, path: Path) -> None:
         self._filesystem = filesystem
@@ -94,6 +103,7 @@ class TxnIndex:
         self._handle: FileHandle | None = None
         self._entries: list[AbortedIndexEntry] = []
         self._last_offsets: list[int] = []
+        self._is_stale = False
         self.is_settled = False
         """Known to be complete: what a replay finds is in it, or compaction has dropped it."""
 
@@ -115,7 +125,7 @@ class TxnIndex:
         if not self._filesystem.exists(self.path):
             return
         try:
-            entries = decode_entries(self._filesystem.read_whole(self.path))
+            entries = decode_entries(read_beside(self._filesystem, self.path))
         except CorruptDataError as error:
             raise CorruptDataError(f"{self.path}: {error}") from error
         self._set_entries(entries)
@@ -181,15 +191,19 @@ class TxnIndex:
         self._set_entries(self._entries[:keep])
         return handle
 
-    def clear(self) -> FileHandle | None:
-        """Drop every byte, readable or not, so that replay can fill the index anew."""
+    def distrust(self) -> None:
+        """Forget what the file says, readable or not, so that replay can fill the index anew.
+
+        Its bytes go with the first entry or with ``drop_stale``: a start that is refused before
+        leaves it as it was.
+        """
         self.is_settled = False
         self._set_entries([])
-        if not self._filesystem.exists(self.path):
-            return None
-        handle = self._open()
-        handle.truncate(0)
-        return handle
+        self._is_stale = self._filesystem.exists(self.path)
+
+    def drop_stale(self) -> FileHandle | None:
+        """Empty a distrusted file that got no entry; return it to be synced if there is any."""
+        return self._open() if self._is_stale else None
 
     def fill(self, entries: Sequence[AbortedIndexEntry]) -> FileHandle:
         """Write these entries and no other, and give the open file away, also if there are none."""
@@ -221,4 +235,7 @@ class TxnIndex:
     def _open(self) -> FileHandle:
         if self._handle is None:
             self._handle = self._filesystem.open(self.path, create=True)
+        if self._is_stale:
+            self._handle.truncate(0)
+            self._is_stale = False
         return self._handle

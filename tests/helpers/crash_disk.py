@@ -89,7 +89,7 @@ class CrashHandle:
     def read(self, position: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``position``; fewer only at the end of the file."""
         self._check_open()
-        self._disk.refuse_read(self._path)
+        self._disk.refuse_read(self._path, position, position + size)
         return bytes(self._file.content[position : position + size])
 
     def write_at(self, position: int, data: Buffer) -> None:
@@ -101,6 +101,8 @@ class CrashHandle:
         """Cut the file to ``size`` bytes."""
         self._check_open()
         self._disk.operate("truncate", self._path, lambda: self._file.change(Resize(size)))
+        if size == 0:
+            self._disk.mend(self._path)
         self._size = size
 
     def datasync(self) -> None:
@@ -179,6 +181,7 @@ class CrashDisk:
         self._locked: set[Path] = set()
         self._faults: list[Fault] = []
         self._fault_at: tuple[int, Fault] | None = None
+        self._bad_sectors: list[tuple[Path, int, int]] = []
         self._stop_at = 0
         self._stop_part: float | None = None
 
@@ -251,6 +254,14 @@ class CrashDisk:
             if position < len(content):
                 content[position] ^= 1 << bit
 
+    def spoil(self, path: Path, start: int, end: int) -> None:
+        """The medium cannot read these bytes of a file any more, now and in later lives."""
+        self._bad_sectors.append((path, start, end))
+
+    def mend(self, path: Path) -> None:
+        """What is written there from now on can be read."""
+        self._bad_sectors[:] = [bad for bad in self._bad_sectors if bad[0] != path]
+
     # For handles and locks
 
     def check_alive(self) -> None:
@@ -295,8 +306,11 @@ class CrashDisk:
         if fault is not None:
             raise OSError(fault.number, "planned failure", str(path))
 
-    def refuse_read(self, path: Path) -> None:
-        """OSError if reads of this file are planned to fail."""
+    def refuse_read(self, path: Path, start: int, end: int) -> None:
+        """OSError if reads of this file are planned to fail, or there is a bad sector in it."""
+        for bad_path, bad_start, bad_end in self._bad_sectors:
+            if path == bad_path and start < bad_end and bad_start < end:
+                raise OSError(errno.EIO, "bad sector", str(path))
         fault = self._planned("read", path)
         if fault is not None:
             raise OSError(fault.number, "planned failure", str(path))
@@ -363,6 +377,7 @@ class CrashDisk:
         if self._find(path) is not None:
             directory = self._directory(path.parent)
             self.operate("remove", path, lambda: directory.change(path.name))
+            self.mend(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename within a directory, replacing the target. Durable after ``sync_directory``."""
@@ -375,6 +390,7 @@ class CrashDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
         added = (target.name, node)
         self.operate("rename", target, lambda: directory.change(source.name, added))
+        self.mend(target)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with all in it; a missing one is left alone."""
@@ -393,7 +409,7 @@ class CrashDisk:
         self.check_alive()
         content = bytes(self._file(path).content)
         self.take_descriptor(path)
-        self.refuse_read(path)
+        self.refuse_read(path, 0, len(content))
         return content
 
     def write_atomically(self, path: Path, data: Buffer) -> None:
@@ -470,6 +486,7 @@ class CrashDisk:
     def _next_life(self, root: Directory) -> CrashDisk:
         disk = CrashDisk(page_bytes=self._page_bytes, capacity_bytes=self.capacity_bytes)
         disk._root = root
+        disk._bad_sectors = list(self._bad_sectors)
         return disk
 
 

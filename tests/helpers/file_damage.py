@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from crash_disk import CrashDisk
+
 from oncelog.storage.fs import FileSystem
 
 PAGE_BYTES = 4_096
+SECTOR_BYTES = 512
 EDGE_BYTES = 34
 """About one entry of an index: what is zeroed of the end of a file."""
 
@@ -64,6 +67,7 @@ class Damage(enum.Enum):
     ZEROED_END = "its last bytes zeroed"
     CUT = "cut short"
     FLIPPED = "a bit flipped"
+    UNREADABLE = "a sector of it cannot be read"
     OLDER = "as it was earlier"
 
 
@@ -81,6 +85,9 @@ class Damaged:
 
 def contents(filesystem: FileSystem, directory: Path) -> dict[str, bytes]:
     """Name and bytes of every file in the directory."""
+    if isinstance(filesystem, CrashDisk):
+        files = filesystem.files()
+        return {path.name: data for path, data in files.items() if path.parent == directory}
     names = filesystem.list_directory(directory)
     return {name: filesystem.read_whole(directory / name) for name in names}
 
@@ -114,11 +121,13 @@ def damage(
     if not choice:
         return None
     path = directory / random.choice(choice)
-    before = filesystem.read_whole(path)
+    before = contents(filesystem, directory)[path.name]
     if how is Damage.MISSING or (how is Damage.OLDER and path.name not in (older or {})):
         filesystem.remove(path)
         filesystem.sync_directory(directory)
         return Damaged(path, how)
+    if how is Damage.UNREADABLE:
+        return _spoil(filesystem, path, before, random)
     if how is Damage.OLDER:
         position, after = 0, (older or {})[path.name]
     else:
@@ -133,6 +142,16 @@ def damage(
     finally:
         handle.close()
     return Damaged(path, how, position)
+
+
+def _spoil(filesystem: FileSystem, path: Path, content: bytes, random: Random) -> Damaged | None:
+    """Only on a ``CrashDisk``, and not all of a log: that would be the disk's failure."""
+    is_log = path.suffix == DamagedKind.LOG.value
+    if len(content) <= is_log * SECTOR_BYTES or not isinstance(filesystem, CrashDisk):
+        return None
+    position = SECTOR_BYTES * random.randrange(-(-len(content) // SECTOR_BYTES))
+    filesystem.spoil(path, position, position + SECTOR_BYTES)
+    return Damaged(path, Damage.UNREADABLE, position)
 
 
 def _zeroed(data: bytes, start: int, end: int) -> tuple[int, bytes]:

@@ -75,4 +75,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a static member that came back in a rebalance was fenced by the next coordinator, whose "
         "log knew its former id only",
     ),
+    (
+        3455265851,
+        {"duration_s": 30.0, "copiers": 1},
+        "a start that had to index aborted transactions again wanted to count records of an open "
+        "one that were damaged, and was refused for good",
+    ),
 ]

@@ -48,6 +48,7 @@ class SimDisk(CrashDisk):
     def next_life(self) -> SimDisk:
         """The same files for another process; planned failures stay behind."""
         disk = SimDisk(self._root, self._locked)
+        disk._bad_sectors = self._bad_sectors
         disk.capacity_bytes = self.capacity_bytes
         return disk
 
@@ -55,6 +56,7 @@ class SimDisk(CrashDisk):
         """What a power loss leaves, for a process of the next boot."""
         survivor = self.after_power_loss(data, names, random)
         disk = SimDisk(survivor._root, set())
+        disk._bad_sectors = survivor._bad_sectors
         disk.capacity_bytes = self.capacity_bytes
         return disk
 

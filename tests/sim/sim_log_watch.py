@@ -72,6 +72,11 @@ class MachineView:
     marked: list[tuple[int, int]] = field(default_factory=list)
     """(first offset, marker offset) of transactions whose marker may be lost with the machine."""
 
+    def knows(self, header: BatchHeader) -> bool:
+        """Whether the snapshot that was loaded tells what is open after this batch, and better."""
+        machine = self.machine
+        return machine.role is Role.LOADING and header.base_offset < machine._snapshot_offset
+
     def unstable_from(self, high_watermark: int) -> int | None:
         """Inclusive first offset that nobody may read as committed yet, ``None`` if all may."""
         self.marked = [found for found in self.marked if found[1] >= high_watermark]
@@ -131,7 +136,7 @@ class LogWatch:
                 topic_partition,
             )
         view.epochs[header.producer_id] = max(known, header.producer_epoch)
-        if header.is_transactional and not header.is_control:
+        if header.is_transactional and not header.is_control and not view.knows(header):
             view.ongoing.setdefault(header.producer_id, header.base_offset)
         if control is not None and control.committed is not None:
             self._check_marker(view, header, control, is_committed=control.committed)
@@ -155,7 +160,7 @@ class LogWatch:
         self, view: MachineView, header: BatchHeader, control: ControlRecord, *, is_committed: bool
     ) -> None:
         topic_partition = view.machine.topic_partition
-        first = view.ongoing.pop(header.producer_id, None)
+        first = None if view.knows(header) else view.ongoing.pop(header.producer_id, None)
         if first is not None:
             view.marked.append((first, header.base_offset))
         where = (

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sim_world import World
 
 
+RECORD_DAMAGES = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE, Damage.CUT, Damage.EMPTIED)
+"""What becomes of records; the last two may be refused, and are put back then."""
+
+
 @dataclass(frozen=True, slots=True)
 class HarmedFile:
     """One file as it was before."""
@@ -80,7 +84,7 @@ class Media:
         return harmed
 
     def harm_records(self, random: Random) -> None:
-        """Some sealed segment of a topic that is not compacted has a flipped bit or a lost page."""
+        """Some sealed segment of a topic that is not compacted is damaged."""
         world = self._world
         known = {harmed.actor for harmed in self._records}
         names = [
@@ -91,7 +95,7 @@ class Media:
             and name not in known
         ]
         if names:
-            ways = (Damage.FLIPPED, Damage.ZEROED_PAGE)
+            ways = RECORD_DAMAGES
             name = random.choice(names)
             harmed = self.harm(name, random, (DamagedKind.LOG,), ways, is_sealed=True)
             if harmed is not None:

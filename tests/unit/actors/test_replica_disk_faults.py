@@ -14,6 +14,7 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 
 from oncelog.actors import group_sync as group_sync_module
 from oncelog.actors import replica as replica_module
+from oncelog.actors.log_scrub import LogScrub
 from oncelog.actors.protocol.messages import (
     DeleteRecordsRequest,
     ListOffsetsRequest,
@@ -378,6 +379,44 @@ def test_failed_read_is_an_answer_and_the_next_read_succeeds(play):
         faulty.disk.heal()
         assert await faulty.offsets() == [0]
         assert (await inner.leader.list_offsets(by_time)).offset == 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_bad_sector_is_told_to_the_reader_and_costs_nobody_else_anything(play, is_restarted):
+    async def scenario(faulty: FaultyHarness) -> None:
+        inner = faulty.inner
+        for _ in range(3):
+            assert await faulty.produce(3_000) is ErrorCode.NONE
+        path = DIRECTORY / "flights-0" / f"{1:020d}.log"
+        faulty.disk.spoil(path, 2_000, 2_512)
+        if is_restarted:
+            await faulty.restart()
+        reply = await inner.leader.fetch(inner.fetch_request(1))
+        assert (reply.error, reply.resume_offset) == (ErrorCode.CORRUPT_MESSAGE, 2)
+        assert f"{path} at byte 0: the disk does not give" in reply.detail
+        assert await faulty.offsets(0) == [0]
+        assert await faulty.offsets(2) == [2]
+        assert await faulty.produce() is ErrorCode.NONE
+        assert faulty.replica.describe(1).damaged_offset == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_scrub_passes_over_what_the_disk_does_not_give_back(play, is_all):
+    """A bad sector, or a file of which nothing can be read."""
+
+    async def scenario(faulty: FaultyHarness) -> None:
+        for _ in range(4):
+            assert await faulty.produce(3_000) is ErrorCode.NONE
+        faulty.disk.spoil(DIRECTORY / "flights-0" / f"{1:020d}.log", 0, 5_000 if is_all else 512)
+        faulty.disk.flip_bit(DIRECTORY / "flights-0" / f"{2:020d}.log", 2_000, 3)
+        scrub = LogScrub(faulty.replica)
+        await scrub.piece()
+        described = faulty.replica.describe(1)
+        assert (described.damaged_offset, described.damaged_place_count) == (1, 2)
 
     play(scenario)
 

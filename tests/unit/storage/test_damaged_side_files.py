@@ -13,58 +13,15 @@ from random import Random
 from typing import Any
 
 import pytest
-from crash_disk import CrashDisk, DataLoss, NameLoss
+from crash_disk import CrashDisk
 from crash_life import DIRECTORY, NOW_MS, History, Life
 from file_damage import SIDE_KINDS, Damage, DamagedKind, contents, damage
 from hypothesis import given
 from hypothesis import strategies as st
+from written_logs import written
 
 from oncelog.api.aborted_filter import visible_batches
 from oncelog.storage.log_settings import RetentionPolicy
-
-PRODUCERS = (1, 2, 3)
-
-
-def play(life: Life, random: Random, count: int) -> None:
-    """Transactions, plain batches and syncs, of which some leave something open."""
-    machine = life.replica.machine
-    for _ in range(count):
-        pid = random.choice((*PRODUCERS, 9))
-        entry = machine.producers.entries.get(pid)
-        epoch = 0 if entry is None else entry.producer_epoch
-        if pid != 9 and random.random() < 0.35:
-            life.marker(pid, committed=random.random() < 0.5, epoch=epoch + 1)
-        else:
-            life._sequences[pid] = 0 if entry is None else entry.last_sequence + 1
-            outcome = life.data(
-                pid,
-                *(b"v" * random.randint(1, 300) for _ in range(random.randint(1, 4))),
-                epoch=epoch,
-                is_transactional=pid != 9,
-                timestamp_ms=NOW_MS + 1_000 * machine.log_end_offset - random.randint(0, 9_000),
-            )
-            assert outcome.error == 0
-        if random.random() < 0.3:
-            life.sync()
-
-
-def written(seed: int, *, is_clean: bool) -> tuple[CrashDisk, dict[str, bytes]]:
-    """A disk with several segments, and what its files were half-way."""
-    random = Random(seed)
-    disk, history = CrashDisk(), History()
-    life = Life(disk, history)
-    life.start()
-    play(life, random, 60)
-    life.stop()
-    older = contents(disk, DIRECTORY)
-    life = Life(disk, history)
-    life.start()
-    play(life, random, 60)
-    if is_clean:
-        life.stop()
-    else:
-        life.sync()
-    return disk.after_power_loss(DataLoss.NONE, NameLoss.NONE, random), older
 
 
 def seen(life: Life) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, History, Life, inspect
 from partition_logs import offsets_of, read_all
+from written_logs import play
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.partition_log import LogSettings, PartitionLog
@@ -207,3 +208,31 @@ def test_error_at_any_operation_loses_nothing_that_was_promised(number, written)
             found = Life(after, history)
             found.open()
             inspect(found.replica, history)
+
+
+def test_cut_is_told_whatever_the_disk_refuses_after_it():
+    """A start is refused once, at each of its operations in turn, and then goes on."""
+    life = Life(CrashDisk(), History())
+    life.start()
+    play(life, Random(5), 40)
+    life.sync()
+    life.data(-1, b"x" * 1_200)
+    torn = life.disk.after_kill()
+    (*_, path) = sorted(path for path in torn.files() if path.suffix == ".log")
+    handle = torn.open(path, create=False)
+    handle.truncate(handle.size - 700)
+    told = set()
+    for number in itertools.count(1):
+        life = Life(torn.after_kill(), History())
+        life.disk.fail_at(number, errno.ENOSPC)
+        with contextlib.suppress(OSError):
+            life.open()
+        is_over = len(life.disk.history) < number
+        life.disk.heal()
+        life.open()
+        cut = life.replica.directory.cut
+        told.add(None if cut is None else (cut.path, cut.cut_bytes))
+        if is_over:
+            break
+    assert number > 10
+    assert told == {(path, 573)}

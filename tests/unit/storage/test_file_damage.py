@@ -30,6 +30,10 @@ def test_one_file_is_damaged_and_no_other(how, is_real, tmp_path, seed):
     before = fill(filesystem, directory)
     older = {name: data[:7] for name, data in before.items()}
     done = damage(filesystem, directory, DamagedKind.INDEX, how, Random(seed), older=older)
+    if how is Damage.UNREADABLE:
+        assert (done is None) is is_real
+        assert contents(filesystem, directory) == before
+        return
     assert done is not None
     after = contents(filesystem, directory)
     changed = {name for name in before if after.get(name) != before[name]}
@@ -48,3 +52,19 @@ def test_sealed_and_active_segments_are_told_apart():
     names = [stem + ".log" for stem in NAMES]
     assert names_of(names, DamagedKind.INDEX, is_sealed=True) == [NAMES[0] + ".index"]
     assert names_of(names, DamagedKind.INDEX, is_sealed=False) == [NAMES[1] + ".index"]
+
+
+def test_what_cannot_be_read_is_so_in_later_lives_until_it_is_written_again():
+    disk, directory = CrashDisk(), Path("/data/flights-0")
+    fill(disk, directory)
+    done = damage(disk, directory, DamagedKind.INDEX, Damage.UNREADABLE, Random(0))
+    assert done is not None
+    later = disk.after_kill()
+    handle = later.open(done.path, create=False)
+    with pytest.raises(OSError, match="bad sector"):
+        handle.read(done.position, 1)
+    with pytest.raises(OSError, match="bad sector"):
+        later.read_whole(done.path)
+    handle.truncate(0)
+    handle.append((b"again",))
+    assert later.read_whole(done.path) == b"again"

@@ -169,7 +169,7 @@ def test_snapshots_that_belong_to_no_segment_are_removed_but_the_newest(open_log
         log = open_log()
         append(log)
         log.close([])
-    open_log()
+    open_log().end_restore()
     names = [path.name for path in (tmp_path / "flights-0").glob("*.snapshot")]
     assert names == [f"{3:020d}.snapshot"]
 

@@ -34,7 +34,8 @@ def test_bytes_are_kafkas():
 def test_file_is_made_on_first_use(filesystem, path):
     index = TxnIndex(filesystem, path)
     index.load()
-    assert index.clear() is None
+    index.distrust()
+    assert index.drop_stale() is None
     assert not path.exists()
     index.append(FIRST)
     assert path.read_bytes() == FIRST.to_bytes()
@@ -44,6 +45,18 @@ def test_entries_come_back(index, filesystem, path):
     again = TxnIndex(filesystem, path)
     again.load()
     assert again.entries == (FIRST, SECOND)
+
+
+def test_what_is_distrusted_is_written_over_and_not_before(index, filesystem, path):
+    before = path.read_bytes()
+    index.distrust()
+    assert (index.entries, path.read_bytes()) == ((), before)
+    index.append(SECOND)
+    assert path.read_bytes() == SECOND.to_bytes()
+    index.distrust()
+    assert index.drop_stale() is not None
+    assert path.read_bytes() == b""
+    assert index.drop_stale() is None
 
 
 def test_known_entry_is_not_written_again(index, path):
