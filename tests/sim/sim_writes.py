@@ -26,8 +26,8 @@ from oncelog.spark_bridge.connection import Connection, WritingSettings
 from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.storage.model import TopicPartition
 
-BATCHES_MAX = 3
-BATCH_ROWS = (0, 1, 2, 2)
+BATCHES_MAX = 2
+BATCH_ROWS = (0, 1, 2, 3)
 FAILING_RATIO = 0.05
 LATE_RATIO = 0.1
 
@@ -87,7 +87,7 @@ async def write_rows(
     rows = Rows(task, thread, write, part)
     batches = rows.one() if is_sound else rows.batches()
     connection = NotedConnection(task, thread, rows)
-    gather_bytes = task.random.choice((1, GATHER_BYTES))
+    gather_bytes = task.random.choice((1, GATHER_BYTES, GATHER_BYTES))
     thread.start(
         lambda: pickle.dumps(write.write(lambda _: connection, batches, gather_bytes=gather_bytes))
     )
