@@ -6,8 +6,10 @@ connection of the one before. It is never made in the daemon itself.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.protocol.messages import Winner
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from oncelog.api.client import Cluster
+    from oncelog.api.client_context import ClientContext
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``, which a session gives to all its Python processes."""
@@ -53,20 +56,24 @@ def default_address() -> str:
     return os.environ.get(ADDRESS_VARIABLE) or os.environ.get("RAY_ADDRESS") or "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """How patient the clients of a write are; ``producer`` is what all of them begin with."""
+
+    producer: ProducerSettings = field(default_factory=ProducerSettings)
+    plan_timeout_ms: int = PLAN_TIMEOUT_MS
+    end_timeout_ms: int = END_TIMEOUT_MS
+
+
 class Connection:
     """What the hooks of the data source ask of a cluster; every method may raise OncelogError."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        context = cluster.context
+    def __init__(self, context: ClientContext, settings: WritingSettings | None = None) -> None:
         self._router = context.router
         self._loop_thread = context.loop_thread
         self._random = context.random
         self._processes = context.processes
-
-    def close(self) -> None:
-        """Detach from the cluster."""
-        self._cluster.close()
+        self._settings = settings or WritingSettings()
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class Connection:
         return begin_run_and_wait(
             self._router,
             self._loop_thread,
-            ProducerSettings(max_block_ms=PLAN_TIMEOUT_MS),
+            self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
             transactional_id,
             token=token,
             transaction_timeout_ms=options.transaction_timeout_ms,
@@ -144,7 +151,7 @@ class Connection:
         return TransactionMember(
             self._router,
             self._loop_thread,
-            ProducerSettings(compression_type=compression_type),
+            self._producer_settings(compression_type=compression_type),
             membership,
             random=self._random,
         )
@@ -156,12 +163,15 @@ class Connection:
         return end_run_and_wait(
             self._router,
             self._loop_thread,
-            ProducerSettings(max_block_ms=END_TIMEOUT_MS),
+            self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
             membership,
             committed=committed,
             winners=winners,
             random=self._random,
         )
+
+    def _producer_settings(self, **settings: Any) -> ProducerSettings:
+        return dataclasses.replace(self._settings.producer, **settings)
 
 
 async def _next(batches: Any) -> Any:
@@ -173,6 +183,7 @@ class _Cache:
     """The connection of this process, if it has one, and the address it was made with."""
 
     address: str = ""
+    cluster: Cluster | None = None
     connection: Connection | None = None
 
 
@@ -189,12 +200,13 @@ def connect(address: str | None) -> Connection:
     prepare_to_join()
     from oncelog.api import client
 
-    if _Cache.connection is not None:
+    if _Cache.cluster is not None:
         import ray
 
-        _Cache.connection.close()
-        _Cache.connection = None
+        _Cache.cluster.close()
+        _Cache.cluster = _Cache.connection = None
         ray.shutdown()
-    _Cache.connection = Connection(client.connect(wanted))
+    _Cache.cluster = client.connect(wanted)
+    _Cache.connection = Connection(_Cache.cluster.context)
     _Cache.address = wanted
     return _Cache.connection

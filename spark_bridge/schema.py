@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -24,7 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from oncelog.storage.exceptions import InvalidRequestError, InvalidSettingError
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
 
 # --- reading ----------------------------------------------------------------------------------
@@ -162,24 +161,3 @@ def _is_headers(column: StructField) -> bool:
     return isinstance(item, StructType) and {
         (part.name, part.dataType.simpleString()) for part in item
     } == {("key", "string"), ("value", "binary")}
-
-
-def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each topic, without the column ``topic``; option ``topic`` overrides it.
-
-    Rows keep their order within a topic. ``InvalidRequestError`` for a row without a topic.
-    """
-    table = table.rename_columns([name.lower() for name in table.column_names])
-    if "topic" not in table.column_names:
-        if topic is not None:
-            yield topic, table
-        return
-    rows = table.drop_columns(["topic"])
-    if topic is not None:
-        yield topic, rows
-        return
-    topics = table["topic"].cast(pa.string())
-    if topics.null_count:
-        raise InvalidRequestError("a row has null in column 'topic': each row needs a topic")
-    for name in sorted(pc.unique(topics).to_pylist()):
-        yield name, rows.filter(pc.equal(topics, name))

@@ -29,6 +29,9 @@ CODEC_LIBRARIES = frozenset(
 CLI = "api/cli*.py"
 EXAMPLES = "examples/*"
 SPARK = "spark_bridge/*"
+SPARK_CLASSES = tuple(f"spark_bridge/{name}.py" for name in ("schema", "sink", "source"))
+"""Adapters to Spark's own classes; what a read or a write does is told beside them."""
+SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
     "actors/launch.py",
     "actors/home.py",
@@ -65,7 +68,7 @@ DOORS = {
         r"ray(\.\w+)*",
         ("actors/ray_transport.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
     ),
-    "Spark": (r"(pyspark|py4j|raydp)(\.\w+)*", (SPARK, EXAMPLES)),
+    "Spark": (r"(pyspark|py4j|raydp)(\.\w+)*", (*SPARK_CLASSES, SPARK_SESSION, EXAMPLES)),
     "unpickling and evaluation": (
         r"(pickle|cloudpickle|_pickle|marshal|shelve|dill)\.\w+|builtins\.(eval|exec|compile)"
         r"|yaml\.(load|unsafe_load|full_load)",

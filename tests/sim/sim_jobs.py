@@ -1,78 +1,122 @@
-"""Distributed writes as a planner and its tasks make them: runs, winners, losers, repeated ends.
+"""Drivers of distributed writes and their tasks: what Spark does around the steps of a write.
 
-A planner writes one thing, named by a token, in as many runs as it takes. Each run has task
-attempts, which are processes of their own. Some lose: they are late, killed or surplus, and write
-on after the end. Now and then a planner takes its own run for dead and begins a newer one beside
-it, or dies and leaves it open.
+A driver has one thing after another written, in as many runs as it takes. Each run has partitions,
+and each of these a task attempt or more, which are processes of their own: one that fails or is
+killed is followed by another, and now and then there is a second one beside it. The report of the
+first one counts; the others have lost, and may write on after the end. Now and then a driver takes
+its own run for dead and begins a newer one beside it, or dies and leaves it open.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from sim_history import Claim, Outcome, SentRecord, Write
+from sim_history import Outcome, Write
 from sim_process import Client
-from sim_stage import CALLS_AGAIN_MAX, Life, Player, Stage
+from sim_stage import Life, Player, Stage
+from sim_writes import RowsFailedError, hook, write_rows
 
-from oncelog.actors.protocol.commit_versions import version_token
 from oncelog.actors.protocol.messages import Winner
-from oncelog.api.member import AsyncTransactionMember, Membership, RunEnd
+from oncelog.api.member import Membership, RunEnd
+from oncelog.spark_bridge.distributed_write import Connect, DistributedWrite
+from oncelog.spark_bridge.options import parse_write_options
 from oncelog.storage.exceptions import OncelogError
 
 HOUR_MS = 3_600_000
 LONG_TIMEOUT_MS = 900_000
 """Longer than the world waits for its quiet: what its driver has left must be seen as that."""
 
-VERSIONED = "versions"
-"""The application whose versions all planners write."""
+SHARED = "shared"
+"""The application whose versions all drivers write."""
 
 DRIVER_DEATHS = 0.15
 """How often a driver dies within one of its runs, or soon after."""
 
 TASK_WAIT_S = 4.0
-"""How long a planner waits for its tasks."""
+"""How long a driver waits for its tasks."""
+
+ATTEMPTS_MAX = 4
+"""How often one partition of a run is tried, as by Spark."""
+
+SECOND_ATTEMPTS = 0.15
+"""How often a partition has two attempts from the beginning."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One task attempt: what it wrote, and what it told its planner."""
+    """One task attempt: what it wrote, and what it told its driver, if it did."""
 
-    write: Write
+    client: Client
+    part: Write
+    has_reported: bool = False
     winner: Winner | None = None
-    is_told_committed: bool = False
-    records: list[SentRecord] = field(default_factory=list)
 
-
-@dataclass(slots=True)
-class RunPlan:
-    """One run: who is in it."""
-
-    name: str
-    membership: Membership
-    attempts: list[Attempt] = field(default_factory=list)
-    is_ended: bool = False
+    @property
+    def has_failed(self) -> bool:
+        """Whether its process is gone, and nothing was told."""
+        return self.client.is_dead and not self.has_reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One thing that is to be written: under which id, and the token that names it."""
+    """One thing that is to be written, and how it is called by whoever reads the history."""
 
-    transactional_id: str
-    token: bytes
-    version: int | None = None
-    is_rerun: bool = False
-    """Whether it is begun anew when a run of it has failed; one without identity has no other."""
+    options: dict[str, str]
+    app: str = ""
+    version: int = 0
+
+    @property
+    def token(self) -> bytes:
+        """What the version is called, which is to be written once; nothing without a version."""
+        return f"{self.app} {self.version}".encode() if self.app else b""
 
 
-def planner(transactional_id: str) -> Life:
+@dataclass(slots=True)
+class RunPlan:
+    """One run: what is sent to its tasks, and the attempts of each partition."""
+
+    name: str
+    job: Job
+    membership: Membership
+    pickled: bytes
+    partitions: list[list[Attempt]] = field(default_factory=list)
+
+    @property
+    def write(self) -> DistributedWrite:
+        """The write as whoever gets it unpickles it."""
+        write: DistributedWrite = pickle.loads(self.pickled)
+        return write
+
+    @property
+    def transactional_id(self) -> str:
+        """What the run writes under."""
+        return self.membership.transactional_id
+
+    @property
+    def reported(self) -> list[Attempt]:
+        """The attempts that count: of each partition the first that has reported."""
+        found = (
+            next((attempt for attempt in attempts if attempt.has_reported), None)
+            for attempts in self.partitions
+        )
+        return [attempt for attempt in found if attempt is not None]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each partition has its report."""
+        return len(self.reported) == len(self.partitions)
+
+
+def planner(name: str) -> Life:
     """Has one thing after another written, each until it is committed, known or not.
 
-    Some have an id that is theirs, some are versions of what all planners write, and some have no
-    identity: a run of these that its driver leaves is nobody's. The clocks of drivers are off by
-    an hour, ahead or behind.
+    Some are versions of an application of its own, some of one that all drivers write, some have
+    an id, and some have no identity: a run of these that its driver leaves is nobody's. The clocks
+    of drivers are off by an hour, ahead or behind.
     """
 
     async def life(player: Player) -> None:
@@ -82,17 +126,17 @@ def planner(transactional_id: str) -> Life:
         # Not by a jump: no record has this clock, so nothing need wait for it when all are set.
         world.clock_offsets_ms[player.client.name] = chance.choice((-HOUR_MS, 0, HOUR_MS))
         while player.is_on:
-            job = _next_job(player, transactional_id, chance)
-            for _ in range(player.random.randint(1, 3) if job.is_rerun else 1):
+            job = _next_job(player, name, chance)
+            for _ in range(player.random.randint(1, 3) if job.app else 1):
                 if not player.is_on:
                     break
                 if chance.random() < DRIVER_DEATHS:
                     _die_soon(player, chance)
-                is_committed = await _run(player, job, chance)
-                if is_committed and job.version is not None:
-                    stage = player.stage
-                    stage.next_version = max(stage.next_version, job.version + 1)
-                # A planner that died after its commit comes back with the same token.
+                is_committed = await _run(player, job)
+                if is_committed and job.app:
+                    known = player.stage.next_versions
+                    known[job.app] = max(known.get(job.app, 1), job.version + 1)
+                # A driver that died after its commit comes back with the same version.
                 if is_committed and player.random.random() < 0.7:
                     break
             await player.pause(500)
@@ -100,20 +144,29 @@ def planner(transactional_id: str) -> Life:
     return life
 
 
-def _next_job(player: Player, transactional_id: str, chance: Random) -> Job:
-    owner = player.new_owner()
-    kind = chance.choice(("own", "own", "versions", "free"))
+def _next_job(player: Player, name: str, chance: Random) -> Job:
+    stage = player.stage
+    short_ms = max(stage.plan.transaction_timeout_ms, 2_000)
+    options = {"transaction.timeout.ms": str(chance.choice((short_ms, LONG_TIMEOUT_MS)))}
+    if chance.random() < 0.3:
+        options["topic"] = chance.choice(stage.targets()).topic
+    kind = chance.choice(("own", "own", "shared", "id", "free"))
     if kind == "free":
-        return Job(transactional_id=f"{transactional_id} {owner}", token=b"")
-    if kind == "own":
-        token = f"{transactional_id} {owner}".encode()
-        player.stage.job_ids.add(transactional_id)
-        return Job(transactional_id=transactional_id, token=token, is_rerun=True)
-    # Now and then a driver that was rolled back.
-    version = max(player.stage.next_version - chance.choice((0, 0, 0, 1, 2)), 1)
-    token = version_token(VERSIONED, version)
-    player.stage.job_ids.add(VERSIONED)
-    return Job(transactional_id=VERSIONED, token=token, version=version, is_rerun=True)
+        return Job(options=options)
+    if kind == "id":
+        stage.job_ids.add(name)
+        return Job(options=options | {"transactional.id": name})
+    app = SHARED if kind == "shared" else name
+    version = stage.next_versions.setdefault(app, 1)
+    if app == SHARED:
+        # Now and then a driver that was rolled back.
+        version = max(version - chance.choice((0, 0, 0, 1, 2)), 1)
+    return _version(app, version, options)
+
+
+def _version(app: str, version: int, options: dict[str, str]) -> Job:
+    options = options | {"txnAppId": app, "txnVersion": str(version)}
+    return Job(options=options, app=app, version=version)
 
 
 def _die_soon(player: Player, chance: Random) -> None:
@@ -122,18 +175,16 @@ def _die_soon(player: Player, chance: Random) -> None:
     world.loop.call_later(chance.uniform(0.0, 2.0), world.kill, player.client.name, context=context)
 
 
-async def _run(player: Player, job: Job, chance: Random) -> bool:
-    """One run; whether the token is known to be committed."""
+async def _run(player: Player, job: Job) -> bool:
+    """One run; whether its version is known to be committed."""
     try:
-        plan = await _planned(player, job, chance)
+        plan = await _planned(player, job)
     except OncelogError as error:
         player.stage.world.note(f"a run did not begin: {error!r}")
         return False
     if plan.membership.is_committed:
         player.stage.counts["writes skipped"] += 1
-        return True
-    _start_tasks(player, plan, player.random.randint(1, 3))
-    await _wait_for_tasks(player, plan)
+    await _run_tasks(player, plan)
     if player.random.random() < 0.15:
         # Taken for dead: a newer run begins, and this one ends beside it when it likes.
         player.client.spawn(_end_late(player, plan))
@@ -146,179 +197,151 @@ async def _end_late(player: Player, plan: RunPlan) -> None:
     await _end(player, plan)
 
 
-async def _planned(player: Player, job: Job, chance: Random) -> RunPlan:
+async def _planned(player: Player, job: Job) -> RunPlan:
     name = f"run {player.new_owner()}"
-    short_ms = max(player.stage.plan.transaction_timeout_ms, 2_000)
-    membership = await player.client.begin_run(
-        job.transactional_id,
-        token=job.token,
-        transaction_timeout_ms=chance.choice((short_ms, LONG_TIMEOUT_MS)),
-        settings=player.producer_settings(),
+    options = parse_write_options(job.options)
+    pickled = await hook(
+        player, lambda connect: pickle.dumps(DistributedWrite.plan(connect, options))
     )
-    return RunPlan(name, membership)
+    write: DistributedWrite = pickle.loads(pickled)
+    return RunPlan(name, job, write.membership, pickled)
 
 
 async def last_writes(stage: Stage, client: Client) -> None:
     """After the quiet, under a clock that is behind: every id can be written under at once."""
     stage.world.clock_offsets_ms[client.name] = -HOUR_MS
-    for transactional_id in sorted(stage.job_ids):
-        token = b"the last"
-        if transactional_id == VERSIONED:
-            token = version_token(VERSIONED, stage.next_version + 1)
+    player = Player(stage, client, Random(f"last writes {stage.world.seed}"))
+    jobs = [Job(options={"transactional.id": name}) for name in sorted(stage.job_ids)]
+    for app, version in sorted(stage.next_versions.items()):
+        jobs.append(_version(app, version + 1, {}))
+    for job in jobs:
         try:
-            membership = await client.begin_run(transactional_id, token=token)
-            member = client.member(membership)
-            await member.enlist()
-            await client.end_run(membership, committed=True, winners=[member.winner])
-            await member.close()
+            await _write_once(player, job)
         except OncelogError as error:
-            stage.history.shut_out.append(f"{transactional_id}: {error!r}")
+            stage.history.shut_out.append(f"{job.options}: {error!r}")
+
+
+async def _write_once(player: Player, job: Job) -> None:
+    """A run with nothing in its way."""
+    plan = await _planned(player, job)
+    attempt = _new_attempt(player, plan, player.client)
+    plan.partitions.append([attempt])
+    await _report(player, plan, attempt, is_sound=True)
+    write = _merged(player, plan)
+    player.history.start_commit(write)
+    end = await hook(player, _committing(plan))
+    player.ended(write, Outcome.OK, is_visible=end.visible)
 
 
 # --- tasks ------------------------------------------------------------------------------------
 
 
-def _start_tasks(player: Player, plan: RunPlan, count: int) -> None:
-    world = player.stage.world
-    for number in range(count):
-        client = world.client(f"{plan.name} task {number}")
-        task = Player(player.stage, client, player.random)
-        write = player.history.begin(plan.name, plan.membership.transactional_id)
-        attempt = Attempt(write)
-        plan.attempts.append(attempt)
-        client.spawn(_attempt(task, plan, attempt))
-        if player.random.random() < 0.1:
-            kill_after_s = player.random.uniform(0.0, 1.0)
-            context = world.driver.context
-            world.loop.call_later(kill_after_s, world.kill, client.name, context=context)
+async def _run_tasks(player: Player, plan: RunPlan) -> None:
+    """Spark's part: attempts of each partition, until each has a report, or for long enough."""
+    world, chance = player.stage.world, player.random
+    plan.partitions += ([] for _ in range(chance.randint(1, 2)))
+    for number in range(len(plan.partitions)):
+        for _ in range(2 if chance.random() < SECOND_ATTEMPTS else 1):
+            _start_attempt(player, plan, number)
+    wait_until_s = world.now_s + chance.uniform(0.2, TASK_WAIT_S)
+    while world.now_s < wait_until_s and not plan.is_complete:
+        for number, attempts in enumerate(plan.partitions):
+            has_failed = all(attempt.has_failed for attempt in attempts)
+            if has_failed and len(attempts) < ATTEMPTS_MAX:
+                _start_attempt(player, plan, number)
+        await asyncio.sleep(0.1)
+
+
+def _start_attempt(player: Player, plan: RunPlan, number: int) -> None:
+    stage = player.stage
+    attempts = plan.partitions[number]
+    client = stage.world.client(f"{plan.name} task {number}.{len(attempts)}")
+    attempt = _new_attempt(player, plan, client)
+    attempts.append(attempt)
+    client.spawn(_attempt(Player(stage, client, player.random), plan, attempt))
+    if player.random.random() < 0.1:
+        kill_after_s = player.random.uniform(0.0, 1.0)
+        context = stage.world.driver.context
+        stage.world.loop.call_later(kill_after_s, stage.world.kill, client.name, context=context)
+
+
+def _new_attempt(player: Player, plan: RunPlan, client: Client) -> Attempt:
+    return Attempt(client, player.history.begin(plan.name, plan.transactional_id))
 
 
 async def _attempt(task: Player, plan: RunPlan, attempt: Attempt) -> None:
+    world = task.stage.world
     try:
-        await _write_part(task, plan, attempt)
-    except OncelogError as error:
-        task.stage.world.note(f"a task failed: {error!r}")
+        await _report(task, plan, attempt)
+    except (OncelogError, RowsFailedError) as error:
+        world.note(f"a task failed: {error!r}")
     except Exception as error:
-        task.stage.world.fail(error, f"{task.client.name} met what no client should meet")
+        world.fail(error, f"{task.client.name} met what no client should meet")
     # A process that is not used any more is gone.
-    task.stage.world.driver.soon(task.stage.world.end_process, task.client, "is done")
+    world.driver.soon(world.end_process, task.client, "is done")
 
 
-async def _write_part(task: Player, plan: RunPlan, attempt: Attempt) -> None:
-    member = task.client.member(plan.membership, **task.producer_settings())
-    started_at = task.history.tick()
-    if not await member.enlist():
-        attempt.is_told_committed = True
-        return
-    task.history.claims.append(
-        Claim(
-            plan.membership.transactional_id,
-            plan.name,
-            started_at,
-            task.history.tick(),
-            member.winner.producer_id,
-            _epoch_of(member),
-        )
-    )
-    numbers = itertools.count()
-    await _send_some(task, member, attempt, numbers)
-    await member.flush()
-    if task.random.random() < 0.85:
-        attempt.winner = member.winner
-    elif task.random.random() < 0.7:
-        # A loser that does not know it: it writes on, also after the end.
-        for _ in range(task.random.randint(1, 5)):
-            await asyncio.sleep(task.random.expovariate(2.0))
-            await _send_some(task, member, attempt, numbers)
-    await member.close()
-
-
-def _epoch_of(member: AsyncTransactionMember) -> int:
-    identity = member._core.sender.identity
-    assert identity is not None
-    return identity.producer_epoch
-
-
-async def _send_some(
-    task: Player,
-    member: AsyncTransactionMember,
-    attempt: Attempt,
-    numbers: itertools.count[int],
-) -> None:
-    for _ in range(task.random.randint(0, 4)):
-        topic_partition = task.random.choice(task.stage.targets())
-        value = f"{task.client.name}/{next(numbers)}"
-        record = task.history.send(attempt.write, topic_partition, value)
-        await task.send(member, record)
-        await task.pause()
-
-
-async def _wait_for_tasks(player: Player, plan: RunPlan) -> None:
-    wait_until = player.stage.world.now_s + player.random.uniform(0.2, TASK_WAIT_S)
-    while player.stage.world.now_s < wait_until:
-        if all(attempt.winner or attempt.is_told_committed for attempt in plan.attempts):
-            return
-        await asyncio.sleep(0.1)
+async def _report(task: Player, plan: RunPlan, attempt: Attempt, *, is_sound: bool = False) -> None:
+    attempt.winner = await write_rows(task, plan.pickled, attempt.part, is_sound=is_sound)
+    attempt.has_reported = True
 
 
 # --- the end ----------------------------------------------------------------------------------
 
 
 async def _end(player: Player, plan: RunPlan) -> bool:
-    """End a run, and sometimes again; whether the token is known to be committed."""
-    winners = [attempt for attempt in plan.attempts if attempt.winner is not None]
-    is_commit = player.random.random() >= player.stage.plan.abort_ratio
-    write = player.history.begin(
-        plan.name, plan.membership.transactional_id, token=plan.membership.token
-    )
-    if is_commit:
-        for attempt in winners:
-            player.history.merge(attempt.write, write)
-    outcome, end = await _ask_for_end(player, plan, write, winners, is_commit=is_commit)
+    """End a run, and sometimes again; whether its version is known to be committed.
+
+    As Spark does: with a report of each partition it commits, and aborts if that fails.
+    """
+    if plan.is_complete and player.random.random() >= player.stage.plan.abort_ratio:
+        write = _merged(player, plan)
+        outcome, end = await _commit(player, plan, write)
+    else:
+        write = player.history.begin(plan.name, plan.transactional_id)
+        await hook(player, plan.write.abort)
+        outcome, end = Outcome.FAIL, None
     player.ended(write, outcome, is_visible=end is not None and end.visible)
     if player.random.random() < 0.3:
-        await _end_again(player, plan, winners, is_commit=is_commit)
+        await _end_again(player, plan, may_commit=write.commit_started_at is not None)
     return outcome is Outcome.OK or (end is not None and end.was_committed_before)
 
 
-async def _ask_for_end(
-    player: Player, plan: RunPlan, write: Write, winners: list[Attempt], *, is_commit: bool
-) -> tuple[Outcome, RunEnd | None]:
-    named = [attempt.winner for attempt in winners if attempt.winner is not None]
-    for _ in range(CALLS_AGAIN_MAX):
-        if is_commit:
-            player.history.start_commit(write)
-        try:
-            end = await player.client.end_run(
-                plan.membership,
-                committed=is_commit,
-                winners=named if is_commit else (),
-                **player.producer_settings(),
-            )
-        except OncelogError as error:
-            if error.retriable:
-                continue
-            return Outcome.UNKNOWN, None
-        if not is_commit:
-            return Outcome.FAIL, end
-        # The token may have been committed by another run: then this one is not known to be.
-        return (Outcome.UNKNOWN if end.was_committed_before else Outcome.OK), end
-    return Outcome.UNKNOWN, None
+def _merged(player: Player, plan: RunPlan) -> Write:
+    """What is to become visible: the records of the attempts that count."""
+    write = player.history.begin(plan.name, plan.transactional_id, token=plan.job.token)
+    for attempt in plan.reported:
+        player.history.merge(attempt.part, write)
+    return write
 
 
-async def _end_again(
-    player: Player, plan: RunPlan, winners: list[Attempt], *, is_commit: bool
-) -> None:
-    """The same call again, or an abort after the decision: neither changes anything."""
-    await player.pause(1_000)
-    repeats = is_commit and player.random.random() < 0.5
-    named = [attempt.winner for attempt in winners if attempt.winner is not None]
+async def _commit(player: Player, plan: RunPlan, write: Write) -> tuple[Outcome, RunEnd | None]:
+    player.history.start_commit(write)
     try:
-        await player.client.end_run(
-            plan.membership,
-            committed=repeats,
-            winners=named if repeats else (),
-            **player.producer_settings(),
-        )
+        end = await hook(player, _committing(plan))
+    except OncelogError as error:
+        player.stage.world.note(f"a commit failed: {error!r}")
+        await hook(player, plan.write.abort)
+        return Outcome.UNKNOWN, None
+    if not end.was_committed_before:
+        player.stage.counts["commits of drivers"] += 1
+    # The version may have been committed by another run: then this one is not known to be.
+    return (Outcome.UNKNOWN if end.was_committed_before else Outcome.OK), end
+
+
+def _committing(plan: RunPlan) -> Callable[[Connect], RunEnd]:
+    """The commit, with the reports that there are by now."""
+    reports = [attempt.winner for attempt in plan.reported]
+    return lambda connect: plan.write.commit(connect, reports)
+
+
+async def _end_again(player: Player, plan: RunPlan, *, may_commit: bool) -> None:
+    """The same commit again, or an abort after the end: neither changes anything."""
+    await player.pause(1_000)
+    if not may_commit or player.random.random() < 0.5:
+        await hook(player, plan.write.abort)
+        return
+    try:
+        await hook(player, _committing(plan))
     except OncelogError as error:
         player.stage.world.note(f"the end was refused this time: {error!r}")

@@ -187,18 +187,21 @@ class Client(Process):
             random=self.random,
         )
 
+    def as_driver(self) -> DriverProcess:
+        """This process as that which a run ends with."""
+        return DriverProcess(machine="sim", process_id=self.number, start_ticks=0)
+
     async def begin_run(
         self, transactional_id: str, *, is_tied: bool = True, **details: Any
     ) -> Membership:
         """Begin a run of a distributed write, which ends with this process if it ``is_tied``."""
         self._check_here()
-        driver = DriverProcess(machine="sim", process_id=self.number, start_ticks=0)
         settings = details.pop("settings", {})
         return await begin_run(
             self.router(),
             ProducerSettings.from_options(settings),
             transactional_id,
-            driver=driver if is_tied else None,
+            driver=self.as_driver() if is_tied else None,
             random=self.random,
             **details,
         )

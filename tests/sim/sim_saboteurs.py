@@ -39,7 +39,7 @@ from oncelog.actors.protocol.group_messages import (
     OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages import BeginRunRequest, EndTxnReply, EndTxnRequest
+from oncelog.actors.protocol.messages import BeginRunRequest, EndTxnReply, EndTxnRequest, Winner
 from oncelog.actors.protocol.open_transactions import OpenTransactions
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.partition_bounds import PartitionBounds
@@ -51,12 +51,15 @@ from oncelog.actors.protocol.transaction_runs import TransactionRuns
 from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
 from oncelog.actors.replica_opening import ReplicaDirectory
 from oncelog.actors.transaction_coordinator import TransactionCoordinator
-from oncelog.api import member
 from oncelog.api.delivery_deadline import DeliveryDeadline
 from oncelog.api.enrolment import Enrolment
 from oncelog.api.group_membership import GroupMembership
+from oncelog.api.member import TransactionMember
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.txn_state import TransactionState as ProducerTransaction
+from oncelog.spark_bridge import connection
+from oncelog.spark_bridge.distributed_write import DistributedWrite
+from oncelog.spark_bridge.options import WriteOptions
 from oncelog.storage import cleaner_round
 from oncelog.storage.aborted_entries import AbortedEntries
 from oncelog.storage.cleaner_keys import KeyOffsets
@@ -433,7 +436,7 @@ def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
             return real(self, request, now_ms)
 
     with (
-        mock.patch.object(member, "new_run_id", new_run_id),
+        mock.patch.object(connection, "new_run_id", new_run_id),
         mock.patch.object(TransactionRuns, "_begin_run", begin_run),
     ):
         yield
@@ -445,6 +448,51 @@ def _deaths_of_drivers_unnoticed() -> Any:
 
 def _versions_without_order() -> Any:
     return mock.patch.object(transaction_runs, "passed_version", return_value=None)
+
+
+def _versions_without_a_name() -> Any:
+    """Each run of a version has a token of its own."""
+
+    def identity(self: WriteOptions, run_id: str) -> tuple[str, bytes]:
+        return f"spark-{self.txn_app_id or run_id}", run_id.encode()
+
+    return mock.patch.object(WriteOptions, "identity", identity)
+
+
+def _runs_of_nobody() -> Any:
+    """A run is begun without a word of its driver."""
+    real = connection.begin_run_and_wait
+
+    def begin(*where: Any, **details: Any) -> Any:
+        return real(*where, **{**details, "driver": None})
+
+    return mock.patch.object(connection, "begin_run_and_wait", begin)
+
+
+@contextmanager
+def _reports_before_the_flush() -> Iterator[None]:
+    """A task tells what is acknowledged so far, and goes."""
+
+    def winner(self: TransactionMember) -> Winner:
+        identity = self._core.sender.identity
+        assert identity is not None
+        return Winner(producer_id=identity.producer_id, record_count=self.record_count)
+
+    with (
+        mock.patch.object(TransactionMember, "flush"),
+        mock.patch.object(TransactionMember, "winner", property(winner)),
+    ):
+        yield
+
+
+def _rows_read_ahead() -> Any:
+    """A task reads its rows before it knows whether there is anything to write."""
+    real = DistributedWrite.write
+
+    def write(self: DistributedWrite, connect: Any, batches: Any, **how: Any) -> Any:
+        return real(self, connect, list(batches), **how)
+
+    return mock.patch.object(DistributedWrite, "write", write)
 
 
 @contextmanager
@@ -728,6 +776,30 @@ SABOTEURS = (
         name="order of versions",
         sabotage=_versions_without_order,
         checker="RepeatedTokens",
+        changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="versions named in tokens",
+        sabotage=_versions_without_a_name,
+        checker="RepeatedTokens",
+        changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="drivers named to the coordinator",
+        sabotage=_runs_of_nobody,
+        checker="World",
+        changes=ALONE | {"jobs": 2, "clock_jump": 0.0},
+    ),
+    Saboteur(
+        name="flush before a task reports",
+        sabotage=_reports_before_the_flush,
+        checker="LostRecords",
+        changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="rows of committed versions left unread",
+        sabotage=_rows_read_ahead,
+        checker="World",
         changes=ALONE | {"jobs": 3},
     ),
     Saboteur(

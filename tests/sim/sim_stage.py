@@ -7,15 +7,18 @@ its name begins anew. All chance is drawn from generators split off the seed.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write, key_of
 from sim_process import Client
 from sim_world import World
 
+from oncelog.api.config import ProducerSettings
 from oncelog.api.consumer import AsyncConsumer
 from oncelog.api.delivery import RecordMetadata
 from oncelog.api.member import AsyncTransactionMember
@@ -71,10 +74,10 @@ class Stage:
     history: History = field(default_factory=History)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
-    next_version: int = 1
-    """Of what planners write together: no version below is to be committed any more."""
+    next_versions: dict[str, int] = field(default_factory=dict)
+    """Of each application that planners write: no version below is to be committed any more."""
     job_ids: set[str] = field(default_factory=set)
-    """Under which planners write again and again."""
+    """Under which planners write again and again, without an application."""
 
     def __post_init__(self) -> None:
         self.topics = {**self.plan.topics, **self.topics}
@@ -140,6 +143,10 @@ class Player:
         if self.random.random() < 0.6:
             await asyncio.sleep(self.random.expovariate(1.0) * mean_ms / 1_000)
 
+    async def wait(self, mean_s: float) -> None:
+        """Do nothing for a while."""
+        await asyncio.sleep(self.random.expovariate(1.0 / mean_s))
+
     # --- what is noted ------------------------------------------------------------------------
 
     async def send(
@@ -157,24 +164,33 @@ class Player:
             partition=topic_partition.partition,
         )
         future.add_done_callback(lambda done: self._answered(record, done))
-        # On the client's own timers: while it is paused, or dead, nobody can be told anything.
-        timeout_ms = sending._sender.settings.delivery_timeout_ms
-        asyncio.get_running_loop().call_later(
-            (timeout_ms + DELIVERY_SLACK_MS) / 1_000, self._look_late, record, future
-        )
+        self.expect([record], future, sending._sender.settings)
         return future
 
-    def _look_late(self, record: SentRecord, future: asyncio.Future[RecordMetadata]) -> None:
-        if not future.done():
-            self.history.overdue.append(record)
+    def expect(
+        self,
+        records: list[SentRecord],
+        future: asyncio.Future[Any] | concurrent.futures.Future[Any],
+        settings: ProducerSettings,
+    ) -> None:
+        """Look in time whether the outcome of records that were sent just now is known."""
+        # On the client's own timers: while it is paused, or dead, nobody can be told anything.
+        asyncio.get_running_loop().call_later(
+            (settings.delivery_timeout_ms + DELIVERY_SLACK_MS) / 1_000,
+            lambda: None if future.done() else self.history.overdue.extend(records),
+        )
 
     def _answered(self, record: SentRecord, done: asyncio.Future[RecordMetadata]) -> None:
         if done.cancelled() or done.exception() is not None:
             if record.write.transactional_id is None and record.write.ended_at is None:
                 self.history.end(record.write, Outcome.UNKNOWN)
             return
+        self.acknowledged(record, done.result().offset)
+
+    def acknowledged(self, record: SentRecord, offset: int) -> None:
+        """Note that the log has answered for a record; -1 if it did not tell where it stands."""
         self.stage.counts["records acknowledged"] += 1
-        self.history.acknowledge(record, done.result().offset)
+        self.history.acknowledge(record, offset)
 
     def ended(self, write: Write, outcome: Outcome, *, is_visible: bool = False) -> None:
         """Note how a transaction ended."""

@@ -25,23 +25,27 @@ class GoneError(BaseException):
 class SimThread(LoopThread):
     """``LoopThread`` as the synchronous clients of one simulated process know it, and its thread.
 
-    ``run`` and the like are for code that ``start`` began. ``ended`` is done when that returned.
+    ``run`` and the like are for code that ``start`` began. ``ended`` has what that returned.
     """
 
     def __init__(self, client: Client) -> None:
         super().__init__(f"thread of {client.name}")
-        self.ended: asyncio.Future[None] = client.world.loop.create_future()
+        self.ended: asyncio.Future[Any] = client.world.loop.create_future()
         self._client = client
-        self._turn = threading.Semaphore(0)
-        self._pause = threading.Semaphore(0)
+        # Locks, which one side takes and the other gives back: the quickest there is.
+        self._turn = threading.Lock()
+        self._pause = threading.Lock()
+        self._turn.acquire()
+        self._pause.acquire()
         self._asked: Coroutine[Any, Any, Any] | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._result: Any = None
         self._error: BaseException | None = None
         self._is_gone = False
 
     # --- for the world ------------------------------------------------------------------------
 
-    def start(self, work: Callable[[], None]) -> None:
+    def start(self, work: Callable[[], Any]) -> None:
         """Run ``work`` in the thread; call it in the process."""
         context = self._client.context.copy()
         thread = threading.Thread(target=context.run, args=(self._body, work), daemon=True)
@@ -60,7 +64,7 @@ class SimThread(LoopThread):
         elif self._error is not None:
             self.ended.set_exception(self._error)
         else:
-            self.ended.set_result(None)
+            self.ended.set_result(self._result)
 
     def _end(self) -> None:
         """The world is over: unwind what still waits; no call of it goes anywhere."""
@@ -71,13 +75,13 @@ class SimThread(LoopThread):
 
     # --- in the thread ------------------------------------------------------------------------
 
-    def _body(self, work: Callable[[], None]) -> None:
+    def _body(self, work: Callable[[], Any]) -> None:
         self._turn.acquire()
         # The loop stands still meanwhile, so nothing may wait for it but by ``run``.
         asyncio._set_running_loop(self._client.world.loop)
         try:
             if not self._is_gone:
-                work()
+                self._result = work()
         except GoneError:
             pass
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""A cluster of one partition behind ``Transport``."""
+"""A cluster of one partition behind ``Transport``, and a connection that only notes writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from oncelog.actors.protocol.cluster_messages import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages import FetchReply, FetchRequest, Run, Winner
+from oncelog.api.member import Membership, RunEnd
 from oncelog.api.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.record_batch import parse_header, patch
@@ -69,6 +70,76 @@ class OnePartition:
         )
 
 
+class FakeMember:
+    """Collects what is sent; its winner counts the rows."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.tables = []
+        self.is_flushed = False
+        self.is_closed = False
+
+    def enlist(self):
+        return self.connection.may_enlist
+
+    def send_arrow(self, topic, rows):
+        if self.connection.send_error:
+            raise self.connection.send_error
+        self.tables.append((topic, rows))
+
+    def flush(self):
+        self.is_flushed = True
+
+    @property
+    def winner(self):
+        assert self.is_flushed
+        count = sum(rows.num_rows for _, rows in self.tables)
+        return Winner(producer_id=len(self.connection.members), record_count=count)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.is_closed = True
+
+
+class FakeConnection:
+    """A cluster with the topic ``t``."""
+
+    def __init__(self):
+        self.members = []
+        self.ends = []
+        self.may_enlist = True
+        self.send_error = None
+        self.end_error = None
+        self.begin_error = None
+        self.is_committed = False
+
+    def partition_counts(self):
+        return {"t": 1}
+
+    def begin_run(self, options):
+        if self.begin_error:
+            raise self.begin_error
+        transactional_id, token = options.identity("r")
+        return Membership(
+            transactional_id=transactional_id,
+            run=Run(number=1, id="r"),
+            token=token,
+            is_committed=self.is_committed,
+        )
+
+    def member(self, membership, compression_type):
+        self.members.append(FakeMember(self))
+        return self.members[-1]
+
+    def end_run(self, membership, *, committed, winners=()):
+        if self.end_error:
+            raise self.end_error
+        self.ends.append((membership, committed, list(winners)))
+        return RunEnd(visible=True)
+
+
 def new_struct(**columns):
     """A schema from names to types, which are Spark's own or the names of simple ones."""
     schema = StructType()
@@ -87,3 +158,9 @@ def struct():
 def one_partition():
     """A partition in memory."""
     return OnePartition()
+
+
+@pytest.fixture
+def fake_connection():
+    """A connection that notes what is written."""
+    return FakeConnection()

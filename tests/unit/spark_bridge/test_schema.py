@@ -13,10 +13,9 @@ from oncelog.spark_bridge.schema import (
     check_read_schema,
     check_write_schema,
     read_schema,
-    rows_by_topic,
     to_spark,
 )
-from oncelog.storage.exceptions import InvalidRequestError, InvalidSettingError
+from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.record_codec import decode_columns, encode_records
 
@@ -137,21 +136,3 @@ def test_a_topic_may_come_from_the_rows(struct):
 def test_a_frame_that_cannot_be_written_is_refused(struct, columns, text):
     with pytest.raises(InvalidSettingError, match=text):
         check_write_schema(struct(**columns), None)
-
-
-def test_the_rows_of_each_topic_keep_their_order():
-    table = pa.table({"Value": ["1", "2", "3"], "topic": ["b", "a", "b"]})
-    given = {topic: rows.to_pydict() for topic, rows in rows_by_topic(table, None)}
-    assert given == {"a": {"value": ["2"]}, "b": {"value": ["1", "3"]}}
-
-
-def test_the_option_overrides_the_column_topic():
-    table = pa.table({"value": ["1", "2"], "topic": ["b", None]})
-    ((topic, rows),) = rows_by_topic(table, "t")
-    assert (topic, rows.to_pydict()) == ("t", {"value": ["1", "2"]})
-
-
-def test_a_row_without_a_topic_is_refused():
-    table = pa.table({"value": ["1", "2"], "topic": ["b", None]})
-    with pytest.raises(InvalidRequestError, match="null in column 'topic'"):
-        list(rows_by_topic(table, None))

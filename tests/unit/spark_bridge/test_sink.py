@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from oncelog.actors.protocol.messages import Run, Winner
-from oncelog.api.member import Membership, RunEnd
+from oncelog.actors.protocol.messages import Winner
 from oncelog.spark_bridge import sink
 from oncelog.spark_bridge.options import parse_write_options
 from oncelog.spark_bridge.sink import BatchWriter, TaskReport
@@ -22,81 +21,10 @@ from oncelog.storage.exceptions import (
 SCHEMA = StructType().add("value", "string")
 
 
-class FakeMember:
-    """Collects what is sent; its winner counts the rows."""
-
-    def __init__(self, connection):
-        self.connection = connection
-        self.tables = []
-        self.is_flushed = False
-        self.is_closed = False
-
-    def enlist(self):
-        return self.connection.may_enlist
-
-    def send_arrow(self, topic, rows):
-        if self.connection.send_error:
-            raise self.connection.send_error
-        self.tables.append((topic, rows))
-
-    def flush(self):
-        self.is_flushed = True
-
-    @property
-    def winner(self):
-        assert self.is_flushed
-        count = sum(rows.num_rows for _, rows in self.tables)
-        return Winner(producer_id=len(self.connection.members), record_count=count)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.is_closed = True
-
-
-class FakeConnection:
-    """A cluster with the topic ``t``."""
-
-    def __init__(self):
-        self.members = []
-        self.ends = []
-        self.may_enlist = True
-        self.send_error = None
-        self.end_error = None
-        self.begin_error = None
-        self.is_committed = False
-
-    def partition_counts(self):
-        return {"t": 1}
-
-    def begin_run(self, options):
-        if self.begin_error:
-            raise self.begin_error
-        transactional_id, token = options.identity("r")
-        return Membership(
-            transactional_id=transactional_id,
-            run=Run(number=1, id="r"),
-            token=token,
-            is_committed=self.is_committed,
-        )
-
-    def member(self, membership, compression_type):
-        self.members.append(FakeMember(self))
-        return self.members[-1]
-
-    def end_run(self, membership, *, committed, winners=()):
-        if self.end_error:
-            raise self.end_error
-        self.ends.append((membership, committed, list(winners)))
-        return RunEnd(visible=True)
-
-
 @pytest.fixture
-def connection(monkeypatch):
-    connection = FakeConnection()
-    monkeypatch.setattr(sink, "connect", lambda address: connection)
-    return connection
+def connection(monkeypatch, fake_connection):
+    monkeypatch.setattr(sink, "connect", lambda address: fake_connection)
+    return fake_connection
 
 
 def new_writer(*, is_overwrite=False, schema=SCHEMA, **options):
@@ -145,12 +73,6 @@ def test_a_task_writes_its_rows_as_a_member_and_reports_them(connection):
     ]
     assert report == TaskReport(winner=Winner(producer_id=1, record_count=3))
     assert member.is_closed
-
-
-def test_many_rows_are_sent_in_parts(connection, monkeypatch):
-    monkeypatch.setattr(sink, "SEND_BYTES", 1)
-    new_writer().write(iter([rows("1"), rows("2")]))
-    assert [len(table) for _, table in connection.members[0].tables] == [1, 1]
 
 
 def test_a_task_without_rows_takes_no_part(connection):

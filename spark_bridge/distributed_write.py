@@ -1,0 +1,170 @@
+"""A write of many tasks as one transaction: all of its rows become visible together, or none does.
+
+The planner begins one *run* per write. Each task attempt enlists as a *member* with its first
+rows, writes them, and reports how many were acknowledged. ``commit`` runs in the planner, once,
+with the report of one attempt per partition of the rows: it ends the run with these winners, and
+the transaction coordinator aborts every other member, be it a failed, a retried or a speculative
+attempt, or one that still writes. No task ever commits anything.
+
+With ``txnAppId`` and ``txnVersion`` a repeated write of a committed version writes nothing: its
+tasks leave their rows unread.
+
+Nothing here knows Spark: whoever has rows as Arrow batches, tasks, and a way to send objects
+between processes can write like this. Each step is told how its own process connects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from oncelog.actors.protocol.messages import Winner
+from oncelog.api.member import Membership, RunEnd, TransactionMember
+from oncelog.spark_bridge.connection import Connection
+from oncelog.spark_bridge.offsets import unknown_topic
+from oncelog.spark_bridge.options import WriteOptions
+from oncelog.storage.exceptions import InvalidRequestError, UnknownTopicOrPartitionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Connect: TypeAlias = "Callable[[str | None], Connection]"
+"""The connection of this process to the cluster at an address; it may raise OncelogError."""
+
+GATHER_BYTES: Final = 8_388_608
+"""Rows are gathered up to this size, so that each partition gets few, large batches."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedWrite:
+    """One run of a write; pickled into its tasks, and back for the end."""
+
+    options: WriteOptions
+    membership: Membership
+
+    @classmethod
+    def plan(cls, connect: Connect, options: WriteOptions) -> DistributedWrite:
+        """Check what can be checked before any task starts, and begin a run.
+
+        ``OutdatedVersionError`` for a ``txnVersion`` below the one committed last: the job was
+        rolled back, or runs twice.
+        """
+        connection = connect(options.address)
+        if options.topic is not None:
+            topics = connection.partition_counts()
+            if options.topic not in topics:
+                raise UnknownTopicOrPartitionError(unknown_topic(options.topic, topics))
+        return cls(options=options, membership=connection.begin_run(options))
+
+    # --- in the tasks -------------------------------------------------------------------------
+
+    def write(
+        self,
+        connect: Connect,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        gather_bytes: int = GATHER_BYTES,
+    ) -> Winner | None:
+        """Write the rows of one task attempt; all of them are acknowledged on return.
+
+        What is returned is to be told to ``commit``. Without rows, or when their version is
+        committed already, no member takes part: ``None``.
+        """
+        if self.membership.is_committed:
+            return None
+        tables = _gathered(batches, gather_bytes)
+        first = next(tables, None)
+        if first is None:
+            return None
+        connection = connect(self.options.address)
+        with connection.member(self.membership, self.options.compression_type) as member:
+            if not member.enlist():
+                return None
+            self._send(member, first)
+            for table in tables:
+                self._send(member, table)
+            member.flush()
+            return member.winner
+
+    def _send(self, member: TransactionMember, table: pa.Table) -> None:
+        for topic, rows in rows_by_topic(table, self.options.topic):
+            member.send_arrow(topic, rows)
+
+    # --- at the end, in the planner -----------------------------------------------------------
+
+    def commit(self, connect: Connect, reports: Iterable[Winner | None]) -> RunEnd:
+        """End the run: commit what the reports tell of, and nothing else."""
+        winners = [winner for winner in reports if winner is not None]
+        end = connect(self.options.address).end_run(
+            self.membership, committed=True, winners=winners
+        )
+        if not end.visible:
+            _logger.warning(
+                "transaction %r is committed; some of its partitions do not show it yet",
+                self.membership.transactional_id,
+            )
+        return end
+
+    def abort(self, connect: Connect) -> RunEnd | None:
+        """Abort the run, unless it is committed; then nothing changes. Never raises.
+
+        What cannot be aborted now (``None``) is aborted by the next run, when the driver ends, or
+        by the transaction timeout.
+        """
+        try:
+            return connect(self.options.address).end_run(self.membership, committed=False)
+        except Exception as error:
+            _logger.warning(
+                "transaction %r could not be aborted now: %s",
+                self.membership.transactional_id,
+                error,
+            )
+            return None
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[pa.Table]:
+    """Consecutive batches as tables of about ``gather_bytes``, none of them empty."""
+    import pyarrow as pa
+
+    gathered: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            gathered.append(batch)
+            size_bytes += batch.nbytes
+        if size_bytes >= gather_bytes:
+            yield pa.Table.from_batches(gathered)
+            gathered, size_bytes = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each topic, without the column ``topic``; option ``topic`` overrides it.
+
+    Rows keep their order within a topic. ``InvalidRequestError`` for a row without a topic.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = table.rename_columns([name.lower() for name in table.column_names])
+    if "topic" not in table.column_names:
+        if topic is not None:
+            yield topic, table
+        return
+    rows = table.drop_columns(["topic"])
+    if topic is not None:
+        yield topic, rows
+        return
+    topics = table["topic"].cast(pa.string())
+    if topics.null_count:
+        raise InvalidRequestError("a row has null in column 'topic': each row needs a topic")
+    for name in sorted(pc.unique(topics).to_pylist()):
+        yield name, rows.filter(pc.equal(topics, name))
