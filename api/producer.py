@@ -84,7 +84,8 @@ class Producer(SyncSending):
         partition was not reachable just now. If a record failed, raises an abortable error; also
         if ``send`` itself raised in the transaction, unless ``despite_refused_sends`` says that
         it is to be committed without that record. After ``RequestTimedOutError`` call it again,
-        with the same token.
+        with the same token. An id that remembers a version of an application's writes commits
+        nothing but further versions of it: everything else raises an abortable error.
         """
         return self._loop_thread.run(
             self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)

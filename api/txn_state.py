@@ -89,7 +89,7 @@ def severity(method: str, error: ErrorCode) -> ErrorClass:
 
     The class of the code itself, but for what a coordinator says of epochs (a stale one is
     another producer's doing), of the group (a lost membership spoils only this transaction) and
-    of a commit that came after the coordinator had given the transaction up.
+    of a commit that it refuses: it has given the transaction up, or the token may not follow.
     """
     if method == "produce" and error.error_class is ErrorClass.FATAL:
         # A leader judges one batch; only these say that the producer itself is done for.
@@ -124,6 +124,9 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
     # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
     # fetches the epoch that it was given meanwhile.
     ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
+    # The commit was refused for its token, and the transaction is as open as before.
+    ("end_txn", ErrorCode.OUTDATED_VERSION): ErrorClass.ABORTABLE,
+    ("end_txn", ErrorCode.INVALID_REQUEST): ErrorClass.ABORTABLE,
 }
 
 
