@@ -15,6 +15,7 @@ from oncelog.actors.marker_sender import MarkerSender
 from oncelog.actors.protocol import transaction, transaction_table
 from oncelog.actors.protocol.cluster import ClusterMachine
 from oncelog.actors.protocol.group_offsets import GroupOffsets
+from oncelog.actors.protocol.group_state import Group
 from oncelog.actors.protocol.messages import TxnMarker
 from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import TransactionMetadata
@@ -48,6 +49,20 @@ def _positions_of_aborts() -> Any:
 def _positions_of_commits() -> Any:
     """A commit marker drops the positions of its transaction."""
     return mock.patch.object(GroupOffsets, "_install")
+
+
+def _generations_forgotten() -> Any:
+    """A coordinator that comes back counts the generations of its groups from the first."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def restored(group_id: str, value: Any) -> Group:
+            group: Group = real(group_id, value)
+            group.generation_id = 0
+            return group
+
+        return staticmethod(restored)  # type: ignore[return-value]
+
+    return replaced(Group, "restored", wrap)
 
 
 # --- coordinators -----------------------------------------------------------------------------
@@ -204,6 +219,12 @@ COORDINATOR_MUTANTS = (
         sabotage=_positions_of_commits,
         checker="TornOffsets",
         changes=COPIES,
+    ),
+    Saboteur(
+        name="generations remembered",
+        sabotage=_generations_forgotten,
+        checker="FallingGenerations",
+        changes=COPIES | {"copiers": 3, "kill": 1.0},
     ),
     Saboteur(
         name="tokens kept by aborts",

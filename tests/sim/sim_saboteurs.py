@@ -641,6 +641,7 @@ SABOTEURS = (
     ),
     Saboteur(
         name="durable before markers",
+        checker="ChangedDecisions",
         sabotage=_markers_before_their_decision_is_durable,
         changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
