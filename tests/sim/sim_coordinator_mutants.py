@@ -21,6 +21,7 @@ from oncelog.actors.protocol.transaction_end import EndAge
 from oncelog.actors.protocol.transaction_state import TransactionMetadata
 from oncelog.actors.protocol.transaction_table import TransactionTable
 from oncelog.actors.transaction_completions import TransactionCompletions
+from oncelog.api.txn_state import TransactionState as ProducerTransaction
 from oncelog.storage.model import NO_PRODUCER_ID
 
 # --- groups -----------------------------------------------------------------------------------
@@ -63,6 +64,11 @@ def _generations_forgotten() -> Any:
         return staticmethod(restored)  # type: ignore[return-value]
 
     return replaced(Group, "restored", wrap)
+
+
+def _refused_positions_forgotten() -> Any:
+    """A transaction in which the positions were refused commits without them."""
+    return mock.patch.object(ProducerTransaction, "offsets_refused")
 
 
 # --- coordinators -----------------------------------------------------------------------------
@@ -219,6 +225,12 @@ COORDINATOR_MUTANTS = (
         sabotage=_positions_of_commits,
         checker="TornOffsets",
         changes=COPIES,
+    ),
+    Saboteur(
+        name="refused positions",
+        sabotage=_refused_positions_forgotten,
+        checker="DoubleProcessing",
+        changes=COPIES | {"plain_writers": 2},
     ),
     Saboteur(
         name="generations remembered",
