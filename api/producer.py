@@ -70,9 +70,15 @@ class Producer(SyncSending):
         """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
 
         ``group`` is ``consumer.group_metadata()``; a member that was replaced meanwhile is refused
-        with an abortable error, and so are offsets of a topic that was deleted meanwhile.
+        with an abortable error, and so are offsets of a topic that was deleted meanwhile. Whatever
+        it raises, be it ``TypeError`` or ``KeyboardInterrupt``: a transaction in which it raised
+        can only be aborted.
         """
-        self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
+        try:
+            self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
 
     def commit_transaction(
         self, token: bytes | None = None, *, despite_refused_sends: bool = False
@@ -84,7 +90,8 @@ class Producer(SyncSending):
         partition was not reachable just now. If a record failed, raises an abortable error; also
         if ``send`` itself raised in the transaction, unless ``despite_refused_sends`` says that
         it is to be committed without that record. After ``RequestTimedOutError`` call it again,
-        with the same token.
+        with the same token. An id that remembers a version of an application's writes commits
+        nothing but further versions of it: everything else raises an abortable error.
         """
         return self._loop_thread.run(
             self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
@@ -167,7 +174,11 @@ class AsyncProducer(AsyncSending):
 
     async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """See ``Producer.send_offsets_to_transaction``."""
-        await self._core.send_offsets(_with_metadata(offsets, group), group)
+        try:
+            await self._core.send_offsets(_with_metadata(offsets, group), group)
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
 
     async def commit_transaction(
         self, token: bytes | None = None, *, despite_refused_sends: bool = False
@@ -228,6 +239,10 @@ class AsyncProducer(AsyncSending):
 def _with_metadata(
     offsets: Offsets, group: GroupMetadata
 ) -> dict[TopicPartition, OffsetAndMetadata]:
+    if not hasattr(group, "group_id"):
+        raise TypeError(f"group must be what consumer.group_metadata() gives, not {group!r}")
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets must be a mapping, not {type(offsets).__name__}")
     complete: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic_partition, offset in offsets.items():
         if not isinstance(topic_partition, TopicPartition):

@@ -165,6 +165,11 @@ class ProducerCore:
                 # Even a timeout spoils the transaction: it must not commit without them.
                 raise self.sender.failed("txn_offset_commit", reply)
 
+    def offsets_refused(self, error: BaseException) -> None:
+        """``send_offsets_to_transaction`` raised ``error``, whatever it is; from any thread."""
+        if self._state is not None:
+            self._state.offsets_refused(error)
+
     async def commit_transaction(
         self, token: bytes | None, *, despite_refused_sends: bool = False
     ) -> bool:
@@ -203,7 +208,7 @@ class ProducerCore:
             self.sender.interceptors.on_transaction_abort(state.transactional_id)
 
     def check_complete(self) -> None:
-        """Raise if ``send`` has refused something of the open transaction."""
+        """Raise if something of the open transaction was refused."""
         if self._state is not None:
             self._state.check_complete()
 

@@ -58,17 +58,28 @@ class SyncSending(ProcessBound):
         is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
         ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
         ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction. A transaction in
-        which it raised cannot be committed, unless ``commit_transaction`` is told otherwise.
+        which it raised, be it ``KeyboardInterrupt``, cannot be committed, unless
+        ``commit_transaction`` is told otherwise. Only a call that does not fit the signature goes
+        unnoticed: Python refuses it before ``send`` begins.
         """
         chain = self._sender.interceptors
         if not chain:
             return self._send(topic, value, key, headers, timestamp_ms, partition)
-        sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
-        with _refusals_told(chain):
-            future = self._send(
-                sent.topic, sent.value, sent.key, sent.headers, sent.timestamp_ms, sent.partition
-            )
-        chain.watch(future)
+        try:
+            sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+            with _refusals_told(chain):
+                future = self._send(
+                    sent.topic,
+                    sent.value,
+                    sent.key,
+                    sent.headers,
+                    sent.timestamp_ms,
+                    sent.partition,
+                )
+            chain.watch(future)
+        except BaseException as error:
+            self._sender.note_refused(error)
+            raise
         return future
 
     def _send(
@@ -145,9 +156,13 @@ class AsyncSending(ProcessBound):
         """``Producer.send``: await it to have the record accepted, its result to have it stand."""
         chain = self._sender.interceptors
         if chain:
-            future = await self._send_intercepted(
-                _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
-            )
+            try:
+                future = await self._send_intercepted(
+                    _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+                )
+            except BaseException as error:
+                self._sender.note_refused(error)
+                raise
         else:
             future = self._add(
                 topic, value, key, headers, timestamp_ms, partition

@@ -89,7 +89,7 @@ def severity(method: str, error: ErrorCode) -> ErrorClass:
 
     The class of the code itself, but for what a coordinator says of epochs (a stale one is
     another producer's doing), of the group (a lost membership spoils only this transaction) and
-    of a commit that came after the coordinator had given the transaction up.
+    of a commit that it refuses: it has given the transaction up, or the token may not follow.
     """
     if method == "produce" and error.error_class is ErrorClass.FATAL:
         # A leader judges one batch; only these say that the producer itself is done for.
@@ -124,6 +124,9 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
     # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
     # fetches the epoch that it was given meanwhile.
     ("end_txn", ErrorCode.INVALID_TXN_STATE): ErrorClass.ABORTABLE,
+    # The commit was refused for its token, and the transaction is as open as before.
+    ("end_txn", ErrorCode.OUTDATED_VERSION): ErrorClass.ABORTABLE,
+    ("end_txn", ErrorCode.INVALID_REQUEST): ErrorClass.ABORTABLE,
 }
 
 
@@ -146,6 +149,7 @@ class TransactionState:
         "_error",
         "_offset_sequence",
         "_refused",
+        "_refused_offsets",
         "_status",
         "has_work",
         "identity",
@@ -171,6 +175,7 @@ class TransactionState:
         self._status = _S.UNINITIALIZED
         self._error: OncelogError | None = None
         self._refused: BaseException | None = None
+        self._refused_offsets: BaseException | None = None
 
     @property
     def status(self) -> TransactionStatus:
@@ -203,6 +208,11 @@ class TransactionState:
         if self._status is _S.IN_TRANSACTION and self._refused is None:
             self._refused = error
 
+    def offsets_refused(self, error: BaseException) -> None:
+        """``send_offsets_to_transaction`` raised; as ``send_refused``, also from any thread."""
+        if self._status is _S.IN_TRANSACTION and self._refused_offsets is None:
+            self._refused_offsets = error
+
     def begin_init(self) -> None:
         """``init_transactions`` was called."""
         if self._status not in (_S.UNINITIALIZED, _S.INITIALIZING):
@@ -232,8 +242,8 @@ class TransactionState:
                 )
         elif self._status is not _S.IN_TRANSACTION:
             self._refuse()
-        elif not despite_refused:
-            self.check_complete()
+        else:
+            self.check_complete(despite_refused=despite_refused)
         self.token = token
         self._move(_S.COMMITTING_TRANSACTION)
 
@@ -287,9 +297,15 @@ class TransactionState:
             self._error = error
         self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
 
-    def check_complete(self) -> None:
-        """Raise if ``send`` has refused something of the open transaction."""
-        if self._refused is not None:
+    def check_complete(self, *, despite_refused: bool = False) -> None:
+        """Raise if something of the open transaction was refused, be it its positions."""
+        if self._refused_offsets is not None:
+            raise TransactionAbortableError(
+                "send_offsets_to_transaction() raised in the transaction "
+                f"({self._refused_offsets!r}), which is not committed without what it was given; "
+                "call abort_transaction()"
+            ) from self._refused_offsets
+        if self._refused is not None and not despite_refused:
             raise TransactionAbortableError(
                 f"send() refused what it was given in the transaction ({self._refused!r}); call "
                 "abort_transaction(), or commit_transaction(despite_refused_sends=True) to commit "
@@ -309,6 +325,7 @@ class TransactionState:
         self._offset_sequence = 0
         self.offsets_partitions = set()
         self._refused = None
+        self._refused_offsets = None
         self.token = None
         self.has_work = False
 

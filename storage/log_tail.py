@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from oncelog.storage.accepted_cut import read_accepted_cut
 from oncelog.storage.checkpoint import LEADER_EPOCH_FILE, RECOVERY_FILE, RecoveryCheckpoint
@@ -21,11 +21,9 @@ from oncelog.storage.recovery import (
     holds_intact_batch,
 )
 from oncelog.storage.segment import LOG_SUFFIX, Segment
-from oncelog.storage.torn_tail import SECTOR_BYTES, looks_torn
+from oncelog.storage.torn_tail import looks_torn
 
 _logger = logging.getLogger(__name__)
-
-_LENGTH_END: Final = 12
 
 
 class Tail(NamedTuple):
@@ -113,13 +111,9 @@ def settle_tail(
 
 
 def _is_torn(tail: Tail) -> bool:
-    """See ``torn_tail``; of a file that is long only the batch in question is read."""
-    log, position = tail.segment.log, tail.position
-    wanted = tail.segment.size_bytes - position
-    if tail.defect is not TailDefect.SHORT_BATCH:
-        length = int.from_bytes(log.read(position, _LENGTH_END)[8:], "big", signed=True)
-        wanted = min(wanted, max(length, 0) + _LENGTH_END + 2 * SECTOR_BYTES)
-    return looks_torn(tail.defect, log.read(position, wanted), position, tail.offset)
+    """See ``torn_tail``. The length of the batch may be what is wrong, so all is read."""
+    rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
+    return looks_torn(tail.defect, rest, tail.position, tail.offset)
 
 
 def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:

@@ -43,6 +43,7 @@ from oncelog.actors.protocol.transaction_checks import (
     bad_partition,
     check_end_txn,
     check_init_producer_id,
+    check_version,
 )
 from oncelog.actors.protocol.transaction_end import (
     EndAction,
@@ -228,6 +229,12 @@ class TransactionMachine(TransactionRuns):
             # A commit of nothing but its token: it begins and ends in one batch of the log.
             metadata = begun(metadata, frozenset(), now_ms)
             steps, verdict = (metadata,), EndAction.PREPARE
+        if verdict is EndAction.PREPARE and request.committed:
+            error, detail = check_version(
+                request.transactional_id, request.token, metadata.commit_token
+            )
+            if error is not ErrorCode.NONE:
+                return Decision(reply=request.failed(error, detail))
         if verdict is EndAction.PREPARE:
             ahead = ahead_partitions(metadata, request, partition_counts)
             metadata = self._prepared(metadata, request, now_ms, ahead)

@@ -8,6 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from oncelog.actors.protocol.commit_versions import (
+    drops_version,
+    names_the_same,
+    passed_version,
+    version_in,
+)
 from oncelog.actors.protocol.messages import (
     BeginRunRequest,
     DriverProcess,
@@ -107,6 +113,34 @@ def check_end_txn(request: EndTxnRequest) -> Refusal:
         return _check_run(request.run)
     if request.winners:
         return ErrorCode.INVALID_REQUEST, "winners are given without a run"
+    return FINE
+
+
+def check_version(
+    transactional_id: str, token: bytes | None, committed_token: bytes | None
+) -> Refusal:
+    """Whether a commit of ``token`` leaves the versions of the application rising.
+
+    ``committed_token`` is that of the id's last committed transaction. A token that names no
+    version, where none is remembered either, is never refused.
+    """
+    passed = passed_version(token, committed_token)
+    if passed is not None:
+        return ErrorCode.OUTDATED_VERSION, (
+            f"the last committed version of {passed.app_id!r} is {passed.version}, so an older one "
+            f"may be written already: go on with {passed.version + 1}, or as another application"
+        )
+    kept = drops_version(token, committed_token)
+    if kept is not None:
+        return ErrorCode.INVALID_REQUEST, (
+            f"{transactional_id!r} remembers version {kept.version} of {kept.app_id!r}: "
+            "only further versions of it are committed under this id; use another for the rest"
+        )
+    version = version_in(token) if token and names_the_same(token, committed_token) else None
+    if version is not None:
+        return ErrorCode.ALREADY_COMMITTED, (
+            f"version {version.version} of {version.app_id!r} is committed already"
+        )
     return FINE
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from oncelog.actors.protocol.commit_versions import drops_version, passed_version
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages import (
     BeginRunReply,
@@ -45,6 +44,7 @@ from oncelog.actors.protocol.transaction_checks import (
     Refusal,
     check_begin_run,
     check_enlist,
+    check_version,
 )
 from oncelog.actors.protocol.transaction_end import EndAction, run_end_verdict
 from oncelog.actors.protocol.transaction_members import (
@@ -239,19 +239,7 @@ def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal:
     """Whether what ``token`` names is committed already, or below what is."""
     if is_token_decided(metadata, token):
         return ErrorCode.ALREADY_COMMITTED, ""
-    passed = passed_version(token, metadata.commit_token)
-    if passed is not None:
-        return ErrorCode.OUTDATED_VERSION, (
-            f"the last committed version of {passed.app_id!r} is {passed.version}, so an older one "
-            f"may be written already: go on with {passed.version + 1}, or as another application"
-        )
-    kept = drops_version(token, metadata.commit_token)
-    if kept is not None:
-        return ErrorCode.INVALID_REQUEST, (
-            f"{metadata.transactional_id!r} remembers version {kept.version} of "
-            f"{kept.app_id!r}: only further versions of it are committed under this id"
-        )
-    return FINE
+    return check_version(metadata.transactional_id, token, metadata.commit_token)
 
 
 def _commit_refusal(

@@ -58,6 +58,8 @@ class Fault:
     number: int
     times: int | None
     written: float
+    met: int = 0
+    """How often it has happened."""
 
 
 class CrashHandle:
@@ -207,10 +209,12 @@ class CrashDisk:
         *,
         times: int | None = None,
         written: float = 0.0,
-    ) -> None:
+    ) -> Fault:
         """Plan a ``Fault``; ``call`` is the name of an operation, or ``read``, or ``open`` for
         whatever takes a descriptor."""
-        self._faults.append(Fault(call, suffix, number, times, written))
+        fault = Fault(call, suffix, number, times, written)
+        self._faults.append(fault)
+        return fault
 
     def fail_at(self, operation: int, number: int = errno.EIO, *, written: float = 0.0) -> None:
         """The operation of this number, from 1, fails once."""
@@ -476,6 +480,7 @@ class CrashDisk:
             if fault.call == call and path.name.endswith(fault.suffix) and fault.times != 0:
                 if fault.times is not None:
                     fault.times -= 1
+                fault.met += 1
                 return fault
         return None
 

@@ -13,11 +13,12 @@ from unittest import mock
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
-from oncelog.storage import log_tail
+from oncelog.storage import log_tail, torn_tail
 from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.partition_log import LogSettings, PartitionLog
 from oncelog.storage.record_batch import parse_header, seal
+from oncelog.storage.recovery import TailDefect
 
 DIRECTORY = Path("/data/flights-0")
 
@@ -76,10 +77,16 @@ class Lives:
         return True
 
     def append(self, log: PartitionLog) -> tuple[bytes, tuple[Path, int, int]]:
-        records = bytes(self.random.randint(1, 255) for _ in range(self.random.randint(1, 1_500)))
+        records = bytearray(
+            self.random.randint(1, 255) for _ in range(self.random.randint(1, 1_500))
+        )
+        if self.random.random() < 0.4:
+            # Zeros of its own, up to whole sectors: what a lost sector looks like.
+            at = self.random.randrange(len(records))
+            records[at:at] = bytes(self.random.choice((1, 100, 600, 1_500)))
         batch = bytes(
             seal(
-                records,
+                bytes(records),
                 codec=Codec.NONE,
                 record_count=1,
                 base_timestamp_ms=1,
@@ -121,7 +128,15 @@ def test_flipped_bits_cut_nothing_that_was_acknowledged(seed):
 def test_without_the_look_at_sectors_acknowledged_batches_are_cut():
     """The worlds above are hostile enough: this protection taken out is noticed."""
     with (
-        mock.patch.object(log_tail, "looks_torn", return_value=True),
+        mock.patch.object(log_tail, "looks_torn", lambda defect, *_: defect is not TailDefect.NONE),
+        pytest.raises(AssertionError, match="acknowledged batches are gone"),
+    ):
+        sum(run(seed, flips=0.5).refusals for seed in range(150))
+
+
+def test_without_the_look_for_one_bit_batches_with_zeros_are_cut():
+    with (
+        mock.patch.object(torn_tail, "_is_whole_but_for_a_bit", return_value=False),
         pytest.raises(AssertionError, match="acknowledged batches are gone"),
     ):
         sum(run(seed, flips=0.5).refusals for seed in range(150))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from random import Random
+from typing import Any
 
 from sim_history import CommittedOffset, Outcome, Write
 from sim_stage import (
@@ -311,7 +312,13 @@ async def _copy_batch(
             await player.send(producer, player.history.send(write, target, value, source))
         write.offsets = {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
         await player.pause()
-        await producer.send_offsets_to_transaction(positions, noted.consumer.group_metadata())
+        if Random(f"careless positions {owner} {write.name}").random() < CARELESS_RATIO:
+            player.stage.counts["refused positions"] += 1
+            wrong: Any = {tp: str(offset) for tp, offset in positions.items()}
+            with contextlib.suppress(TypeError):
+                await producer.send_offsets_to_transaction(wrong, noted.consumer.group_metadata())
+        else:
+            await producer.send_offsets_to_transaction(positions, noted.consumer.group_metadata())
     except OncelogError as error:
         can_go_on = await _abort(player, producer, write) if not error.fatal else False
         if not can_go_on and write.ended_at is None:

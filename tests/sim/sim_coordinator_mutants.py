@@ -25,6 +25,7 @@ from oncelog.actors.protocol.transaction_state import TransactionMetadata
 from oncelog.actors.protocol.transaction_table import TransactionTable
 from oncelog.actors.transaction_completions import TransactionCompletions
 from oncelog.api.process_loop import ProcessLoop
+from oncelog.api.txn_state import TransactionState as ProducerTransaction
 from oncelog.storage.model import NO_PRODUCER_ID
 
 # --- groups -----------------------------------------------------------------------------------
@@ -104,6 +105,25 @@ def _renamed(logged: GroupValue, instance_id: str, new_id: str) -> GroupValue:
 def _input_read_again() -> Any:
     """A worker of ``process`` takes whatever a poll brings for new."""
     return mock.patch.object(ProcessLoop, "_repeated", return_value=[])
+
+
+def _generations_forgotten() -> Any:
+    """A coordinator that comes back counts the generations of its groups from the first."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def restored(group_id: str, value: Any) -> Group:
+            group: Group = real(group_id, value)
+            group.generation_id = 0
+            return group
+
+        return staticmethod(restored)  # type: ignore[return-value]
+
+    return replaced(Group, "restored", wrap)
+
+
+def _refused_positions_forgotten() -> Any:
+    """A transaction in which the positions were refused commits without them."""
+    return mock.patch.object(ProducerTransaction, "offsets_refused")
 
 
 # --- coordinators -----------------------------------------------------------------------------
@@ -322,6 +342,18 @@ COORDINATOR_MUTANTS = (
         sabotage=_positions_of_commits,
         checker="TornOffsets",
         changes=COPIES,
+    ),
+    Saboteur(
+        name="refused positions",
+        sabotage=_refused_positions_forgotten,
+        checker="DoubleProcessing",
+        changes=COPIES | {"plain_writers": 2},
+    ),
+    Saboteur(
+        name="generations remembered",
+        sabotage=_generations_forgotten,
+        checker="FallingGenerations",
+        changes=COPIES | {"copiers": 3, "kill": 1.0},
     ),
     Saboteur(
         name="tokens kept by aborts",

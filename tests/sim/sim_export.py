@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from faults.checker import Verdict, check
 from faults.history import Json, build_history
-from sim_history import FOREVER, Facts, History, Outcome, ReadRecord, SentRecord, Write
+from sim_history import FOREVER, Claim, Facts, History, Outcome, ReadRecord, SentRecord, Write
 from sim_stage import PROCESS_TARGET
 
 from oncelog.storage.model import IsolationLevel, TopicPartition
@@ -45,17 +45,14 @@ def exported(history: History) -> list[Json]:
     lines = [META]
     for claim in history.claims:
         if claim.tells_token:
-            lines += _operation(
-                claim.owner,
-                "init",
-                (claim.started_at, claim.ended_at),
-                value=[claim.producer_id, claim.producer_epoch],
-                txn_id=claim.transactional_id,
-            )
+            lines += _init(claim.owner, claim, claim.ended_at)
+    begun = _runs_begun(history)
     for write in history.writes:
         if write.records or write.offsets:
             lines += (
-                _plain(write) if write.transactional_id is None else _written(facts, write, told)
+                _plain(write)
+                if write.transactional_id is None
+                else _written(facts, write, told, begun.get(write.owner))
             )
     lines += _sessions(history)
     for number, fetch in enumerate(history.committed_offsets):
@@ -102,11 +99,19 @@ def write_history(history: History, path: Path) -> None:
 
 
 def _written(
-    facts: Facts, write: Write, told: Mapping[tuple[TopicPartition, int], str]
+    facts: Facts,
+    write: Write,
+    told: Mapping[tuple[TopicPartition, int], str],
+    claim: Claim | None,
 ) -> Iterator[Json]:
-    """One transaction: a line before each record, one before the commit, one at the end."""
+    """One transaction: a line before each record, one before the commit, one at the end.
+
+    ``claim``: that of its run, if it is of one.
+    """
     is_run = any("/" in record.value and _member(record) != write.owner for record in write.records)
     process = f"{write.owner} {write.name}" if is_run else write.owner
+    if claim is not None and write.commit_started_at is not None:
+        yield from _init(process, claim, claim.started_at)
     steps: list[list[Any]] = []
     started_at = min([write.started_at, *(record.sent_at for record in write.records)])
     yield _line("invoke", process, started_at, f="txn", value=[], txn_id=write.transactional_id)
@@ -131,6 +136,25 @@ def _written(
             f="txn",
             value=final,
         )
+
+
+def _runs_begun(history: History) -> dict[str, Claim]:
+    """The first claim of each run. Before that it had begun, and so taken over its id."""
+    first: dict[str, Claim] = {}
+    for claim in sorted(history.claims, key=lambda claim: claim.started_at):
+        if not claim.tells_token:
+            first.setdefault(claim.owner, claim)
+    return first
+
+
+def _init(process: str, claim: Claim, ended_at: int) -> Iterator[Json]:
+    return _operation(
+        process,
+        "init",
+        (claim.started_at, ended_at),
+        value=[claim.producer_id, claim.producer_epoch],
+        txn_id=claim.transactional_id,
+    )
 
 
 def _plain(write: Write) -> Iterator[Json]:

@@ -19,6 +19,9 @@ from sim_history import is_compacted, is_remade
 from oncelog.actors.protocol.cluster import ClusterMachine
 from oncelog.actors.protocol.cluster_log import LeaderElected
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.group_log import GroupKey
+from oncelog.actors.protocol.group_log import decode_key as decode_group_key
+from oncelog.actors.protocol.group_table import GroupTable
 from oncelog.actors.protocol.partition import PartitionMachine
 from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
 from oncelog.actors.protocol.transaction_log import decode_key, decode_member_key
@@ -43,6 +46,7 @@ WATCHED = frozenset(
         "EarlyCompletions",
         "FallingBounds",
         "FallingEpochs",
+        "FallingGenerations",
         "IllegalMoves",
         "LateElections",
         "LostPromises",
@@ -305,6 +309,16 @@ class LogWatch:
                         topic_partition,
                     )
 
+    # --- groups -------------------------------------------------------------------------------
+
+    def groups(self, group_id: str, before: int, after: int) -> None:
+        """A record of a group was applied; one generation after another, or the same (I-19)."""
+        self.counts["group records"] += 1
+        if after < before:
+            self._found(
+                "FallingGenerations", f"{group_id!r} went from {before} to {after}", group_id
+            )
+
     def _found(self, checker: str, message: str, *about: object) -> None:
         self.violations.append(Violation(checker, message, tuple(str(item) for item in about)))
 
@@ -320,8 +334,9 @@ def watching() -> Iterator[LogWatch]:
         (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
         (TransactionTable, "apply", TransactionTable.apply),
         (ClusterMachine, "_apply_elected", ClusterMachine._apply_elected),
+        (GroupTable, "apply", GroupTable.apply),
     ]
-    observed = (_applying, _leading, _loading, _showing, _logging, _electing)
+    observed = (_applying, _leading, _loading, _showing, _logging, _electing, _grouping)
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
     try:
@@ -376,6 +391,19 @@ def _electing(watch: LogWatch, method: Method) -> Method:
         method(self, elected)
 
     return apply_elected
+
+
+def _grouping(watch: LogWatch, method: Method) -> Method:
+    def apply(self: GroupTable, record: LogRecord, **place: int) -> None:
+        key = None if record.key is None else decode_group_key(record.key)
+        group_id = key.group_id if isinstance(key, GroupKey) else None
+        before = self._records.get(group_id) if group_id is not None else None
+        method(self, record, **place)
+        after = self._records.get(group_id) if group_id is not None else None
+        if group_id is not None and before is not None and after is not None:
+            watch.groups(group_id, before.generation_id, after.generation_id)
+
+    return apply
 
 
 def _is_begun_ahead(before: TransactionMetadata | None, after: TransactionMetadata) -> bool:

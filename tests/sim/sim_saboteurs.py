@@ -26,6 +26,7 @@ from oncelog.actors.protocol import (
     partition,
     producer_state,
     transaction,
+    transaction_checks,
     transaction_runs,
     transaction_state,
     transaction_table,
@@ -447,7 +448,12 @@ def _deaths_of_drivers_unnoticed() -> Any:
 
 
 def _versions_without_order() -> Any:
-    return mock.patch.object(transaction_runs, "passed_version", return_value=None)
+    return mock.patch.object(transaction_checks, "passed_version", return_value=None)
+
+
+def _versions_forgotten_by_producers() -> Any:
+    """The id's own producer commits what it likes, and the id remembers that instead."""
+    return mock.patch.object(transaction, "check_version", return_value=transaction_checks.FINE)
 
 
 def _versions_without_a_name() -> Any:
@@ -574,7 +580,7 @@ def _no_restart_after_a_refusal() -> Any:
 REFUSED = {"disk_refusal": 4.0, "peace": 0.0}
 """A disk that has no room, again and again, and is otherwise sound."""
 
-ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0}
+ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0, "intruders": 0}
 ALONE |= {"remakers": 0, "processors": 0}
 """Nobody but writers and readers: shorter runs."""
 
@@ -683,6 +689,7 @@ SABOTEURS = (
     ),
     Saboteur(
         name="durable before markers",
+        checker="ChangedDecisions",
         sabotage=_markers_before_their_decision_is_durable,
         changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
@@ -801,6 +808,14 @@ SABOTEURS = (
         sabotage=_rows_read_ahead,
         checker="World",
         changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="versions kept by producers",
+        sabotage=_versions_forgotten_by_producers,
+        checker="RepeatedTokens",
+        changes=ALONE
+        | {"jobs": 4, "intruders": 3, "duration_s": 25.0, "pause_ms": 10.0, "abort_ratio": 0.02}
+        | {"peace": 1.0},
     ),
     Saboteur(
         name="markers answered for",

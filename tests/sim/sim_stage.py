@@ -45,6 +45,7 @@ class WorkloadPlan:
     duration_s: float
     writers: int = 1
     hijackers: int = 0
+    intruders: int = 0
     rogues: int = 0
     plain_writers: int = 0
     jobs: int = 0

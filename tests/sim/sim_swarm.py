@@ -18,7 +18,7 @@ from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
 from sim_history import History, LogEnd
-from sim_jobs import last_writes, planner
+from sim_jobs import VERSIONED, last_writes, planner
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
@@ -120,6 +120,7 @@ def drawn_scenario(seed: int) -> Scenario:
             hijackers=random.choice((0, 0, 1)),
             # Of its own, so that the seeds kept for regressions draw the rest as they did.
             rogues=Random(f"rogues {seed}").choice((0, 0, 1)),
+            intruders=Random(f"intruders {seed}").choice((0, 0, 1)),
             operators=Random(f"operators {seed}").choice((0, 1)),
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
             plain_writers=random.choice((0, 1)),
@@ -299,6 +300,9 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"remaker-{number}", remaker)
     for number in range(plan.rogues):
         cast.add(f"rogue-{number}", rogue)
+    for number in range(plan.intruders):
+        # Producers of their own under the id whose versions the planners write.
+        cast.add(f"intruder-{number}", hijacker([VERSIONED]))
 
 
 # --- the last read ----------------------------------------------------------------------------

@@ -200,6 +200,12 @@ def test_a_completion_before_its_markers_is_found(watch):
     assert found(watch) == {"EarlyCompletions"}
 
 
+def test_a_generation_that_falls_is_found_and_one_that_stays_is_not(watch):
+    for before, after in ((1, 2), (2, 2), (5, 4)):
+        watch.groups("copiers", before, after)
+    assert [violation.checker for violation in watch.violations] == ["FallingGenerations"]
+
+
 def test_bounds_that_cross_are_found(watch):
     watch.shows(machine(stable=6, high=5))
     assert found(watch) == {"CrossedBounds"}

@@ -9,7 +9,7 @@ from sim_stage import Player
 
 from oncelog.actors.protocol.commit_versions import version_token
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.exceptions import OncelogError, TransactionAbortableError
 from oncelog.storage.model import TopicPartition
 
 HOUR_MS = 3_600_000
@@ -163,6 +163,27 @@ def test_a_begin_whose_reply_is_lost_is_the_same_run_when_it_is_asked_again():
         gate.release_all()
         assert membership.run.number == 1
         assert len(play.calls("begin_run")) > 1
+
+
+def test_a_producer_of_an_applications_id_does_not_make_it_forget_its_version():
+    """1. D writes version 7. 2. W, a producer under the same id, writes something and can only
+    abort it. 3. R comes with version 7 again: it is written already.
+    """
+    with Play() as play:
+        driver = Driver(play, "D")
+        driver.begin("T", version_token("job", 7))
+        driver.send("a", "seven")
+        driver.commit()
+        writer = play.writer("T", name="W")
+        writer.begin()
+        writer.send("a", "something else")
+        with pytest.raises(TransactionAbortableError, match="remembers version 7 of 'job'"):
+            writer.commit()
+        writer.abort()
+        again = Driver(play, "R")
+        again.begin("T", version_token("job", 7))
+        assert again.membership.is_committed
+        assert play.read("a") == ["seven"]
 
 
 def test_versions_only_rise_whoever_writes_them():

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from sim_coordinator_mutants import COORDINATOR_MUTANTS
 from sim_log_watch import WATCHED
+from sim_media_mutants import MEDIA_MUTANTS
 from sim_mutants import MUTANTS
 from sim_saboteurs import SABOTEURS, Saboteur
 from sim_swarm import Scenario, drawn_scenario, founded, run_scenario
 from sim_txn_checkers import ALL_CHECKERS
 
+from oncelog.actors.protocol.invariants import INVARIANTS
+
 SEEDS = range(1_000, 1_030)
 DURATION_S = 10.0
-EVERYBODY = SABOTEURS + MUTANTS + COORDINATOR_MUTANTS
+EVERYBODY = SABOTEURS + MUTANTS + COORDINATOR_MUTANTS + MEDIA_MUTANTS
 
 
 @pytest.mark.slow
@@ -33,6 +39,21 @@ def test_every_checker_has_a_saboteur():
     assert checkers - {saboteur.checker for saboteur in EVERYBODY} == set()
     assert len(EVERYBODY) >= 30
     assert len({saboteur.name for saboteur in EVERYBODY}) == len(EVERYBODY)
+
+
+def test_every_invariant_that_is_watched_has_a_saboteur_that_its_watcher_speaks_of():
+    checkers = {type(checker).__name__ for checker in ALL_CHECKERS} | WATCHED
+    speakers = {saboteur.checker for saboteur in EVERYBODY}
+    page = Path(__file__).parents[2] / "docs" / "INVARIANTS.md"
+    watched = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if re.match(r"\| I-\d\d \|", line):
+            number, *_, watchers = (cell.strip() for cell in line.strip("|").split("|"))
+            watched[number] = set(re.findall(r"`(\w+)`", watchers))
+    assert len(watched) == len(INVARIANTS)
+    for number, watchers in watched.items():
+        assert watchers <= checkers, number
+        assert not watchers or watchers & speakers, number
 
 
 def _scenario(saboteur: Saboteur, seed: int) -> Scenario:

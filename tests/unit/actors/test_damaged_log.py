@@ -21,6 +21,9 @@ from oncelog.storage.model import TopicPartition
 
 Play = Callable[[Any], None]
 TP = TopicPartition("flights", 0)
+WITHIN_S = 10.0
+"""Far more than any step takes; what waits for ever fails."""
+
 VALUES = [b"a" * 40, b"b" * 40, b"c" * 40]
 
 
@@ -59,7 +62,9 @@ async def restart(h: Any) -> None:
 async def take(fetcher: Fetcher, changed: asyncio.Event, *, as_columns: bool) -> list[bytes | None]:
     """The next records that can be had, or the failure that the fetcher has to tell."""
     found: list[bytes | None] = []
+    deadline_s = asyncio.get_running_loop().time() + WITHIN_S
     while True:
+        assert asyncio.get_running_loop().time() < deadline_s, "neither records nor a failure came"
         changed.clear()
         if as_columns:
             for _, batches in fetcher.take_columns(None):
@@ -70,7 +75,7 @@ async def take(fetcher: Fetcher, changed: asyncio.Event, *, as_columns: bool) ->
             raise failure[1]
         if found:
             return found
-        await asyncio.wait_for(changed.wait(), 10)
+        await asyncio.wait_for(changed.wait(), WITHIN_S)
 
 
 @pytest.mark.parametrize("as_columns", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from oncelog.storage.model import TopicPartition
 from oncelog.storage.topic_id_file import TOPIC_ID_FILE, write_topic_id
 
 DISK = RealFileSystem()
+WITHIN_S = 10.0
+"""Far more than any of these steps takes; nothing is measured by it."""
+
 OURS = DirectoryIdentity(cluster_id="1" * 32, broker_id=1)
 
 
@@ -30,9 +33,17 @@ def _look_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "MISSING_LOG_RETRY_MS", 0)
 
 
-async def until(is_true: Callable[[], bool]) -> None:
-    while not is_true():  # noqa: ASYNC110
+async def until(is_true: Callable[[], bool], what: str) -> None:
+    """Wait for what the replica does by itself; the test fails if it does not."""
+    deadline_s = asyncio.get_running_loop().time() + WITHIN_S
+    while not is_true():
+        assert asyncio.get_running_loop().time() < deadline_s, f"nobody saw that {what}"
         await asyncio.sleep(0)
+
+
+def play(body: Coroutine[Any, Any, None]) -> None:
+    """Run a test to its end, or fail: what waits for ever is a failure too."""
+    asyncio.run(asyncio.wait_for(body, 2 * WITHIN_S))
 
 
 async def led_once(harness: Any) -> Path:
@@ -60,7 +71,10 @@ def test_a_log_that_was_led_and_is_missing_is_refused_until_it_is_back(
         if loss == "the files, and another topic has them":
             write_topic_id(DISK, directory, "b" * 32)
         starting = asyncio.ensure_future(harness.start())
-        await until(lambda: hasattr(harness, "leader") and harness.replica.failure is not None)
+        await until(
+            lambda: hasattr(harness, "leader") and harness.replica.failure is not None,
+            "the log is missing",
+        )
         assert "the log is missing" in harness.replica.failure
         assert str(directory) in harness.replica.failure
         reply = await harness.produce(harness.batch(b"lost"))
@@ -74,7 +88,7 @@ def test_a_log_that_was_led_and_is_missing_is_refused_until_it_is_back(
         assert harness.replica.machine.log_end_offset == 1
         await harness.replica.stop()
 
-    asyncio.run(body())
+    play(body())
 
 
 def test_records_that_say_no_topic_are_not_thrown_away_for_a_new_one(harness: Any) -> None:
@@ -84,13 +98,13 @@ def test_records_that_say_no_topic_are_not_thrown_away_for_a_new_one(harness: An
         (directory / TOPIC_ID_FILE).unlink()
         harness.topic_id = "b" * 32
         starting = asyncio.ensure_future(harness.start())
-        await until(lambda: harness.replica.failure is not None)
+        await until(lambda: harness.replica.failure is not None, "nothing says the topic")
         assert "has records" in harness.replica.failure
         await harness.replica.stop()
         await starting
         assert (directory / f"{0:020d}.log").stat().st_size > 0
 
-    asyncio.run(body())
+    play(body())
 
 
 def test_a_new_partition_bears_its_topic_before_it_asks_for_an_epoch(harness: Any) -> None:
@@ -110,7 +124,7 @@ def test_a_new_partition_bears_its_topic_before_it_asks_for_an_epoch(harness: An
         assert harness.replica.failure is None
         await harness.replica.stop()
 
-    asyncio.run(body())
+    play(body())
 
 
 def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_path: Path) -> None:
@@ -132,11 +146,11 @@ def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_
             log_source=harness.log_source,
         )
         starting = asyncio.ensure_future(replica.start())
-        await until(lambda: IDENTITY_FILE in (replica.failure or ""))
+        await until(lambda: IDENTITY_FILE in (replica.failure or ""), "the identity is missing")
         assert not data_dir.exists()
         data_dir.mkdir()
         write_identity(DISK, data_dir, dataclasses.replace(OURS, broker_id=2))
-        await until(lambda: "broker 2, not of" in (replica.failure or ""))
+        await until(lambda: "broker 2, not of" in (replica.failure or ""), "it is another broker's")
         assert [path.name for path in data_dir.iterdir()] == [IDENTITY_FILE]
         write_identity(DISK, data_dir, OURS)
         await starting
@@ -144,7 +158,7 @@ def test_a_replica_leads_only_in_the_directory_of_its_cluster(harness: Any, tmp_
         assert replica.topic_partition == TopicPartition("flights", 0)
         await replica.stop()
 
-    asyncio.run(body())
+    play(body())
 
 
 def test_a_prepared_directory_is_founded_in_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ and reads as if nothing had been. What a process does that has to begin again is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from pathlib import Path
 from random import Random
@@ -29,52 +30,71 @@ TURNS_MAX = 20_000
 
 NONE = ErrorCode.NONE
 
-FILES = (
-    ".log",
-    ".index",
-    ".timeindex",
-    ".txnindex",
-    ".snapshot",
+ERRORS = {
+    "create": (errno.ENOSPC,),
+    "append": (errno.ENOSPC, errno.EDQUOT),
+    "write_at": (errno.ENOSPC,),
+    "truncate": (errno.ENOSPC,),
+    "datasync": (errno.ENOSPC, errno.ENOMEM),
+    "open": (errno.EMFILE, errno.ENOMEM, errno.ENFILE),
+    "rename": (errno.ENOSPC,),
+    "remove": (errno.ENOMEM,),
+    "sync_directory": (errno.ENOSPC, errno.EMFILE),
+    "make_directory": (errno.ENOSPC,),
+}
+"""What each call is refused with."""
+
+INDEXES = (".index", ".timeindex", ".txnindex")
+CLEANED = tuple(f"{suffix}.cleaned" for suffix in (".log", *INDEXES, ".summary"))
+GROWING = (".log", *INDEXES, ".snapshot", ".summary", *CLEANED, "cleaner-offset-checkpoint.tmp")
+SERVING = {
+    "create": GROWING,
+    "append": GROWING,
+    "truncate": tuple(suffix for suffix in GROWING if suffix != ".txnindex"),
+    "datasync": (*GROWING, "recovery-checkpoint"),
+    "open": ("", *GROWING, "recovery-checkpoint"),
+    "write_at": ("recovery-checkpoint",),
+    "rename": (".swap", ".log", ".txnindex"),
+    "remove": ("",),
+    "sync_directory": ("",),
+}
+"""What a partition that serves does, and with which files."""
+
+MADE_AT_START = (
     "leader-epoch-checkpoint.tmp",
     "recovery-checkpoint.tmp",
-    "recovery-checkpoint",
-    ".clean_shutdown.tmp",
-    "cleaner-offset-checkpoint.tmp",
     "partition.metadata.tmp",
-    ".lock",
-    ".log.cleaned",
-    ".index.cleaned",
-    ".timeindex.cleaned",
-    ".txnindex.cleaned",
+    ".topic_id.tmp",
 )
-REFUSALS = (
-    ("create", errno.ENOSPC),
-    ("append", errno.ENOSPC),
-    ("append", errno.EDQUOT),
-    ("write_at", errno.ENOSPC),
-    ("truncate", errno.ENOSPC),
-    ("datasync", errno.ENOSPC),
-    ("datasync", errno.ENOMEM),
-    ("open", errno.EMFILE),
-    ("open", errno.ENOMEM),
-)
-NAME_REFUSALS = (
-    ("rename", ".swap", errno.ENOSPC),
-    ("rename", ".log", errno.ENOSPC),
-    ("rename", ".txnindex", errno.ENOSPC),
-    ("rename", "leader-epoch-checkpoint", errno.ENOSPC),
-    ("rename", "recovery-checkpoint", errno.ENOSPC),
-    ("rename", "partition.metadata", errno.ENOSPC),
-    ("remove", "", errno.ENOMEM),
-    ("sync_directory", "", errno.ENOSPC),
-    ("sync_directory", "", errno.EMFILE),
-    ("make_directory", "", errno.ENOSPC),
-    ("open", "", errno.ENFILE),
-)
-EVERYTHING = [
-    *((call, suffix, number) for suffix in FILES for call, number in REFUSALS),
-    *NAME_REFUSALS,
-]
+STARTING = {
+    "create": (*MADE_AT_START, ".log", ".lock"),
+    "append": (*MADE_AT_START, ".txnindex"),
+    "truncate": (*MADE_AT_START, ".log", ".txnindex", "recovery-checkpoint"),
+    "datasync": (*MADE_AT_START, ".log", ".txnindex", ".snapshot"),
+    "open": (
+        *("", *MADE_AT_START, ".log", *INDEXES, ".snapshot", ".summary"),
+        *("recovery-checkpoint", ".topic_id", ".lock"),
+    ),
+    "write_at": (".snapshot", "recovery-checkpoint"),
+    "rename": ("leader-epoch-checkpoint", "recovery-checkpoint", "partition.metadata", ".topic_id"),
+    "sync_directory": ("",),
+    "make_directory": ("",),
+}
+"""What its first start, or one after its death, does."""
+
+MADE_AT_STOP = (".clean_shutdown.tmp",)
+STOPPING = dict.fromkeys(("create", "append", "truncate", "datasync", "open"), MADE_AT_STOP)
+STOPPING |= {"rename": (".clean_shutdown",)}
+"""What only a stop that is asked for does."""
+
+
+def refusals(calls: dict[str, tuple[str, ...]]) -> list[tuple[str, str, int]]:
+    return [
+        (call, suffix, number)
+        for call, suffixes in calls.items()
+        for suffix in suffixes
+        for number in ERRORS[call]
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -269,13 +289,14 @@ async def everything(partition: Supervised) -> None:
             replica.check_log()
 
 
-@pytest.mark.parametrize(("call", "suffix", "number"), EVERYTHING)
+@pytest.mark.parametrize(("call", "suffix", "number"), refusals(SERVING))
 def test_file_that_is_refused_while_the_partition_serves(harness, call, suffix, number):
     async def scenario(partition: Supervised) -> None:
         await partition.start()
         await everything(partition)
-        partition.disk.fail(call, suffix, number, written=0.5)
+        fault = partition.disk.fail(call, suffix, number, written=0.5)
         await everything(partition)
+        assert fault.met
         if partition.replica.failure is None and call != "open":
             assert b"abor" not in await partition.read()
         partition.disk.heal()
@@ -294,21 +315,65 @@ def end_of(partition: Supervised) -> int:
     return partition.replica.machine.log_end_offset
 
 
-@pytest.mark.parametrize(("call", "suffix", "number"), EVERYTHING)
+@pytest.mark.parametrize(("call", "suffix", "number"), refusals(STARTING))
 def test_file_that_is_refused_while_the_partition_starts(harness, call, suffix, number):
     async def scenario(partition: Supervised) -> None:
-        partition.disk.fail(call, suffix, number, written=0.5)
+        first = partition.disk.fail(call, suffix, number, written=0.5)
         await partition.start()
         partition.disk.heal()
         await partition.serve()
         await everything(partition)
-        partition.disk.fail(call, suffix, number, written=0.5)
+        second = partition.disk.fail(call, suffix, number, written=0.5)
         await partition.restart()
         for _ in range(20):
             await asyncio.sleep(0)
+        assert first.met or second.met
         partition.disk.heal()
         await partition.serve()
         assert await partition.produce() is NONE
         await partition.check()
+
+    play(harness, scenario)
+
+
+@pytest.mark.parametrize(("call", "suffix", "number"), refusals(STOPPING))
+def test_file_that_is_refused_while_the_partition_stops(harness, call, suffix, number):
+    async def scenario(partition: Supervised) -> None:
+        await partition.start()
+        await everything(partition)
+        fault = partition.disk.fail(call, suffix, number, written=0.5)
+        with contextlib.suppress(OSError):
+            await partition.replica.stop()
+        assert fault.met
+        partition.disk.heal()
+        await partition.restart()
+        await partition.serve()
+        assert await partition.produce() is NONE
+        await partition.check()
+
+    play(harness, scenario)
+
+
+def test_every_file_that_a_partition_makes_is_refused_above(harness):
+    made: set[str] = set()
+
+    def look(disk: CrashDisk) -> None:
+        made.update(
+            operation.path.name.lstrip("0123456789")
+            for operation in disk.history
+            if operation.call == "create"
+        )
+
+    async def scenario(partition: Supervised) -> None:
+        await partition.start()
+        await everything(partition)
+        look(partition.disk)
+        await partition.restart()
+        await partition.serve()
+        look(partition.disk)
+        await partition.replica.stop()
+        look(partition.disk)
+        refused = {suffix for calls in (SERVING, STARTING, STOPPING) for suffix in calls["create"]}
+        assert made == refused
 
     play(harness, scenario)

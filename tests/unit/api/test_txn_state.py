@@ -160,6 +160,8 @@ def test_batches_are_sent_in_an_open_or_committing_transaction_only(
         ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID, ErrorClass.ABORTABLE),
         ("end_txn", ErrorCode.CONCURRENT_TRANSACTIONS, ErrorClass.RETRIABLE),
         ("end_txn", ErrorCode.INVALID_TXN_STATE, ErrorClass.ABORTABLE),
+        ("end_txn", ErrorCode.OUTDATED_VERSION, ErrorClass.ABORTABLE),
+        ("end_txn", ErrorCode.INVALID_REQUEST, ErrorClass.ABORTABLE),
         ("end_txn", ErrorCode.PRODUCER_FENCED, ErrorClass.FATAL),
     ],
 )

@@ -155,6 +155,34 @@ def test_a_token_that_is_too_long_is_refused(cluster: Any, run: Any) -> None:
     run(story())
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [ErrorCode.INVALID_REQUEST, ErrorCode.OUTDATED_VERSION, ErrorCode.ALREADY_COMMITTED],
+)
+def test_a_commit_that_is_refused_for_its_token_can_be_aborted(
+    cluster: Any, run: Any, answer: ErrorCode
+) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = await begun(cluster)
+        await producer.send("t", b"refused")
+        cluster.fault(EndTxnRequest, answer)
+        with pytest.raises(
+            TransactionAbortableError, match=r"call abort_transaction\(\)"
+        ) as caught:
+            await producer.commit_transaction(token=b"1")
+        assert isinstance(caught.value.__cause__, OncelogError)
+        assert caught.value.__cause__.code is answer
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        await producer.send("t", b"accepted")
+        await producer.commit_transaction()
+
+    run(story())
+    assert leader.committed_values() == [b"accepted"]
+
+
 def test_abort_takes_back_what_was_sent_and_drops_what_was_not(cluster: Any, run: Any) -> None:
     (leader,) = cluster.create("t")
 

@@ -10,12 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncelog.actors.protocol.group_messages import OffsetAndMetadata
 from oncelog.actors.protocol.messages import Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.event_loop import LoopThread
+from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.member import AsyncTransactionMember, Membership
 from oncelog.api.producer import AsyncProducer, Producer
+from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.exceptions import TransactionAbortableError, UnknownTopicOrPartitionError
+from oncelog.storage.model import TopicPartition
 
 SETTINGS = ProducerSettings(transactional_id="loader", max_request_size=100)
 MEMBERSHIP = Membership(transactional_id="query", run=Run(number=1, id="a"), token=b"batch-1")
@@ -152,3 +156,135 @@ def test_a_member_that_was_refused_a_record_cannot_win(cluster: Any, run: Any) -
         await member.close()
 
     run(story())
+
+
+# --- interrupts and positions -----------------------------------------------------------------
+
+
+class Interrupted(ProducerInterceptor):
+    """Ctrl-C comes just while the first record is on its way through here."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        if not self.has_come:
+            self.has_come = True
+            raise KeyboardInterrupt
+        return record
+
+
+def intercepted() -> ProducerSettings:
+    return ProducerSettings(transactional_id="loader", interceptors=(Interrupted(),))
+
+
+def test_a_send_that_was_interrupted_counts_as_refused(cluster: Any) -> None:
+    (leader,) = cluster.create("t")
+    loop_thread = LoopThread()
+    producer = Producer(cluster.router(), loop_thread, intercepted(), random=Random(5))
+    producer.init_transactions()
+    producer.begin_transaction()
+    with pytest.raises(KeyboardInterrupt):
+        producer.send("t", b"first")
+    with pytest.raises(TransactionAbortableError, match="KeyboardInterrupt"):
+        producer.commit_transaction()
+    producer.abort_transaction()
+    with producer.transaction():
+        producer.send("t", b"next")
+    producer.close()
+    loop_thread.close()
+    assert leader.committed_values() == [b"next"]
+
+
+def test_a_coroutine_whose_send_was_interrupted_is_refused_as_well(cluster: Any, run: Any) -> None:
+    cluster.create("t")
+
+    async def story() -> None:
+        producer = AsyncProducer(cluster.router(), intercepted(), random=Random(5))
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        # Caught within the loop, which would end with it.
+        with pytest.raises(KeyboardInterrupt):
+            await producer.send("t", b"first")
+        with pytest.raises(TransactionAbortableError, match="KeyboardInterrupt"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await producer.close()
+
+    run(story())
+
+
+PLACE = TopicPartition("t", 0)
+GROUP = ConsumerGroupMetadata(group_id="g")
+WRONG_OFFSETS: list[tuple[Any, Any, str]] = [
+    ({PLACE: "x"}, GROUP, "must be an int of 0 or more"),
+    ({PLACE: -5}, GROUP, "must be an int of 0 or more"),
+    ({"t": 1}, GROUP, "must map TopicPartition"),
+    ([PLACE], GROUP, "must be a mapping, not list"),
+    ({PLACE: 5}, None, r"group_metadata\(\) gives, not None"),
+]
+REFUSED_OFFSETS = r"send_offsets_to_transaction\(\) raised"
+
+
+@pytest.mark.parametrize(("offsets", "group", "words"), WRONG_OFFSETS)
+def test_a_transaction_does_not_commit_without_its_positions(
+    cluster: Any, threaded: Producer, offsets: Any, group: Any, words: str
+) -> None:
+    (leader,) = cluster.create("t")
+    threaded.begin_transaction()
+    threaded.send("t", b"first")
+    with pytest.raises(TypeError, match=words):
+        threaded.send_offsets_to_transaction(offsets, group)
+    with pytest.raises(TransactionAbortableError, match=REFUSED_OFFSETS):
+        threaded.commit_transaction(despite_refused_sends=True)
+    threaded.abort_transaction()
+    with threaded.transaction():
+        threaded.send("t", b"next")
+    assert leader.committed_values() == [b"next"]
+
+
+def test_wrong_positions_spoil_the_transaction_of_a_coroutine_and_no_other(
+    cluster: Any, run: Any
+) -> None:
+    (leader,) = cluster.create("t")
+
+    async def story() -> None:
+        producer = AsyncProducer(cluster.router(), SETTINGS, random=Random(5))
+        await producer.init_transactions()
+        for is_in_transaction in (False, True, False):
+            if is_in_transaction:
+                await producer.begin_transaction()
+            with pytest.raises(TypeError):
+                await producer.send_offsets_to_transaction({PLACE: "x"}, GROUP)  # type: ignore[dict-item]
+            if is_in_transaction:
+                with pytest.raises(TransactionAbortableError, match=REFUSED_OFFSETS):
+                    await producer.flush()
+                with pytest.raises(TransactionAbortableError, match=REFUSED_OFFSETS):
+                    await producer.commit_transaction()
+                await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        await producer.close()
+
+    run(story())
+    assert leader.committed_values() == [b"next"]
+
+
+def test_positions_whose_call_was_interrupted_before_it_began_count_as_refused(
+    cluster: Any, threaded: Producer, monkeypatch: Any
+) -> None:
+    """Ctrl-C while the thread waits; the loop has not even begun with them."""
+    cluster.create("t")
+    threaded.begin_transaction()
+
+    def interrupted(coroutine: Any) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threaded._loop_thread, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            threaded.send_offsets_to_transaction({PLACE: OffsetAndMetadata(offset=5)}, GROUP)
+    with pytest.raises(TransactionAbortableError, match=REFUSED_OFFSETS):
+        threaded.commit_transaction()
+    threaded.abort_transaction()

@@ -90,11 +90,16 @@ class CoordinatorRules(RuleBasedStateMachine):
         return reply
 
     def check_moves(self, before: dict[str, TransactionMetadata | None]) -> None:
-        """A verdict never changes, and an epoch never goes back."""
+        """A verdict never changes, and neither an epoch nor a version ever goes back."""
         for name, old in before.items():
             new = self.machine.metadata(name)
             if old is None or new is None:
                 continue
+            committed = version_in(old.commit_token or b"")
+            if committed is not None:
+                version = version_in(new.commit_token or b"")
+                assert version is not None
+                assert version.version >= committed.version
             if new.producer_id == old.producer_id:
                 assert new.producer_epoch >= old.producer_epoch
             if old.state in PREPARED:
@@ -271,12 +276,6 @@ class CoordinatorRules(RuleBasedStateMachine):
         )
         held = HeldRecords(answered=frozenset(self.machine.winner_partitions(request)))
         self.decide(fate, lambda: self.machine.decide_end_txn(request, self.now_ms, held))
-        after = self.machine.metadata(name)
-        if metadata is not None and metadata.commit_token and after is not None:
-            last, now = version_in(metadata.commit_token), version_in(after.commit_token or b"")
-            if last is not None:
-                assert now is not None
-                assert now.version >= last.version
 
     @rule(name=st.sampled_from(IDS), fate=st.sampled_from(["kept", "kept", "lost"]))
     def complete(self, name: str, fate: str) -> None:

@@ -165,6 +165,49 @@ def test_a_version_is_never_forgotten_for_a_token_of_another_kind(shard: Any, to
     assert "version 5 of 'nightly'" in refused.detail
 
 
+@pytest.mark.parametrize(
+    ("token", "error", "words"),
+    [
+        (None, ErrorCode.INVALID_REQUEST, "version 5 of 'nightly'"),
+        (b"batch-1", ErrorCode.INVALID_REQUEST, "version 5 of 'nightly'"),
+        (version(9, "hourly"), ErrorCode.INVALID_REQUEST, "version 5 of 'nightly'"),
+        (version(4), ErrorCode.OUTDATED_VERSION, "'nightly' is 5"),
+        (version(5), ErrorCode.ALREADY_COMMITTED, "version 5 of 'nightly' is committed already"),
+    ],
+)
+def test_the_ids_own_producer_keeps_to_its_versions_as_well(
+    shard: Any, token: bytes | None, error: ErrorCode, words: str
+) -> None:
+    """What it may not commit it can abort; then the next version is committed as ever."""
+    run = begun(shard, "a", token=version(5))
+    committed(shard, run, version(5))
+    own = shard.init()
+    if token is not None:
+        assert shard.end(own.producer_id, own.producer_epoch, token=token).error is error
+    shard.add(own.producer_id, own.producer_epoch, FLIGHTS)
+    before = shard.known
+    refused = shard.end(own.producer_id, own.producer_epoch, token=token)
+    assert refused.error is error
+    assert words in refused.detail
+    assert shard.known == before
+    ended = shard.end(own.producer_id, own.producer_epoch, committed=False)
+    assert ended.error is ErrorCode.NONE
+    shard.complete()
+    assert shard.begin("b", 1, token=version(5)).error is ErrorCode.ALREADY_COMMITTED
+    for _ in range(2):  # The answer to the first may be lost.
+        following = shard.end(ended.producer_id, ended.producer_epoch, token=version(6))
+        assert following.error is ErrorCode.NONE
+        shard.complete()
+
+
+def test_the_ids_own_producer_may_repeat_a_token_that_names_no_version(shard: Any) -> None:
+    own = shard.init()
+    for _ in range(2):
+        own = shard.end(own.producer_id, own.producer_epoch, token=b"batch-1")
+        assert own.error is ErrorCode.NONE
+        shard.complete()
+
+
 def test_other_tokens_have_no_order(shard: Any) -> None:
     for number, token in enumerate((b"b", b"a", b"", b"[]", version(9), version(10))):
         run = begun(shard, f"run {number}", after=number, token=token)
