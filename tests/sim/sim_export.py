@@ -114,6 +114,9 @@ def _written(
         yield from _init(process, claim, claim.started_at)
     steps: list[list[Any]] = []
     started_at = min([write.started_at, *(record.sent_at for record in write.records)])
+    if claim is not None:
+        # The transaction of a run begins with its first member; its rows are read before that.
+        started_at = max(started_at, claim.ended_at)
     yield _line("invoke", process, started_at, f="txn", value=[], txn_id=write.transactional_id)
     if not is_run:
         for record in write.records:

@@ -33,6 +33,9 @@ LONG_TIMEOUT_MS = 900_000
 SHARED = "shared"
 """The application whose versions all drivers write."""
 
+SHARED_ID = f"spark-{SHARED}"
+"""The transactional id that its runs write under."""
+
 DRIVER_DEATHS = 0.15
 """How often a driver dies within one of its runs, or soon after."""
 

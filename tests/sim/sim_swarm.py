@@ -18,7 +18,7 @@ from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
 from sim_history import History, LogEnd
-from sim_jobs import VERSIONED, last_writes, planner
+from sim_jobs import SHARED_ID, last_writes, planner
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
@@ -301,8 +301,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
     for number in range(plan.rogues):
         cast.add(f"rogue-{number}", rogue)
     for number in range(plan.intruders):
-        # Producers of their own under the id whose versions the planners write.
-        cast.add(f"intruder-{number}", hijacker([VERSIONED]))
+        # Producers of their own under the id whose versions the drivers write.
+        cast.add(f"intruder-{number}", hijacker([SHARED_ID]))
 
 
 # --- the last read ----------------------------------------------------------------------------
