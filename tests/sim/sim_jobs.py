@@ -20,6 +20,7 @@ from sim_process import Client
 from sim_stage import Life, Player, Stage
 from sim_writes import RowsFailedError, hook, write_rows
 
+from oncelog.actors.protocol.commit_versions import version_token
 from oncelog.actors.protocol.messages import Winner
 from oncelog.api.member import Membership, RunEnd
 from oncelog.spark_bridge.distributed_write import Connect, DistributedWrite
@@ -74,8 +75,8 @@ class Job:
 
     @property
     def token(self) -> bytes:
-        """What the version is called, which is to be written once; nothing without a version."""
-        return f"{self.app} {self.version}".encode() if self.app else b""
+        """What names the version, which is to be written once; nothing without a version."""
+        return version_token(self.app, self.version) if self.app else b""
 
 
 @dataclass(slots=True)
