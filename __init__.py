@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog import spark_bridge
-    from oncelog.actors.protocol.messages import Run, Winner
+    from oncelog.actors.protocol.messages.messages import Run, Winner
+    from oncelog.api.batching.delivery import RecordMetadata
+    from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
-    from oncelog.api.consumer import AsyncConsumer, Consumer
-    from oncelog.api.delivery import RecordMetadata
-    from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
-    from oncelog.api.member import Membership
-    from oncelog.api.process import ProcessFailedError, ProcessJob
-    from oncelog.api.producer import AsyncProducer, Producer
+    from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
+    from oncelog.api.processing.job import ProcessFailedError, ProcessJob
+    from oncelog.api.producing.member import Membership
+    from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
     from oncelog.storage.errors import ErrorCode
     from oncelog.storage.exceptions import OncelogError
@@ -51,24 +51,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncConsumer": "oncelog.api.consumer",
-    "AsyncProducer": "oncelog.api.producer",
+    "AsyncConsumer": "oncelog.api.consuming.consumer",
+    "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
-    "Consumer": "oncelog.api.consumer",
+    "Consumer": "oncelog.api.consuming.consumer",
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",
-    "Membership": "oncelog.api.member",
+    "Membership": "oncelog.api.producing.member",
     "OncelogError": "oncelog.storage.exceptions",
-    "ProcessFailedError": "oncelog.api.process",
-    "ProcessJob": "oncelog.api.process",
-    "Producer": "oncelog.api.producer",
-    "ProducerInterceptor": "oncelog.api.interceptors",
-    "ProducerRecord": "oncelog.api.interceptors",
-    "RecordMetadata": "oncelog.api.delivery",
-    "Run": "oncelog.actors.protocol.messages",
+    "ProcessFailedError": "oncelog.api.processing.job",
+    "ProcessJob": "oncelog.api.processing.job",
+    "Producer": "oncelog.api.producing.producer",
+    "ProducerInterceptor": "oncelog.api.batching.interceptors",
+    "ProducerRecord": "oncelog.api.batching.interceptors",
+    "RecordMetadata": "oncelog.api.batching.delivery",
+    "Run": "oncelog.actors.protocol.messages.messages",
     "TopicPartition": "oncelog.storage.model",
-    "Winner": "oncelog.actors.protocol.messages",
+    "Winner": "oncelog.actors.protocol.messages.messages",
     "connect": "oncelog.api.client",
     "init": "oncelog.api.client",
 }

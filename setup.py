@@ -34,15 +34,15 @@ def extension(module: str, source: str, *parts: str) -> Extension:
 
 EXTENSIONS = [
     extension(
-        "oncelog.storage._kernel",
-        "storage/_kernel.pyx",
+        "oncelog.storage.records._kernel",
+        "storage/records/_kernel.pyx",
         *(
-            f"storage/_kernel_{part}.pxi"
+            f"storage/records/_kernel_{part}.pxi"
             for part in ("bytes", "crc", "encode", "decode", "scan", "client")
         ),
     ),
-    extension("oncelog.storage._disk_thread", "storage/_disk_thread.pyx"),
-    extension("oncelog.api._open_batches", "api/_open_batches.pyx"),
+    extension("oncelog.storage.disk._thread", "storage/disk/_thread.pyx"),
+    extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx"),
 ]
 
 extensions = cythonize(EXTENSIONS, build_dir="build") if cythonize else []

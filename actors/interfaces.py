@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from oncelog.actors.protocol.messages import DriverProcess, ReplyT, Request
+from oncelog.actors.protocol.messages.messages import DriverProcess, ReplyT, Request
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 ResultT = TypeVar("ResultT")

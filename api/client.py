@@ -12,26 +12,23 @@ from typing import Any, Final
 
 import ray
 
-from oncelog.actors.actor_transport import ActorTransport
-from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
-from oncelog.actors.launch import end_actors
-from oncelog.actors.process_table import ProcessTable
-from oncelog.actors.protocol.cluster_messages import (
-    MetadataReply,
-    MetadataRequest,
-    ShutdownRequest,
-)
-from oncelog.actors.protocol.messages import Winner
-from oncelog.actors.ray_transport import RayTransport
-from oncelog.api import connection
-from oncelog.api.admin import Admin
-from oncelog.api.client_context import ClientContext
+from oncelog.actors.launch.launch import end_actors
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
+from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.api.admin.admin import Admin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
-from oncelog.api.consumer import AsyncConsumer, Consumer
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.member import (
+from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
+from oncelog.api.processing.actor import attach, launch_workers, running_jobs
+from oncelog.api.processing.job import ProcessJob
+from oncelog.api.processing.loop import worker_settings
+from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.producing.member import (
     TRANSACTION_TIMEOUT_MS,
     Membership,
     RunEnd,
@@ -39,13 +36,12 @@ from oncelog.api.member import (
     begin_run_and_wait,
     end_run_and_wait,
 )
-from oncelog.api.process import ProcessJob
-from oncelog.api.process_actor import attach, launch_workers, running_jobs
-from oncelog.api.process_bound import ProcessBound
-from oncelog.api.process_loop import worker_settings
-from oncelog.api.process_messages import ProcessConfig
-from oncelog.api.producer import AsyncProducer, Producer
-from oncelog.api.routing import Router
+from oncelog.api.producing.producer import AsyncProducer, Producer
+from oncelog.api.session import connection
+from oncelog.api.session.context import ClientContext
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
@@ -274,7 +270,7 @@ class Cluster(ProcessBound):
         )
 
     def member(self, membership: Membership, **settings: Any) -> TransactionMember:
-        """One task attempt of a distributed write; see ``oncelog.api.member``."""
+        """One task attempt of a distributed write; see ``oncelog.api.producing.member``."""
         return TransactionMember(
             self._router,
             self._loop_thread,
@@ -315,11 +311,11 @@ class Cluster(ProcessBound):
     ) -> ProcessJob:
         """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
 
-        See ``oncelog.api.process`` for what the function gets and returns. The workers outlive
-        this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A later job of
-        the same ``group_id`` goes on where this one ended. A worker fails, for good and visibly,
-        after ``max_function_failures`` in a row of the function, whatever it raises, or after
-        ``max_worker_deaths`` processes in a row that ended over the same input. Raises
+        See ``oncelog.api.processing.job`` for what the function gets and returns. The workers
+        outlive this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A
+        later job of the same ``group_id`` goes on where this one ended. A worker fails, for good
+        and visibly, after ``max_function_failures`` in a row of the function, whatever it raises,
+        or after ``max_worker_deaths`` processes in a row that ended over the same input. Raises
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an
         impossible setting, ``IllegalStateError`` if a job of this ``group_id`` runs.
         """

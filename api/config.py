@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from oncelog.api.interceptors import ProducerInterceptor
+from oncelog.api.batching.interceptors import ProducerInterceptor
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncelog.actors.listener import Listener, ListenerAddress
-from oncelog.actors.processes import actor_class, make_listener
-from oncelog.actors.protocol.messages import ProduceReply, ProduceRequest
+from oncelog.actors.launch.processes import actor_class, make_listener
+from oncelog.actors.protocol.messages.messages import ProduceReply, ProduceRequest
+from oncelog.actors.rpc.listener import Listener, ListenerAddress
 
 
 class EmptyServer:

@@ -15,22 +15,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oncelog.actors.assembly import ControllerServer, Surroundings, server_of
-from oncelog.actors.background import ThreadBackground
-from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.data_directory import prepare
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
-from oncelog.actors.process_table import ProcessTable
-from oncelog.api.admin import AsyncAdmin
+from oncelog.actors.launch.assembly import ControllerServer, Surroundings, server_of
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.replica.data_directory import prepare
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
-from oncelog.api.connection import wait_until_ready
-from oncelog.api.producer import AsyncProducer
-from oncelog.api.routing import Router
+from oncelog.api.producing.producer import AsyncProducer
+from oncelog.api.session.connection import wait_until_ready
+from oncelog.api.session.routing import Router
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
-from oncelog.storage.sync_point import SyncPoint
 
 
 class TimedTransport:

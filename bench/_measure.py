@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.actors.processor_idle import POLICIES, POLL, SLEEP, keep_processors_awake
+from oncelog.actors.process.processor_idle import POLICIES, POLL, SLEEP, keep_processors_awake
 
 ROUNDS: Final = 5
 

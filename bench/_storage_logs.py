@@ -8,19 +8,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from oncelog.actors.background import ThreadBackground
-from oncelog.actors.clock import SystemClock
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
-from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
-from oncelog.actors.replica import Replica
-from oncelog.storage.compression import Codec
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import Buffer, RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.fs import Buffer, RealFileHandle, RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import HEADER_BYTES, parse_header, patch, seal
+from oncelog.storage.records.batch import HEADER_BYTES, parse_header, patch, seal
+from oncelog.storage.records.compression import Codec
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

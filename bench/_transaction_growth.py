@@ -16,14 +16,14 @@ from typing import Final
 from _local_cluster import LocalCluster
 from _measure import Report, alternate, ratio, scratch
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction import TransactionMachine
-from oncelog.api.producer import AsyncProducer
+from oncelog.actors.protocol.transaction.machine import TransactionMachine
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.api.producing.producer import AsyncProducer
 from oncelog.storage.model import TopicPartition
 
 PARTITIONS: Final = tuple(TopicPartition("bench", number) for number in range(4))

@@ -18,9 +18,9 @@ from _local_cluster import LocalCluster, TimedTransport, timed_producer
 from _measure import Report, scratch
 
 import oncelog
-from oncelog.actors.actor_transport import ActorTransport
-from oncelog.actors.ray_transport import RayTransport
-from oncelog.api.producer import AsyncProducer
+from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.api.producing.producer import AsyncProducer
 
 TRANSACTIONS: Final = 300
 STEPS: Final = ("add_partitions_to_txn", "produce", "end_txn", "write_txn_markers")

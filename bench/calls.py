@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from _measure import ROUNDS, Report, add_idle_option, save
 
-from oncelog.actors.ray_environment import keep_output_clean
+from oncelog.actors.process.ray_environment import keep_output_clean
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "calls.jsonl"
 NAME: Final = "empty"
@@ -29,10 +29,10 @@ FASTER_AT_LEAST: Final = 2.0
 
 
 async def _measure(report: Report) -> None:
-    from oncelog.actors.actor_transport import ActorTransport
     from oncelog.actors.interfaces import Transport
-    from oncelog.actors.protocol.messages import ProduceRequest
-    from oncelog.actors.ray_transport import RayTransport
+    from oncelog.actors.protocol.messages.messages import ProduceRequest
+    from oncelog.actors.rpc.actor_transport import ActorTransport
+    from oncelog.actors.rpc.ray_transport import RayTransport
     from oncelog.storage.model import TopicPartition
 
     ways: dict[str, Transport] = {

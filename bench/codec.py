@@ -29,9 +29,10 @@ import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 
-from oncelog.storage import checksum, record_codec
-from oncelog.storage.client_batch import check_client_batch
-from oncelog.storage.record_codec import (
+from oncelog.storage.records import checksum
+from oncelog.storage.records import codec as record_codec
+from oncelog.storage.records.client_batch import check_client_batch
+from oncelog.storage.records.codec import (
     CODEC_BACKEND,
     RecordInput,
     decode_columns,
@@ -259,7 +260,7 @@ def check_same(ours: bytes, theirs: bytes | bytearray) -> None:
 
 @contextmanager
 def using(backend: str) -> Iterator[None]:
-    """Make ``record_codec`` use one of its backends, with the checksum that goes with it."""
+    """Make ``records.codec`` use one of its backends, with the checksum that goes with it."""
     kernel, crc = record_codec.record_kernel, checksum.crc32c
     if backend == "python":
         record_codec.record_kernel = None  # type: ignore[assignment]

@@ -25,24 +25,23 @@ import pyarrow as pa
 from _measure import ROUNDS, Report, add_idle_option, alternate, ratio, save
 
 import oncelog
-from oncelog.actors.clock import SystemClock
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     InitProducerIdReply,
     InitProducerIdRequest,
     ProduceReply,
     ProduceRequest,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.producer import Producer
-from oncelog.api.routing import Router
-from oncelog.storage.client_batch import check_client_batch
+from oncelog.api.producing.producer import Producer
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -50,6 +49,7 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
+from oncelog.storage.records.client_batch import check_client_batch
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "producer.jsonl"
 TOPIC: Final = "bench"

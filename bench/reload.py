@@ -24,21 +24,21 @@ from pathlib import Path
 
 from oncelog.actors.config import ClusterConfig, internal_topic_config
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     ReplyT,
 )
-from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction import TransactionMachine
-from oncelog.storage.compaction import Cleaner
+from oncelog.actors.protocol.transaction.machine import TransactionMachine
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.storage.compaction.compactor import Cleaner
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import parse_header, patch
-from oncelog.storage.record_codec import decode_records, encode_records
+from oncelog.storage.records.batch import parse_header, patch
+from oncelog.storage.records.codec import decode_records, encode_records
 
 IDS = 1_000
 TIME_MS = 1_700_000_000_000

@@ -42,14 +42,14 @@ from _storage_logs import (
     ticket_of,
 )
 
-from oncelog.actors.clock import SystemClock
-from oncelog.actors.partition_leader import PartitionLeader
-from oncelog.actors.protocol.messages import FetchRequest
-from oncelog.actors.replica import Replica
-from oncelog.storage.client_batch import check_client_batch
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.protocol.messages.messages import FetchRequest
+from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.partition_log import PartitionLog
 from oncelog.storage.model import AppendOrigin
-from oncelog.storage.partition_log import PartitionLog
+from oncelog.storage.records.client_batch import check_client_batch
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "storage.jsonl"
 MESSAGE_MAX_BYTES: Final = 2 * MIB

@@ -19,7 +19,7 @@ from typing import Final
 
 from _measure import ROUNDS, Report, add_idle_option, save
 
-from oncelog.actors.ray_environment import keep_output_clean
+from oncelog.actors.process.ray_environment import keep_output_clean
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "transactions.jsonl"
 TRANSACTIONS: Final = 50_000

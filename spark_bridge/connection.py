@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.protocol.messages import Winner
-from oncelog.actors.ray_environment import prepare_to_join
+from oncelog.actors.process.ray_environment import prepare_to_join
+from oncelog.actors.protocol.messages.messages import Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.member import (
+from oncelog.api.producing.member import (
     Membership,
     RunEnd,
     TransactionMember,
@@ -23,7 +23,7 @@ from oncelog.api.member import (
     end_run_and_wait,
     new_run_id,
 )
-from oncelog.api.offsets import list_offsets
+from oncelog.api.session.offsets import list_offsets
 from oncelog.spark_bridge.offsets import Bounds, PartitionRange
 from oncelog.spark_bridge.options import WriteOptions
 from oncelog.spark_bridge.range_reader import read_range
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from oncelog.api.client import Cluster
-    from oncelog.api.client_context import ClientContext
+    from oncelog.api.session.context import ClientContext
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``, which a session gives to all its Python processes."""

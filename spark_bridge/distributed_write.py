@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncelog.actors.protocol.messages import Winner
-from oncelog.api.member import Membership, RunEnd, TransactionMember
+from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
 from oncelog.spark_bridge.connection import Connection
 from oncelog.spark_bridge.offsets import unknown_topic
 from oncelog.spark_bridge.options import WriteOptions

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncelog.actors.protocol.commit_versions import version_token
+from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.config import COMPRESSION_TYPES
-from oncelog.api.member import TRANSACTION_TIMEOUT_MS
+from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,

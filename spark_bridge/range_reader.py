@@ -8,8 +8,8 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from oncelog.api.config import ConsumerSettings
-from oncelog.api.fetcher import Fetcher
-from oncelog.api.routing import Router
+from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.session.routing import Router
 from oncelog.spark_bridge.offsets import PartitionRange
 from oncelog.storage.exceptions import RequestTimedOutError
 from oncelog.storage.model import IsolationLevel

@@ -98,7 +98,7 @@ def seed(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="module", params=["kernel", "python"])
 def codec_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the tests of a module once with the compiled kernel and once without it."""
-    from oncelog.storage import record_codec
+    from oncelog.storage.records import codec as record_codec
 
     if request.param == "kernel":
         if record_codec.CODEC_BACKEND != "kernel":

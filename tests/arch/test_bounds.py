@@ -56,7 +56,7 @@ def test_every_bound_has_a_test(rows, sources):
 
 
 def test_what_callers_may_take_up_is_all_on_the_page(rows):
-    admission = importlib.import_module("oncelog.actors.admission")
-    known = {f"`actors.admission.{name}`" for name in vars(admission) if name.isupper()}
+    admission = importlib.import_module("oncelog.actors.rpc.admission")
+    known = {f"`actors.rpc.admission.{name}`" for name in vars(admission) if name.isupper()}
     assert known
     assert known <= {row[1] for row in rows}

@@ -88,7 +88,7 @@ def test_invariants_are_those_that_the_code_cites(invariant_rows, product):
 def test_invariants_are_asserted_where_the_page_says(invariant_rows, product):
     told = {(row[0], module) for row in invariant_rows for module in named_in(row[3])}
     assert told == {
-        (str(node.args[1].value), source.path.split("/")[-1].removesuffix(".py"))
+        (str(node.args[1].value), "/".join(source.path.removesuffix(".py").split("/")[-2:]))
         for source in product
         for node in source.nodes
         if isinstance(node, ast.Call)
@@ -135,7 +135,7 @@ def test_the_table_of_messages_has_each_request_once(documents, product):
     defined = [
         ast.literal_eval(statement.value)
         for source in product
-        if re.fullmatch(r"actors/protocol/(\w+_)?messages\.py", source.path)
+        if re.fullmatch(r"actors/protocol/messages/\w+\.py", source.path)
         for node in source.nodes
         if isinstance(node, ast.ClassDef)
         for statement in node.body
@@ -148,7 +148,7 @@ def test_the_table_of_messages_has_each_request_once(documents, product):
 
 
 def named_list(text: str) -> list[str]:
-    return re.findall(r"`(\w+)`", text)
+    return re.findall(r"`([\w/]+)`", text)
 
 
 def test_every_command_that_a_document_names_exists(root, documents):

@@ -33,18 +33,18 @@ SPARK_CLASSES = tuple(f"spark_bridge/{name}.py" for name in ("schema", "sink", "
 """Adapters to Spark's own classes; what a read or a write does is told beside them."""
 SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
-    "actors/launch.py",
-    "actors/home.py",
+    "actors/launch/launch.py",
+    "actors/launch/home.py",
     "actors/*process*.py",
-    "actors/ray_environment.py",
+    "actors/process/ray_environment.py",
 )
 """Where actors are put together from the real clock, disk, randomness and environment."""
 CLIENT = (
-    "api/process_actor.py",
-    "api/ray_probe.py",
+    "api/processing/actor.py",
+    "api/session/ray_probe.py",
     "api/client.py",
-    "api/connection.py",
-    "api/head.py",
+    "api/session/connection.py",
+    "api/cli/head.py",
 )
 """Where clients are, likewise."""
 
@@ -52,7 +52,7 @@ DOORS = {
     "a clock": (
         r"time\.(time|monotonic|perf_counter|process_time|thread_time)(_ns)?|time\.(gm|local)time"
         r"|datetime\.(datetime|date)\.(now|utcnow|today)",
-        ("actors/clock.py", CLI, EXAMPLES),
+        ("actors/process/clock.py", CLI, EXAMPLES),
     ),
     "sleep": (r"time\.sleep", (EXAMPLES,)),
     "chance": (
@@ -62,11 +62,19 @@ DOORS = {
     "the operating system": (
         r"(os|shutil|tempfile|subprocess|socket|signal|fcntl|mmap|glob|multiprocessing)\.\w+"
         r"|builtins\.open|io\.open",
-        ("storage/fs.py", "actors/frames.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
+        (
+            "storage/disk/file_system.py",
+            "actors/rpc/frames.py",
+            *PROCESSES,
+            *CLIENT,
+            CLI,
+            SPARK,
+            EXAMPLES,
+        ),
     ),
     "Ray": (
         r"ray(\.\w+)*",
-        ("actors/ray_transport.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
+        ("actors/rpc/ray_transport.py", *PROCESSES, *CLIENT, CLI, SPARK, EXAMPLES),
     ),
     "Spark": (r"(pyspark|py4j|raydp)(\.\w+)*", (*SPARK_CLASSES, SPARK_SESSION, EXAMPLES)),
     "unpickling and evaluation": (
@@ -105,7 +113,7 @@ def test_imports_never_point_to_a_higher_layer(product):
 
 
 def test_machines_import_only_the_pure_half_of_storage_and_pure_libraries(product):
-    disk_half = reaching(product, "oncelog.storage.fs")
+    disk_half = reaching(product, "oncelog.storage.disk.file_system")
     wrong = [
         f"{source.path}:{line} imports {name}"
         for source in product
@@ -117,12 +125,12 @@ def test_machines_import_only_the_pure_half_of_storage_and_pure_libraries(produc
             and name.split(".")[0] not in MACHINE_LIBRARIES
         )
     ]
-    assert "oncelog.storage.partition_log" in disk_half
+    assert "oncelog.storage.log.partition_log" in disk_half
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_pure_half_of_storage_imports_only_pure_libraries(product):
-    disk_half = reaching(product, "oncelog.storage.fs")
+    disk_half = reaching(product, "oncelog.storage.disk.file_system")
     wrong = [
         f"{source.path}:{line} imports {name}"
         for source in product

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from oncelog.actors.ray_environment import SYSTEM_CONFIG
+from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
 if sys.version_info >= (3, 11):
     import tomllib

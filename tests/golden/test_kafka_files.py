@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 import sample_logs
 
-from oncelog.actors.protocol import group_log, transaction_log
-from oncelog.api import cli
-from oncelog.storage.compression import Codec
-from oncelog.storage.control_record import encode_marker
-from oncelog.storage.dump import FileKind, kind_of, rows_of
-from oncelog.storage.dump_log import ScannedBatch, batch_row, records_of, scan_log
-from oncelog.storage.fs import ReadOnlyFileSystem, RealFileSystem
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import patch
-from oncelog.storage.record_codec import RecordInput, decode_columns, encode_records
+from oncelog.actors.protocol.group import log as group_log
+from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.api.cli import main as cli
+from oncelog.storage.disk.file_system import ReadOnlyFileSystem, RealFileSystem
+from oncelog.storage.dump.batches import ScannedBatch, batch_row, records_of, scan_log
+from oncelog.storage.dump.small_files import FileKind, kind_of, rows_of
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.records.batch import patch
+from oncelog.storage.records.codec import RecordInput, decode_columns, encode_records
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.control import encode_marker
 
 GOLDEN = Path(__file__).parent / "kafka"
 TOPICS = ("flights", "__transaction_state", "__consumer_offsets")

@@ -13,16 +13,16 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 from kafka.record.memory_records import MemoryRecords as KafkaPythonMemoryRecords
 
-from oncelog.storage.compression import Codec
-from oncelog.storage.control_record import ControlRecord, decode_control, encode_marker
-from oncelog.storage.record_batch import crc_matches, parse_header, patch
-from oncelog.storage.record_codec import (
+from oncelog.storage.records.batch import crc_matches, parse_header, patch
+from oncelog.storage.records.codec import (
     Record,
     RecordInput,
     decode_columns,
     decode_records,
     encode_records,
 )
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.control import ControlRecord, decode_control, encode_marker
 
 pytestmark = pytest.mark.usefixtures("codec_backend")
 

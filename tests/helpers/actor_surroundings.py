@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from oncelog.actors.background import ThreadBackground
+from oncelog.actors.process.background import ThreadBackground
 
 START_MS = 1_700_000_000_000
 

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from oncelog.actors.connection import Connection, connect
-from oncelog.actors.listener import Listener
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     DeleteRecordsReply,
     DeleteRecordsRequest,
     DescribeReplicaReply,
@@ -18,6 +16,8 @@ from oncelog.actors.protocol.messages import (
     ProduceReply,
     ProduceRequest,
 )
+from oncelog.actors.rpc.connection import Connection, connect
+from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation
 from oncelog.storage.model import TopicPartition
 

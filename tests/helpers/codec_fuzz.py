@@ -19,12 +19,12 @@ from typing import Any
 import crc32c
 import pyarrow as pa
 
-from oncelog.storage import record_codec
-from oncelog.storage.compression import Codec, compress
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.record_batch import HEADER_BYTES, parse_header, seal
-from oncelog.storage.record_codec import decode_columns, decode_tuples, encode_records
-from oncelog.storage.varint import encode_varlong
+from oncelog.storage.records import codec as record_codec
+from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.records.compression import Codec, compress
+from oncelog.storage.records.varint import encode_varlong
 
 MIB = 1 << 20
 BOMB_BYTES = 200 * MIB

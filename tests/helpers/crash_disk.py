@@ -25,7 +25,7 @@ from random import Random
 
 from disk_image import DataLoss, Directory, File, NameLoss, Node, Resize, Write, clone_tree, walk
 
-from oncelog.storage.fs import TEMPORARY_SUFFIX, Buffer, DirectoryLockedError
+from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, Buffer, DirectoryLockedError
 
 __all__ = ["Crash", "CrashDisk", "CrashHandle", "CrashLock", "DataLoss", "NameLoss", "Operation"]
 

@@ -15,20 +15,20 @@ from typing import Any
 from crash_disk import CrashDisk
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.log_upkeep import raise_log_start, remove_old_segments
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
-from oncelog.actors.protocol.messages import TxnMarker
-from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.replica import Replica
-from oncelog.actors.replica_opening import ExpectedLog
-from oncelog.storage.control_record import ControlRecord, decode_control
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.upkeep import raise_log_start, remove_old_segments
+from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_batch import BatchHeader, parse_header, patch
-from oncelog.storage.record_codec import encode_records
-from oncelog.storage.sync_point import SyncPoint
-from oncelog.storage.txn_index import AbortedIndexEntry
+from oncelog.storage.records.batch import BatchHeader, parse_header, patch
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import ControlRecord, decode_control
+from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 
 TP = TopicPartition("flights", 0)
 DATA_DIR = Path("/data")

@@ -14,7 +14,7 @@ from random import Random
 
 from crash_disk import CrashDisk
 
-from oncelog.storage.fs import FileSystem
+from oncelog.storage.disk.file_system import FileSystem
 
 PAGE_BYTES = 4_096
 SECTOR_BYTES = 512

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncelog.storage.checkpoint import RecoveryCheckpoint
-from oncelog.storage.record_batch import iterate_batches
+from oncelog.storage.log.checkpoint import RecoveryCheckpoint
+from oncelog.storage.records.batch import iterate_batches
 
 FIRST, SECOND, ACTIVE = 0, 351, 735
 """The segments of the sample data log, which ends at 769."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncelog.storage.record_batch import iterate_batches
+from oncelog.storage.records.batch import iterate_batches
 
 
 def offsets_of(records: bytes) -> list[int]:

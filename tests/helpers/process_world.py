@@ -6,10 +6,10 @@ import threading
 
 import pyarrow as pa
 
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata
-from oncelog.api.consumer import as_committed
-from oncelog.api.process_loop import Clients, ProcessLoop
-from oncelog.api.process_messages import ProcessConfig
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.api.consuming.consumer import as_committed
+from oncelog.api.processing.loop import Clients, ProcessLoop
+from oncelog.api.processing.messages import ProcessConfig
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
 from oncelog.storage.model import TopicPartition
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncelog.actors.protocol.cluster_log import (
+from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
     LeaderElected,
@@ -19,14 +19,14 @@ from oncelog.actors.protocol.cluster_log import (
     TopicDeleted,
     encode_cluster_record,
 )
-from oncelog.actors.protocol.consumer_protocol import (
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.group.consumer_protocol import (
     Assignment,
     Subscription,
     encode_assignment,
     encode_subscription,
 )
-from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group_log import (
+from oncelog.actors.protocol.group.log import (
     GroupValue,
     MemberValue,
     group_record,
@@ -34,30 +34,30 @@ from oncelog.actors.protocol.group_log import (
     offset_record,
     offset_tombstone,
 )
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata
-from oncelog.actors.protocol.messages import Run
-from oncelog.actors.protocol.partition import PartitionMachine
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.protocol.transaction_log import (
+from oncelog.actors.protocol.transaction.log import (
     encode_key,
     encode_member_key,
     encode_member_value,
     encode_value,
 )
-from oncelog.actors.protocol.transaction_members import Member, MemberStatus
-from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
-from oncelog.storage.compression import Codec
-from oncelog.storage.control_record import ControlRecord, decode_control, encode_marker
-from oncelog.storage.fs import RealFileSystem
+from oncelog.actors.protocol.transaction.members import Member, MemberStatus
+from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import parse_header, patch
-from oncelog.storage.record_codec import RecordInput, encode_records
+from oncelog.storage.records.batch import parse_header, patch
+from oncelog.storage.records.codec import RecordInput, encode_records
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.control import ControlRecord, decode_control, encode_marker
 
 TIME_MS = 1_700_000_000_000
 LEADER_EPOCH = 3

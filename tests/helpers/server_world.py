@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from oncelog.actors.assembly import Surroundings
-from oncelog.actors.background import ThreadBackground
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.metrics import METRICS, TAGS
-from oncelog.actors.process_table import ProcessTable
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.metrics import METRICS, TAGS
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
     BecomeLeaderReply,
@@ -22,7 +22,7 @@ from oncelog.actors.protocol.cluster_messages import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.storage.fs import RealFileSystem
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.model import TopicPartition
 
 FLIGHTS = TopicPartition("flights", 0)

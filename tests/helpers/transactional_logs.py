@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.api.aborted_filter import visible_batches
-from oncelog.storage.compaction import Cleaner, CleanResult, CompactionSettings
-from oncelog.storage.compression import Codec
-from oncelog.storage.control_record import decode_control, encode_marker
-from oncelog.storage.fs import RealFileHandle, RealFileSystem
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.api.consuming.aborted_filter import visible_batches
+from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
+from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import parse_header, patch
-from oncelog.storage.record_codec import Record, decode_records, encode_records
+from oncelog.storage.records.batch import parse_header, patch
+from oncelog.storage.records.codec import Record, decode_records, encode_records
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.control import decode_control, encode_marker
 
 TP = TopicPartition("flights", 0)
 EVERYTHING = 1 << 30

@@ -9,10 +9,10 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 from crash_life import DIRECTORY, NOW_MS, History, Life
 from file_damage import contents
 
-from oncelog.api.aborted_filter import visible_batches
-from oncelog.storage.checkpoint import CLEAN_SHUTDOWN_FILE
+from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.storage.exceptions import CorruptRecordError
-from oncelog.storage.record_batch import iterate_batches
+from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE
+from oncelog.storage.records.batch import iterate_batches
 
 CLEAN = DIRECTORY / CLEAN_SHUTDOWN_FILE
 PRODUCERS = (1, 2, 3)

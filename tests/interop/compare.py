@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 import sample_logs  # noqa: E402
 
-from oncelog.storage.producer_snapshot import decode_snapshot  # noqa: E402
+from oncelog.storage.log.producer_snapshot import decode_snapshot  # noqa: E402
 
 KAFKA_VERSION = "4.0.0"
 GOLDEN = ROOT / "tests" / "golden" / "kafka"

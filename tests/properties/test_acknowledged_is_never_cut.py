@@ -13,12 +13,13 @@ from unittest import mock
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
-from oncelog.storage import log_tail, torn_tail
-from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import parse_header, seal
-from oncelog.storage.recovery import TailDefect
+from oncelog.storage.log import tail as log_tail
+from oncelog.storage.log import torn_tail
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.recovery import TailDefect
+from oncelog.storage.records.batch import parse_header, seal
+from oncelog.storage.records.compression import Codec
 
 DIRECTORY = Path("/data/flights-0")
 

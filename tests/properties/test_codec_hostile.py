@@ -18,13 +18,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncelog.storage import client_batch, record_codec, scan_kernel
-from oncelog.storage.client_batch import check_client_batch
-from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.record_batch import HEADER_BYTES, BatchHeader, seal
-from oncelog.storage.record_codec import decode_columns, decode_tuples, encode_records
-from oncelog.storage.varint import encode_varlong
+from oncelog.storage.records import client_batch, scan_kernel
+from oncelog.storage.records import codec as record_codec
+from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, seal
+from oncelog.storage.records.client_batch import check_client_batch
+from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.varint import encode_varlong
 
 FUZZ = Path(__file__).resolve().parent.parent / "helpers" / "codec_fuzz.py"
 MEMORY_MIB = 900
@@ -192,7 +193,7 @@ def test_any_bytes_like_object_is_a_key_or_value() -> None:
 
 @pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
 def test_environment_variable_refuses_the_kernel() -> None:
-    script = "from oncelog.storage.record_codec import CODEC_BACKEND; print(CODEC_BACKEND)"
+    script = "from oncelog.storage.records.codec import CODEC_BACKEND; print(CODEC_BACKEND)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ONCELOG_CODEC": "python"}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.storage import record_codec, record_columns
-from oncelog.storage.compression import Codec, compress, decompress
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.record_batch import HEADER_BYTES, parse_header, seal
-from oncelog.storage.record_codec import (
+from oncelog.storage.records import codec as record_codec
+from oncelog.storage.records import columns as record_columns
+from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.codec import (
     Record,
     RecordInput,
     decode_columns,
@@ -23,7 +23,8 @@ from oncelog.storage.record_codec import (
     encode_columns,
     encode_records,
 )
-from oncelog.storage.varint import encode_varlong, read_varint, read_varlong
+from oncelog.storage.records.compression import Codec, compress, decompress
+from oncelog.storage.records.varint import encode_varlong, read_varint, read_varlong
 
 pytestmark = pytest.mark.usefixtures("codec_backend")
 

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transactional_logs import TransactionalLog
 
-from oncelog.storage.compression import Codec
-from oncelog.storage.partition_log import LogSettings
-from oncelog.storage.record_codec import Record
+from oncelog.storage.log.partition_log import LogSettings
+from oncelog.storage.records.codec import Record
+from oncelog.storage.records.compression import Codec
 
 RETENTION_MS = 100
 DAY_MS = 86_400_000

@@ -14,10 +14,10 @@ from file_damage import Damage, DamagedKind, damage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.storage.compression import Codec
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import iterate_batches, parse_header, seal
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.records.batch import iterate_batches, parse_header, seal
+from oncelog.storage.records.compression import Codec
 
 DIRECTORY = Path("/data/flights-0")
 SETTINGS = LogSettings(segment_bytes=3_000, index_interval_bytes=300)

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.storage.compression import Codec
-from oncelog.storage.fs import RealFileHandle, RealFileSystem
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import iterate_batches, parse_header, seal
+from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.records.batch import iterate_batches, parse_header, seal
+from oncelog.storage.records.compression import Codec
 
 STEPS = st.lists(
     st.one_of(

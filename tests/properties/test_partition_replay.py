@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.actors.protocol.producer_entry_state import ProducerEntry
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
-from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import AppendOrigin, TopicPartition
-from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import ControlRecord
 
 KEY = b"k" * 32
 TOPIC_ID = "topic"

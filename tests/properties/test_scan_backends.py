@@ -12,14 +12,14 @@ from crash_disk import CrashDisk
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncelog.storage import checksum, client_batch, scan_kernel
-from oncelog.storage.batch_check import find_damage
-from oncelog.storage.client_batch import check_client_batch
-from oncelog.storage.compression import Codec
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.record_batch import BatchHeader, seal
-from oncelog.storage.segment import Segment
-from oncelog.storage.segment_scan import SegmentScan
+from oncelog.storage.records import checksum, client_batch, scan_kernel
+from oncelog.storage.records.batch import BatchHeader, seal
+from oncelog.storage.records.client_batch import check_client_batch
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.segments.batch_check import find_damage
+from oncelog.storage.segments.scan import SegmentScan
+from oncelog.storage.segments.segment import Segment
 
 pytestmark = pytest.mark.skipif(scan_kernel.kernel is None, reason="the kernel is not built")
 

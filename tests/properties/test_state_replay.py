@@ -10,14 +10,14 @@ from crash_disk import CrashDisk
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.storage import scan_kernel
-from oncelog.storage.compression import Codec
-from oncelog.storage.control_record import decode_control, encode_marker
+from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import parse_header, patch, seal
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import parse_header, patch, seal
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.control import decode_control, encode_marker
 
 DIRECTORY = Path("/log")
 PARTITION = TopicPartition("t", 0)

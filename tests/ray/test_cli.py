@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from oncelog.api import cli_cluster, connection
+from oncelog.api.cli import cluster as cli_cluster
+from oncelog.api.session import connection
 
 pytestmark = pytest.mark.ray
 
@@ -55,7 +56,7 @@ class CommandLine:
         """Run one command on the data directory."""
         place = ["--data-dir", data_dir or self.data_dir]
         done = subprocess.run(
-            [sys.executable, "-m", "oncelog.api.cli", *arguments, *place],
+            [sys.executable, "-m", "oncelog.api.cli.main", *arguments, *place],
             input=lines,
             capture_output=True,
             text=True,
@@ -68,7 +69,7 @@ class CommandLine:
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start one command, to be watched while it works; it waits for lines."""
         return subprocess.Popen(
-            [sys.executable, "-m", "oncelog.api.cli", *arguments, "--data-dir", self.data_dir],
+            [sys.executable, "-m", "oncelog.api.cli.main", *arguments, "--data-dir", self.data_dir],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.actors.ray_environment import SYSTEM_CONFIG
+from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
 pytestmark = pytest.mark.ray
 
@@ -108,7 +108,7 @@ class Nodes:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """One oncelog command on this cluster."""
         return subprocess.run(
-            [sys.executable, "-m", "oncelog.api.cli", *arguments, "--address", self.address],
+            [sys.executable, "-m", "oncelog.api.cli.main", *arguments, "--address", self.address],
             capture_output=True,
             text=True,
             check=False,

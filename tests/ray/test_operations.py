@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
-from oncelog.actors.protocol.cluster_messages import ClusterKeysRequest
-from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
+from oncelog.actors.protocol.messages.messages import ProduceRequest
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.actors.ray_transport import RayTransport
+from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.codec import encode_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -35,7 +35,14 @@ def typed(cluster: Any) -> Any:
 
     def run(*arguments: str, status: int = 0) -> Any:
         done = subprocess.run(
-            [sys.executable, "-m", "oncelog.api.cli", *arguments, "--address", cluster.address],
+            [
+                sys.executable,
+                "-m",
+                "oncelog.api.cli.main",
+                *arguments,
+                "--address",
+                cluster.address,
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import oncelog
-from oncelog.api import cli
+from oncelog.api.cli import main as cli
 from oncelog.storage.exceptions import MessageTooLargeError
 
 pytestmark = pytest.mark.ray

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from oncelog.actors import coordinator_runtime, frames
-from oncelog.actors.coordinator_runtime import CoordinatorRuntime
+from oncelog.actors.coordination import runtime as coordinator_runtime
+from oncelog.actors.coordination.runtime import CoordinatorRuntime
+from oncelog.actors.rpc import frames
 from oncelog.storage.errors import ErrorCode
 
 LOW_EVERY = 4

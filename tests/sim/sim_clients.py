@@ -18,7 +18,7 @@ from sim_stage import (
     Player,
 )
 
-from oncelog.api.producer import AsyncProducer
+from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import (
     FencedInstanceIdError,

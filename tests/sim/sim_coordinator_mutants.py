@@ -11,21 +11,22 @@ from sim_mutants import BUSY, Wrap, replaced, together
 from sim_nemesis import RATES
 from sim_saboteurs import ALONE, LATE, Saboteur
 
-from oncelog.actors import transaction_completions
-from oncelog.actors.marker_sender import MarkerSender
-from oncelog.actors.protocol import transaction, transaction_table
-from oncelog.actors.protocol.cluster import ClusterMachine
-from oncelog.actors.protocol.group_log import GroupValue
-from oncelog.actors.protocol.group_offsets import GroupOffsets
-from oncelog.actors.protocol.group_rebalance import GroupTurn
-from oncelog.actors.protocol.group_state import Group
-from oncelog.actors.protocol.messages import TxnMarker
-from oncelog.actors.protocol.transaction_end import EndAge
-from oncelog.actors.protocol.transaction_state import TransactionMetadata
-from oncelog.actors.protocol.transaction_table import TransactionTable
-from oncelog.actors.transaction_completions import TransactionCompletions
-from oncelog.api.process_loop import ProcessLoop
-from oncelog.api.txn_state import TransactionState as ProducerTransaction
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.group.log import GroupValue
+from oncelog.actors.protocol.group.offsets import GroupOffsets
+from oncelog.actors.protocol.group.rebalance import GroupTurn
+from oncelog.actors.protocol.group.state import Group
+from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.transaction import machine as transaction
+from oncelog.actors.protocol.transaction import table as transaction_table
+from oncelog.actors.protocol.transaction.end import EndAge
+from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.actors.protocol.transaction.table import TransactionTable
+from oncelog.actors.transactions import completions as transaction_completions
+from oncelog.actors.transactions.completions import TransactionCompletions
+from oncelog.actors.transactions.marker_sender import MarkerSender
+from oncelog.api.processing.loop import ProcessLoop
+from oncelog.api.transacting.txn_state import TransactionState as ProducerTransaction
 from oncelog.storage.model import NO_PRODUCER_ID
 
 # --- groups -----------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from sim_disk import SimDisk
 from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
-from oncelog.actors.data_directory import has_log
-from oncelog.actors.protocol.transaction_state import AT_REST
+from oncelog.actors.protocol.transaction.state import AT_REST
+from oncelog.actors.replica.data_directory import has_log
 
 SERVING_LIMIT_S = 60.0
 """Virtual time after the last fault within which every replica serves again."""

@@ -10,8 +10,8 @@ from disk_image import Directory
 from sim_disk import SimDisk, settle
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.data_directory import DirectoryIdentity, write_identity
 from oncelog.actors.interfaces import actor_of
+from oncelog.actors.replica.data_directory import DirectoryIdentity, write_identity
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 if TYPE_CHECKING:

@@ -16,26 +16,26 @@ from typing import Any
 from sim_checkers import Violation
 from sim_history import is_compacted, is_remade
 
-from oncelog.actors.protocol.cluster import ClusterMachine
-from oncelog.actors.protocol.cluster_log import LeaderElected
+from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.group_log import GroupKey
-from oncelog.actors.protocol.group_log import decode_key as decode_group_key
-from oncelog.actors.protocol.group_table import GroupTable
-from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
-from oncelog.actors.protocol.transaction_log import decode_key, decode_member_key
-from oncelog.actors.protocol.transaction_state import (
+from oncelog.actors.protocol.group.log import GroupKey
+from oncelog.actors.protocol.group.log import decode_key as decode_group_key
+from oncelog.actors.protocol.group.table import GroupTable
+from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.transaction.log import decode_key, decode_member_key
+from oncelog.actors.protocol.transaction.state import (
     LEGAL_PREDECESSORS,
     PREPARED,
     TransactionMetadata,
     TransactionState,
     txn_markers,
 )
-from oncelog.actors.protocol.transaction_table import TransactionTable
-from oncelog.storage.control_record import ControlRecord
+from oncelog.actors.protocol.transaction.table import TransactionTable
 from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.control import ControlRecord
 
 WATCHED = frozenset(
     {

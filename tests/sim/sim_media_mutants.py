@@ -7,9 +7,9 @@ from unittest import mock
 
 from sim_saboteurs import ALONE, Saboteur
 
-from oncelog.storage import readable_log
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.txn_index import TxnIndex
+from oncelog.storage.log import readable as readable_log
+from oncelog.storage.segments.aborted_index import TxnIndex
 
 
 def _any_aborted_index() -> Any:

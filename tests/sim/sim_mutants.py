@@ -14,14 +14,17 @@ from msgspec import structs
 from sim_disk import SimDisk
 from sim_saboteurs import ALONE, LATE, Saboteur
 
-from oncelog.actors import assembly, group_sync, message_codec, replica, replica_log
-from oncelog.actors.frames import FramedProtocol
-from oncelog.actors.protocol.partition_bounds import PartitionBounds, Role
-from oncelog.actors.protocol.producer_state import ProducerStates
-from oncelog.api.fetch_buffer import AssignedPartition
-from oncelog.api.process_loop import ProcessLoop
-from oncelog.api.record_sender import RecordSender
-from oncelog.storage import sync_point
+from oncelog.actors.launch import assembly
+from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
+from oncelog.actors.protocol.partition.producers import ProducerStates
+from oncelog.actors.replica import group_sync, replica
+from oncelog.actors.replica import log as replica_log
+from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.frames import FramedProtocol
+from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.processing.loop import ProcessLoop
+from oncelog.api.producing.record_sender import RecordSender
+from oncelog.storage.disk import sync_point
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from crash_disk import Crash
 from sim_wire import CalleeWire, CallerWire, reply_in, request_in
 
-from oncelog.actors.message_codec import answers_on_connections
+from oncelog.actors.rpc.message_codec import answers_on_connections
 from oncelog.storage.errors import ErrorCode
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 from sim_history import COMPACTED_PREFIX
 from sim_stage import Player
 
-from oncelog.api.admin import AsyncAdmin
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.storage.exceptions import OncelogError, TopicAlreadyExistsError
 from oncelog.storage.model import LATEST_TIMESTAMP, TopicPartition
 

@@ -16,20 +16,20 @@ from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
-from oncelog.actors.assembly import DiskRefusedError, LeadershipLostError, Surroundings
-from oncelog.actors.protocol.messages import DriverProcess
-from oncelog.api.admin import AsyncAdmin
+from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError, Surroundings
+from oncelog.actors.protocol.messages.messages import DriverProcess
+from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
-from oncelog.api.consumer import AsyncConsumer
-from oncelog.api.member import (
+from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.api.producing.member import (
     AsyncTransactionMember,
     Membership,
     RunEnd,
     begin_run,
     end_run,
 )
-from oncelog.api.producer import AsyncProducer
-from oncelog.api.routing import Router
+from oncelog.api.producing.producer import AsyncProducer
+from oncelog.api.session.routing import Router
 
 if TYPE_CHECKING:
     from sim_world import World

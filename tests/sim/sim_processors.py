@@ -10,10 +10,10 @@ from sim_stage import COPY_SOURCE, PROCESS_GROUP, PROCESS_TARGET, Life, Player
 from sim_threads import SimStop, SimThread
 
 from oncelog.api.config import ConsumerSettings, ProducerSettings
-from oncelog.api.consumer import Consumer, as_committed
-from oncelog.api.process_loop import Clients, ProcessLoop
-from oncelog.api.process_messages import ProcessConfig, WorkerState
-from oncelog.api.producer import Producer
+from oncelog.api.consuming.consumer import Consumer, as_committed
+from oncelog.api.processing.loop import Clients, ProcessLoop
+from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from sim_history import REMADE_PREFIX, Remake
 from sim_stage import Player
 
-from oncelog.api.consumer import AsyncConsumer
-from oncelog.api.producer import AsyncProducer
+from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.exceptions import (
     OncelogError,

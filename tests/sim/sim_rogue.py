@@ -15,20 +15,20 @@ from typing import NamedTuple
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of
-from oncelog.actors.protocol.admin_messages import TransactionDescription
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.admin import TransactionDescription
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,
 )
-from oncelog.actors.protocol.producer_entry_state import ProducerEntry
+from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
-from oncelog.actors.protocol.transaction_state import TransactionState
-from oncelog.storage.compression import Codec
+from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TopicPartition, sequence_after
-from oncelog.storage.record_batch import HEADER_BYTES, parse_header, seal
-from oncelog.storage.record_codec import decode_records, encode_records
+from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.codec import decode_records, encode_records
+from oncelog.storage.records.compression import Codec
 
 BROKER_ID = 1
 PAUSE_MS = 300.0

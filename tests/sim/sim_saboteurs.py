@@ -16,61 +16,64 @@ from unittest import mock
 from msgspec import structs
 from sim_loop import PROCESS
 
-from oncelog.actors import partition_leader
-from oncelog.actors.assembly import ReplicaServer
-from oncelog.actors.coordinator_runtime import CoordinatorRuntime
-from oncelog.actors.group_sync import GroupSync
-from oncelog.actors.marker_sender import MarkerSender
-from oncelog.actors.protocol import (
-    group_offsets,
-    partition,
-    producer_state,
-    transaction,
-    transaction_checks,
-    transaction_runs,
-    transaction_state,
-    transaction_table,
-)
-from oncelog.actors.protocol.cluster import ClusterMachine
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderRequest
+from oncelog.actors.coordination.runtime import CoordinatorRuntime
+from oncelog.actors.launch.assembly import ReplicaServer
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.group import GroupMachine
-from oncelog.actors.protocol.group_messages import (
+from oncelog.actors.protocol.group import offsets as group_offsets
+from oncelog.actors.protocol.group.machine import GroupMachine
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
+from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
     OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages import BeginRunRequest, EndTxnReply, EndTxnRequest, Winner
-from oncelog.actors.protocol.open_transactions import OpenTransactions
-from oncelog.actors.protocol.partition import PartitionMachine
-from oncelog.actors.protocol.partition_bounds import PartitionBounds
-from oncelog.actors.protocol.producer_state import Enrolment as Enrolled
-from oncelog.actors.protocol.producer_state import ProducerStates
+from oncelog.actors.protocol.messages.messages import (
+    BeginRunRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    Winner,
+)
+from oncelog.actors.protocol.partition import machine as partition
+from oncelog.actors.protocol.partition import producers as producer_state
+from oncelog.actors.protocol.partition.bounds import PartitionBounds
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
+from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
+from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
-from oncelog.actors.protocol.transaction_end import EndAge
-from oncelog.actors.protocol.transaction_runs import TransactionRuns
-from oncelog.actors.protocol.transaction_state import AT_REST, TransactionMetadata, TransactionState
-from oncelog.actors.replica_opening import ReplicaDirectory
-from oncelog.actors.transaction_coordinator import TransactionCoordinator
-from oncelog.api.delivery_deadline import DeliveryDeadline
-from oncelog.api.enrolment import Enrolment
-from oncelog.api.group_membership import GroupMembership
-from oncelog.api.member import TransactionMember
+from oncelog.actors.protocol.transaction import checks as transaction_checks
+from oncelog.actors.protocol.transaction import machine as transaction
+from oncelog.actors.protocol.transaction import runs as transaction_runs
+from oncelog.actors.protocol.transaction import state as transaction_state
+from oncelog.actors.protocol.transaction import table as transaction_table
+from oncelog.actors.protocol.transaction.end import EndAge
+from oncelog.actors.protocol.transaction.runs import TransactionRuns
+from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
+from oncelog.actors.replica import partition_leader
+from oncelog.actors.replica.group_sync import GroupSync
+from oncelog.actors.replica.opening import ReplicaDirectory
+from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.marker_sender import MarkerSender
+from oncelog.api.consuming.membership import GroupMembership
+from oncelog.api.producing.delivery_deadline import DeliveryDeadline
+from oncelog.api.producing.member import TransactionMember
 from oncelog.api.records import ConsumerGroupMetadata
-from oncelog.api.txn_state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.enrolment import Enrolment
+from oncelog.api.transacting.txn_state import TransactionState as ProducerTransaction
 from oncelog.spark_bridge import connection
 from oncelog.spark_bridge.distributed_write import DistributedWrite
 from oncelog.spark_bridge.options import WriteOptions
-from oncelog.storage import cleaner_round
-from oncelog.storage.aborted_entries import AbortedEntries
-from oncelog.storage.cleaner_keys import KeyOffsets
-from oncelog.storage.cleaner_transactions import CleanedTransactions
+from oncelog.storage.compaction import round as cleaner_round
+from oncelog.storage.compaction.keys import KeyOffsets
+from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log_body import LogBody
+from oncelog.storage.log.aborted_entries import AbortedEntries
+from oncelog.storage.log.body import LogBody
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TRANSACTION_STATE_TOPIC
-from oncelog.storage.record_batch import BatchHeader, Buffer, parse_header
-from oncelog.storage.sync_point import SyncLedger
-from oncelog.storage.txn_index import AbortedIndexEntry
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 
 Sabotage = Callable[[], Any]
 
@@ -223,7 +226,7 @@ def _unstable_reads() -> Any:
 
 
 def _no_aborted_index() -> Any:
-    return mock.patch("oncelog.actors.replica_log.index_if_aborted")
+    return mock.patch("oncelog.actors.replica.log.index_if_aborted")
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from sim_swarm import CLUSTER, _read_everything
 from sim_txn_checkers import check_history
 from sim_world import World, WorldSettings
 
-from oncelog.actors.replica import Replica
-from oncelog.api.consumer import AsyncConsumer
-from oncelog.api.producer import AsyncProducer
+from oncelog.actors.replica.replica import Replica
+from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError

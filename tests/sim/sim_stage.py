@@ -18,11 +18,11 @@ from sim_history import Claim, EndOffset, History, Outcome, SentRecord, Write, k
 from sim_process import Client
 from sim_world import World
 
+from oncelog.api.batching.delivery import RecordMetadata
 from oncelog.api.config import ProducerSettings
-from oncelog.api.consumer import AsyncConsumer
-from oncelog.api.delivery import RecordMetadata
-from oncelog.api.member import AsyncTransactionMember
-from oncelog.api.producer import AsyncProducer
+from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.api.producing.member import AsyncTransactionMember
+from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition

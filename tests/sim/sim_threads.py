@@ -15,7 +15,7 @@ from typing import Any
 
 from sim_process import Client
 
-from oncelog.api.event_loop import LoopThread
+from oncelog.api.session.event_loop import LoopThread
 
 
 class GoneError(BaseException):

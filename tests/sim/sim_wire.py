@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from crash_disk import Crash
 
-from oncelog.actors import message_codec
-from oncelog.actors.connection import _reply, _settle
-from oncelog.actors.frames import FramedProtocol, Outcome
-from oncelog.actors.listener import Listener
+from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.connection import _reply, _settle
+from oncelog.actors.rpc.frames import FramedProtocol, Outcome
+from oncelog.actors.rpc.listener import Listener
 
 if TYPE_CHECKING:
     from sim_network import Exchange

@@ -38,10 +38,10 @@ from sim_noise import no_noise
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
 
-from oncelog.actors.assembly import ControllerServer, server_of
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of
-from oncelog.actors.replica import Replica
+from oncelog.actors.launch.assembly import ControllerServer, server_of
+from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 

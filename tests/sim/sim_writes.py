@@ -18,10 +18,10 @@ from sim_process import Client
 from sim_stage import Player
 from sim_threads import SimThread
 
-from oncelog.actors.protocol.messages import DriverProcess, Winner
-from oncelog.api.client_context import ClientContext
+from oncelog.actors.protocol.messages.messages import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.member import Membership, TransactionMember
+from oncelog.api.producing.member import Membership, TransactionMember
+from oncelog.api.session.context import ClientContext
 from oncelog.spark_bridge.connection import Connection, WritingSettings
 from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.storage.model import TopicPartition

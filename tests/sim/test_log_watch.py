@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 from sim_log_watch import LogWatch
 
-from oncelog.actors.protocol.cluster_log import LeaderElected
-from oncelog.actors.protocol.partition_bounds import Role
-from oncelog.actors.protocol.transaction_state import TransactionMetadata, TransactionState
-from oncelog.storage.control_record import ControlRecord
+from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.partition.bounds import Role
+from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.control import ControlRecord
 
 A = TopicPartition("a", 0)
 S = TransactionState

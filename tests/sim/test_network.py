@@ -7,8 +7,8 @@ import sim_wire
 from sim_network import NetworkFaults
 from sim_world import World
 
-from oncelog.actors.protocol.cluster_messages import MetadataReply, MetadataRequest
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.messages import (
     DescribeReplicaRequest,
     FetchRequest,
     ListOffsetsRequest,
@@ -16,8 +16,8 @@ from oncelog.actors.protocol.messages import (
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_batch import parse_header
-from oncelog.storage.record_codec import decode_records, encode_records
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.codec import decode_records, encode_records
 
 FLIGHTS = TopicPartition("flights", 0)
 LEADER = "partition:flights-0@1"

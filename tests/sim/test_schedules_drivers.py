@@ -7,7 +7,7 @@ from sim_history import Outcome
 from sim_schedules import HASTY, TIMES, C, Play
 from sim_stage import Player
 
-from oncelog.actors.protocol.commit_versions import version_token
+from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError, TransactionAbortableError
 from oncelog.storage.model import TopicPartition

@@ -95,8 +95,8 @@ def test_a_failing_run_is_shortened_to_what_it_needs():
 
 
 def test_watching_ends_with_its_block():
-    from oncelog.actors.protocol.partition import PartitionMachine
-    from oncelog.actors.protocol.transaction_table import TransactionTable
+    from oncelog.actors.protocol.partition.machine import PartitionMachine
+    from oncelog.actors.protocol.transaction.table import TransactionTable
 
     before = (PartitionMachine.apply, TransactionTable.apply)
     with watching():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from oncelog.actors.ray_environment import keep_output_clean
+from oncelog.actors.process.ray_environment import keep_output_clean
 
 if __name__ == "__main__":
     keep_output_clean()

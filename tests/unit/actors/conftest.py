@@ -11,16 +11,16 @@ import pytest
 from actor_surroundings import ManualClock, ThreadOnly
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.partition_leader import PartitionLeader
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderReply
-from oncelog.actors.protocol.messages import FetchRequest, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.messages import FetchRequest, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
-from oncelog.actors.replica import Replica
-from oncelog.actors.replica_opening import ExpectedLog
-from oncelog.storage.fs import RealFileSystem
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.model import IsolationLevel, TopicPartition
-from oncelog.storage.record_batch import parse_header
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.codec import encode_records
 
 KEY = b"key" * 10
 TOPIC_ID = "a" * 32

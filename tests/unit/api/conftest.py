@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.group_messages import (
+from oncelog.actors.protocol.messages.group import (
     FetchedOffset,
     HeartbeatReply,
     HeartbeatRequest,
@@ -34,16 +34,15 @@ from oncelog.actors.protocol.group_messages import (
     SyncGroupReply,
     SyncGroupRequest,
 )
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     FetchReply,
     FetchRequest,
     ListOffsetsReply,
     ListOffsetsRequest,
     Request,
 )
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.routing import Router
-from oncelog.storage.control_record import encode_marker
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -53,8 +52,9 @@ from oncelog.storage.model import (
     IsolationLevel,
     TopicPartition,
 )
-from oncelog.storage.record_batch import iterate_batches, parse_header, patch
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.batch import iterate_batches, parse_header, patch
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import encode_marker
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -6,13 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.actors.protocol.partition import AppendVerdict, CompletedTransaction, PartitionMachine
+from oncelog.actors.protocol.partition.machine import (
+    AppendVerdict,
+    CompletedTransaction,
+    PartitionMachine,
+)
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
-from oncelog.storage.control_record import ControlRecord
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import AppendOrigin, TopicPartition
-from oncelog.storage.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.record_batch import BatchHeader
+from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.control import ControlRecord
 
 CLUSTER_KEY = b"k" * 32
 TOPIC_ID = "topic-id-1"

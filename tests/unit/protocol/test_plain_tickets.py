@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol import partition
-from oncelog.actors.protocol.partition import ACCEPTED
+from oncelog.actors.protocol.partition import machine as partition
+from oncelog.actors.protocol.partition.machine import ACCEPTED
 from oncelog.actors.protocol.tickets import (
     TICKET_LIFETIME_MAX_MS,
     ClusterKeys,
@@ -123,7 +123,7 @@ def test_a_batch_of_other_content_is_no_duplicate(
     assert leader.decide(first, ticket=ticket, batch=b"").duplicate_base_offset == 0
     other = header_of(base_sequence=0, crc=2, **kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oncelog.actors.protocol.producer_state.crc_when_stamped", lambda *_: 3)
+        patch.setattr("oncelog.actors.protocol.partition.producers.crc_when_stamped", lambda *_: 3)
         verdict = leader.decide(other, ticket=ticket, batch=b"")
     assert verdict.duplicate_base_offset is None
     assert verdict.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

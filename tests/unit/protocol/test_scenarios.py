@@ -12,15 +12,15 @@ import pytest
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.protocol.producer_ids import ProducerIdBlocks
-from oncelog.actors.protocol.transaction import TransactionMachine
-from oncelog.actors.protocol.transaction_log import encode_key, encode_value
-from oncelog.actors.protocol.transaction_state import TransactionState
+from oncelog.actors.protocol.transaction.log import encode_key, encode_value
+from oncelog.actors.protocol.transaction.machine import TransactionMachine
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

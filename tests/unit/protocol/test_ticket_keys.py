@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.cluster import ClusterMachine
-from oncelog.actors.protocol.cluster_log import BrokerRegistered, ClusterFounded
-from oncelog.actors.protocol.cluster_messages import BecomeLeaderRequest, RotateClusterKeyRequest
+from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest, RotateClusterKeyRequest
 from oncelog.actors.protocol.tickets import (
     TICKET_GRACE_MS,
     TICKET_LIFETIME_MAX_MS,

@@ -7,18 +7,18 @@ import asyncio
 import pytest
 from pyspark.sql.types import StructType
 
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages import FetchReply, FetchRequest, Run, Winner
-from oncelog.api.member import Membership, RunEnd
-from oncelog.api.routing import Router
+from oncelog.actors.protocol.messages.messages import FetchReply, FetchRequest, Run, Winner
+from oncelog.api.producing.member import Membership, RunEnd
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.record_batch import parse_header, patch
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.batch import parse_header, patch
+from oncelog.storage.records.codec import encode_records
 
 
 class OnePartition:

@@ -17,7 +17,7 @@ from oncelog.spark_bridge.schema import (
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import decode_columns, encode_records
+from oncelog.storage.records.codec import decode_columns, encode_records
 
 TP = TopicPartition("flights", 3)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from oncelog.storage import scan_kernel
-from oncelog.storage.compression import Codec
-from oncelog.storage.fs import Buffer, FileHandle, RealFileSystem
-from oncelog.storage.partition_log import LogSettings, PartitionLog
-from oncelog.storage.record_batch import BatchHeader, parse_header, seal
+from oncelog.storage.disk.file_system import Buffer, FileHandle, RealFileSystem
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import BatchHeader, parse_header, seal
+from oncelog.storage.records.compression import Codec
 
 
 @pytest.fixture(params=["kernel", "python"])

@@ -13,14 +13,14 @@ import pytest
 from actor_surroundings import HeldBackground, ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
-from oncelog.actors.group_coordinator import GroupCoordinator, group_settings
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
+from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     MetadataReply,
     MetadataRequest,
     TopicMetadata,
 )
-from oncelog.actors.protocol.group_messages import (
+from oncelog.actors.protocol.messages.group import (
     DeleteGroupRequest,
     DescribeGroupsRequest,
     GroupProtocol,
@@ -36,14 +36,11 @@ from oncelog.actors.protocol.group_messages import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages import (
-    TxnMarker,
-    WriteTxnMarkersRequest,
-)
+from oncelog.actors.protocol.messages.messages import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
-from oncelog.actors.replica import Replica
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 KEY = b"key" * 10

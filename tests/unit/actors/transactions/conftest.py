@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from oncelog.actors.cluster_view import ClusterView
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, transaction_actor
-from oncelog.actors.marker_sender import MarkerSender
-from oncelog.actors.partition_leader import PartitionLeader
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
     BecomeLeaderReply,
@@ -25,7 +23,7 @@ from oncelog.actors.protocol.cluster_messages import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     DriverProcess,
     MarkerResult,
     ReplyT,
@@ -34,10 +32,12 @@ from oncelog.actors.protocol.messages import (
     WriteTxnMarkersRequest,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.actors.replica import Replica
-from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.actors.transactions.marker_sender import MarkerSender
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.fs import RealFileSystem
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from oncelog.actors.cluster_view import ANY_AGE_MS, Location
+from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, Location
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.loop_time import loop_ms
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 

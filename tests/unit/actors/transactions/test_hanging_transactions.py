@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.admin_messages import DescribeTransactionsRequest
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
     DescribeProducersRequest,
@@ -21,20 +21,20 @@ from oncelog.actors.protocol.messages import (
     Run,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.api.admin_calls import AdminCalls
-from oncelog.api.async_admin import AsyncAdmin
-from oncelog.api.hanging import (
+from oncelog.api.admin.async_admin import AsyncAdmin
+from oncelog.api.admin.calls import AdminCalls
+from oncelog.api.admin.hanging import (
     HangingTransaction,
     IncompleteSearchError,
     Unanswered,
     abort_hanging,
     find_hanging,
 )
-from oncelog.api.routing import Router
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidTxnStateError, OncelogError
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.codec import encode_records
 
 CLUSTER_KEY = b"k" * 32
 FLIGHTS = TopicPartition("flights", 0)

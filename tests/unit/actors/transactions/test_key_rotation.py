@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -15,7 +15,7 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import encode_records
+from oncelog.storage.records.codec import encode_records
 
 FLIGHTS, DELAYS = TopicPartition("flights", 0), TopicPartition("delays", 0)
 FIRST = ClusterKeys(current=b"k" * 32)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.loop_time import loop_ms
-from oncelog.actors.marker_sender import Delivery
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.messages.messages import (
     MarkerResult,
     TxnMarker,
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.transactions.marker_sender import Delivery
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,

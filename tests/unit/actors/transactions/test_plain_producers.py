@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     FetchRequest,
@@ -16,7 +16,7 @@ from oncelog.actors.protocol.messages import (
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_codec import decode_records, encode_records
+from oncelog.storage.records.codec import decode_records, encode_records
 
 FLIGHTS = TopicPartition("flights", 0)
 FIRST = ClusterKeys(current=b"k" * 32)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.admin_messages import (
+from oncelog.actors.protocol.messages.admin import (
     AbortTransactionRequest,
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
 )
-from oncelog.actors.protocol.messages import AddPartitionsToTxnRequest, InitProducerIdRequest
+from oncelog.actors.protocol.messages.messages import (
+    AddPartitionsToTxnRequest,
+    InitProducerIdRequest,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

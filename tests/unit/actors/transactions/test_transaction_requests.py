@@ -8,12 +8,10 @@ from typing import Any
 from msgspec import structs
 from transaction_calls import FLIGHTS, RUN, add, begin, end, init
 
-from oncelog.actors import coordinator_runtime
+from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.protocol.admin_messages import (
-    DescribeTransactionsRequest,
-)
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
+from oncelog.actors.protocol.messages.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -23,7 +21,7 @@ from oncelog.actors.protocol.messages import (
     EnlistRequest,
     InitProducerIdRequest,
 )
-from oncelog.actors.transaction_coordinator import TransactionCoordinator
+from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster_messages import (
+from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.group_messages import (
+from oncelog.actors.protocol.messages.group import (
     OffsetCommitReply,
     PartitionResult,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunReply,
@@ -40,9 +40,8 @@ from oncelog.actors.protocol.messages import (
     Request,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.producer import AsyncProducer
-from oncelog.api.routing import Router
-from oncelog.storage.client_batch import check_client_batch
+from oncelog.api.producing.producer import AsyncProducer
+from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -50,8 +49,9 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
-from oncelog.storage.record_batch import BatchHeader, parse_header
-from oncelog.storage.record_codec import Record, decode_records
+from oncelog.storage.records.batch import BatchHeader, parse_header
+from oncelog.storage.records.client_batch import check_client_batch
+from oncelog.storage.records.codec import Record, decode_records
 
 PARK_S = 0.5
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata, TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages import EndTxnRequest, ProduceRequest
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata, TxnOffsetCommitRequest
+from oncelog.actors.protocol.messages.messages import EndTxnRequest, ProduceRequest
+from oncelog.api.batching.interceptors import ProducerInterceptor
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.interceptors import ProducerInterceptor
-from oncelog.api.producer import Producer
+from oncelog.api.producing.producer import Producer
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,

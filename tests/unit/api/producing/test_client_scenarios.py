@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
@@ -22,7 +22,7 @@ from oncelog.storage.exceptions import (
     OncelogError,
     TransactionAbortableError,
 )
-from oncelog.storage.record_batch import parse_header
+from oncelog.storage.records.batch import parse_header
 
 
 async def opened(producer: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,

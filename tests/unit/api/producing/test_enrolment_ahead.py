@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.group_messages import TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     ProduceRequest,
 )
-from oncelog.api.enrolment import TIMEOUT_SHARE
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.transacting.enrolment import TIMEOUT_SHARE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ProducerFencedError,

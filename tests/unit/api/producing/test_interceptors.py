@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.actors.protocol.messages.messages import ProduceRequest
+from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
-from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     BeginRunReply,
     BeginRunRequest,
@@ -19,8 +19,7 @@ from oncelog.actors.protocol.messages import (
     Winner,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.member import (
+from oncelog.api.producing.member import (
     AsyncTransactionMember,
     Membership,
     RunEnd,
@@ -28,6 +27,7 @@ from oncelog.api.member import (
     begin_run,
     end_run,
 )
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     IllegalStateError,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     InitProducerIdReply,
     InitProducerIdRequest,
     ProduceRequest,
 )
 from oncelog.api.config import ProducerSettings
-from oncelog.api.plain_identity import PlainIdentities
-from oncelog.api.producer import AsyncProducer
+from oncelog.api.producing.producer import AsyncProducer
+from oncelog.api.transacting.plain_identity import PlainIdentities
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OutOfOrderSequenceNumberError
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages import (
+from oncelog.actors.protocol.messages.messages import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
     ProduceRequest,
 )
-from oncelog.api import loop_wake, record_sender
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.producer import Producer
+from oncelog.api.producing import loop_wake, record_sender
+from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.model import TopicPartition
 
 LINGER_MS = 1_000

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata
-from oncelog.actors.protocol.messages import ProduceRequest
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.messages import ProduceRequest
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.producer import Producer
+from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.cluster_messages import MetadataRequest
-from oncelog.actors.protocol.messages import (
-    InitProducerIdRequest,
-    ProduceRequest,
-)
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.protocol.messages.messages import InitProducerIdRequest, ProduceRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -24,7 +21,7 @@ from oncelog.storage.exceptions import (
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.record_batch import parse_header
+from oncelog.storage.records.batch import parse_header
 
 
 async def send_batches(producer: Any, count: int, *, partition: int = 0) -> list[Any]:

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncelog.actors.protocol.group_messages import OffsetAndMetadata
-from oncelog.actors.protocol.messages import Run
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.protocol.messages.messages import Run
+from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
-from oncelog.api.event_loop import LoopThread
-from oncelog.api.interceptors import ProducerInterceptor, ProducerRecord
-from oncelog.api.member import AsyncTransactionMember, Membership
-from oncelog.api.producer import AsyncProducer, Producer
+from oncelog.api.producing.member import AsyncTransactionMember, Membership
+from oncelog.api.producing.producer import AsyncProducer, Producer
 from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.exceptions import TransactionAbortableError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncelog.actors.protocol.cluster_messages import MetadataRequest
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 

@@ -1,0 +1,1 @@
+"""The controller's shell. Start at ``controller``."""

@@ -1,0 +1,401 @@
+"""The controller: cluster metadata, leader epochs and producer ids, from its own durable log.
+
+Its log is the truth: on each start it makes sure that every replica the log names is running,
+whether Ray remembered it or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import structs
+
+from oncelog import __version__
+from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, TopicConfig
+from oncelog.actors.controller.name_locks import NameLocks
+from oncelog.actors.coordination.runtime import CoordinatorRuntime
+from oncelog.actors.interfaces import (
+    Clock,
+    Transport,
+    actor_of,
+)
+from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.cluster import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    AlterTopicReply,
+    AlterTopicRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    ClusterKeysReply,
+    ClusterKeysRequest,
+    CreatePartitionsReply,
+    CreatePartitionsRequest,
+    CreateTopicReply,
+    CreateTopicRequest,
+    DeleteTopicReply,
+    DeleteTopicRequest,
+    LearnKeysRequest,
+    MetadataReply,
+    MetadataRequest,
+    RotateClusterKeyReply,
+    RotateClusterKeyRequest,
+    ShutdownReply,
+    ShutdownRequest,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.messages import ConfigureRequest, Request
+from oncelog.actors.replica.data_directory import DirectoryIdentity
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import TopicPartition
+
+_logger = logging.getLogger(__name__)
+
+CLUSTER_KEY_BYTES: Final = 32
+SHUTDOWN_TIMEOUT_MS: Final = 20_000
+_ALL: Final = "cluster"
+"""The one key of the controller's machine: its transitions are serial."""
+
+
+class Launcher(Protocol):
+    """Starts and ends the actors of replicas."""
+
+    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        """Make sure that an actor runs for each (partition, broker id). Idempotent."""
+        ...
+
+    async def end(self, actors: list[str]) -> None:
+        """Kill actors for good, by name; unknown ones are fine."""
+        ...
+
+    async def running(self) -> list[str]:
+        """Names of all actors of the log that there are."""
+        ...
+
+
+class Controller:
+    """Serves cluster metadata; every change is durable before it is answered."""
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        transport: Transport,
+        launcher: Launcher,
+        config: ClusterConfig,
+        process_id: int,
+        token_bytes: Callable[[int], bytes],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.replica = replica
+        self.machine = ClusterMachine()
+        self._runtime = CoordinatorRuntime(
+            replica=replica,
+            clock=clock,
+            apply=self.machine.apply,
+            abandon=lambda _key: None,
+            on_failure=on_failure,
+        )
+        self._transport = transport
+        self._launcher = launcher
+        self._config = config
+        self._process_id = process_id
+        self._token_bytes = token_bytes
+        # A topic's actors bear its name, so a topic of the same name waits until they are gone.
+        self._names = NameLocks()
+
+    async def start(self) -> None:
+        """Load the metadata log, found the cluster if it is to be, and start every replica."""
+        await self.replica.start()
+        if self._runtime.replica.availability() is not ErrorCode.NONE:
+            return
+        for batch in self.replica.replay():
+            for record in batch.records:
+                self.machine.apply(LogRecord(record.key, record.value))
+        if not await self._found():
+            return
+        # Before anybody is answered: a topic that is created meanwhile would be taken for one.
+        await self._end_undeclared()
+        self._runtime.is_loaded = True
+        await self._launcher.start(self.machine.placements())
+
+    async def _found(self) -> bool:
+        """Found the cluster, if its directory says that it is to be; whether it is founded.
+
+        A metadata log that tells of no cluster, or of another one, is not the one to lead: nobody
+        is answered from it.
+        """
+        directory = self.replica.directory
+        identity = directory.identity()
+        if self.machine.founded is None and identity is not None and identity.is_founding:
+            await self._write_founding(identity)
+        founded = self.machine.founded
+        if founded is None or identity is None or founded.cluster_id != identity.cluster_id:
+            wanted = "a cluster" if identity is None else f"cluster {identity.cluster_id}"
+            found = "none" if founded is None else f"cluster {founded.cluster_id}"
+            self.replica.refuse(
+                f"the metadata log in {self.replica.config.directory} should tell of {wanted}, and "
+                f"tells of {found}: put the right one back"
+            )
+            return False
+        if identity.is_founding:
+            try:
+                directory.finish_founding(identity)
+            except OSError as error:
+                _logger.warning("the next start marks the cluster as founded: %s", error)
+        return True
+
+    async def _write_founding(self, identity: DirectoryIdentity) -> None:
+        founded = ClusterFounded(
+            cluster_id=identity.cluster_id,
+            cluster_key=self._token_bytes(CLUSTER_KEY_BYTES),
+            transaction_state_partitions=self._config.transaction_state_partitions,
+            offsets_partitions=self._config.offsets_partitions,
+        )
+        replica_config = self.replica.config
+        broker = BrokerRegistered(
+            broker_id=replica_config.broker_id, data_dir=replica_config.data_dir
+        )
+        topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
+        await self._runtime.execute(
+            _ALL, lambda _now_ms: self.machine.decide_founding(founded, broker, topic_ids)
+        )
+
+    async def _end_undeclared(self) -> None:
+        """End the replicas of topics whose deletion a dead controller did not finish."""
+        running = await self._launcher.running()
+        declared = {actor_of(tp, broker_id) for tp, broker_id in self.machine.placements()}
+        await self._launcher.end(
+            [name for name in running if name.startswith("partition:") and name not in declared]
+        )
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def metadata(self, request: MetadataRequest) -> MetadataReply:
+        """Describe the cluster and the topics asked for."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return structs.replace(
+                request.failed(error, self.replica.failure or ""), process_id=self._process_id
+            )
+        founded = self.machine.founded
+        return MetadataReply(
+            cluster_id=founded.cluster_id if founded else "",
+            controller_epoch=self._runtime.coordinator_epoch,
+            brokers=self.machine.brokers(),
+            topics=self.machine.metadata(request.topics),
+            transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
+            offsets_partitions=founded.offsets_partitions if founded else 0,
+            transaction_max_timeout_ms=self._config.transaction_max_timeout_ms,
+            cluster_key_version=self.machine.keys.version,
+            process_id=self._process_id,
+            version=__version__,
+            settings=self._settings(),
+        )
+
+    def _settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings in force: what the founding fixed is not what a later start asked for."""
+        founded = self.machine.founded
+        if founded is None:
+            return self._config.to_text()
+        fixed = {name: getattr(founded, name) for name in FOUNDING_SETTINGS}
+        return dataclasses.replace(self._config, **fixed).to_text()
+
+    async def create_topic(self, request: CreateTopicRequest) -> CreateTopicReply:
+        """Create a topic and start its replicas."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        try:
+            TopicConfig.from_text(dict(request.settings))
+        except InvalidSettingError as refusal:
+            return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
+        async with self._names.hold(request.name):
+            reply = await self._runtime.execute(
+                _ALL,
+                lambda _now_ms: self.machine.decide_create_topic(request),
+                refused=request.failed,
+            )
+            if reply.error is ErrorCode.NONE:
+                await self._launcher.start(self.machine.placements(request.name))
+            return reply
+
+    async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
+        """Give a topic more partitions and start their replicas."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        async with self._names.hold(request.name):
+            reply = await self._runtime.execute(
+                _ALL,
+                lambda _now_ms: self.machine.decide_create_partitions(request),
+                refused=request.failed,
+            )
+            if reply.error is ErrorCode.NONE:
+                await self._launcher.start(self.machine.placements(request.name))
+            return reply
+
+    async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
+        """Change settings of a topic, then tell its replicas; who misses it asks later."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        reply = await self._runtime.execute(
+            _ALL,
+            lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings),
+            refused=request.failed,
+        )
+        found = self.machine.metadata([request.name])
+        if reply.error is ErrorCode.NONE and found:
+            await self._configure(found[0])
+        return reply
+
+    async def _configure(self, topic: TopicMetadata) -> None:
+        await self._tell(
+            [
+                (
+                    tp,
+                    broker_id,
+                    ConfigureRequest(
+                        topic_partition=tp,
+                        topic_id=topic.topic_id,
+                        settings=topic.settings,
+                        settings_version=topic.settings_version,
+                    ),
+                )
+                for tp, broker_id in self.machine.placements(topic.name)
+            ]
+        )
+
+    async def _tell(self, messages: Sequence[tuple[TopicPartition, int, Request[Any]]]) -> None:
+        """Tell replicas something once; they ask by themselves what they miss."""
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(
+                    actor_of(tp, broker_id),
+                    message,
+                    timeout_ms=self._config.internal_call_timeout_ms,
+                )
+                for tp, broker_id, message in messages
+            )
+        )
+        for (tp, _, message), reply in zip(messages, replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s missed %s: %s", tp, message.method, reply.error.name)
+
+    async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
+        """Delete a topic, then end its replicas and remove their files."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        async with self._names.hold(request.name):
+            return await self._delete_topic(request)
+
+    async def _delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
+        actors = self._topic_ids_of_actors(request.name)
+        reply = await self._runtime.execute(
+            _ALL,
+            lambda _now_ms: self.machine.decide_delete_topic(request),
+            refused=request.failed,
+        )
+        if reply.error is ErrorCode.NONE:
+            await self._stop(actors, remove_data=True)
+            await self._launcher.end(list(actors))
+        return reply
+
+    async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
+        """Give a started replica its leader epoch."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await self._runtime.execute(
+            _ALL,
+            lambda _now_ms: self.machine.decide_become_leader(request),
+            refused=request.failed,
+        )
+
+    async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
+        """Make a new key for tickets, then tell it to every actor; who misses it asks later."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        cluster_key = self._token_bytes(CLUSTER_KEY_BYTES)
+        reply = await self._runtime.execute(
+            _ALL,
+            lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms),
+            refused=request.failed,
+        )
+        if reply.error is ErrorCode.NONE:
+            told = LearnKeysRequest(keys=self.machine.keys)
+            await self._tell([(tp, broker, told) for tp, broker in self.machine.placements()])
+        return reply
+
+    async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
+        """Tell a leader or coordinator the keys."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return ClusterKeysReply(keys=self.machine.keys)
+
+    async def allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest
+    ) -> AllocateProducerIdsReply:
+        """Give away a block of producer ids."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await self._runtime.execute(
+            _ALL,
+            lambda _now_ms: self.machine.decide_allocate_producer_ids(request),
+            refused=request.failed,
+        )
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop every replica cleanly, then the metadata log. The processes stay to be killed."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        await self._stop(self._topic_ids_of_actors(), remove_data=False)
+        await self.replica.stop()
+        return ShutdownReply()
+
+    def _topic_ids_of_actors(self, *names: str) -> dict[str, str]:
+        """The topic ids of all actors, or those of some topics, by the actor's name."""
+        return {
+            actor_of(tp, broker): topic.topic_id
+            for topic in self.machine.metadata(names or None)
+            for tp, broker in self.machine.placements(topic.name)
+        }
+
+    async def _stop(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
+        """Stop actors, each if it is still of its topic."""
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(
+                    actor,
+                    ShutdownRequest(remove_data=remove_data, topic_id=topic_id),
+                    timeout_ms=SHUTDOWN_TIMEOUT_MS,
+                )
+                for actor, topic_id in topic_ids.items()
+            )
+        )
+        for actor, reply in zip(topic_ids, replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s did not stop cleanly: %s", actor, reply.error.name)
+
+    def _unavailable(self) -> ErrorCode:
+        error = self._runtime.unavailable()
+        return ErrorCode.NOT_CONTROLLER if error is not ErrorCode.NONE else ErrorCode.NONE
+
+
+def _checked_settings(settings: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return TopicConfig.from_text(settings).to_text()

@@ -1,0 +1,476 @@
+"""The coordinator of the groups of one shard: the machine of groups on the log it leads.
+
+Rules: a request is checked and its records are appended in one turn of the event loop. What was
+appended is applied in log order once it is committed, and only then answered. Because the record
+of a new generation stands behind every offset commit that was admitted before it, whoever reads
+positions under the new generation sees those commits: as committed, or as unstable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from random import Random
+from typing import Any, Final
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.runtime import client_error_of_append
+from oncelog.actors.groups.apply_queue import ApplyQueue
+from oncelog.actors.groups.topics import GroupTopics
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.group.effects import (
+    CancelTimer,
+    Effect,
+    GroupSettings,
+    ReplyTo,
+    SetTimer,
+    Timer,
+    WriteGroup,
+)
+from oncelog.actors.protocol.group.machine import GroupMachine, is_valid_group_id
+from oncelog.actors.protocol.messages.group import (
+    DeleteGroupReply,
+    DeleteGroupRequest,
+    DescribeGroupsReply,
+    DescribeGroupsRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    LeaveGroupReply,
+    LeaveGroupRequest,
+    OffsetCommitReply,
+    OffsetCommitRequest,
+    OffsetFetchReply,
+    OffsetFetchRequest,
+    SyncGroupReply,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages.messages import (
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    MarkerResult,
+    Request,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.replica.log import AppendOutcome
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition, shard_of
+
+EXPIRY_SCAN_MS: Final = 600_000
+"""How often unused positions are looked for."""
+
+DELETED_TOPICS_SCAN_MS: Final = 60_000
+"""How often positions in topics that are deleted by now are looked for, and at each load."""
+
+LOAD_BATCHES_PER_TURN: Final = 256
+"""Batches replayed before other work of the event loop gets its turn."""
+
+PRODUCER_ERRORS: Final = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    }
+)
+"""Refusals of a transactional batch that concern the producer itself: told as they are."""
+
+
+def group_settings(config: ClusterConfig) -> GroupSettings:
+    """The bounds of groups as the cluster sets them."""
+    return GroupSettings(
+        min_session_timeout_ms=config.group_min_session_timeout_ms,
+        max_session_timeout_ms=config.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+    )
+
+
+class GroupCoordinator:
+    """Serves the groups of the shard whose log ``replica`` leads.
+
+    After the replica leads, ``load`` must run once; before, requests are told to come back.
+    ``on_failure`` gets what went wrong outside a call, or while a committed record was applied:
+    it is a bug that leaves the shard unusable, so production ends the process, which loads again.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        transport: Transport,
+        clock: Clock,
+        random: Random,
+        settings: GroupSettings,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.replica = replica
+        self._topics = GroupTopics(
+            transport=transport,
+            call_timeout_ms=replica.config.cluster.internal_call_timeout_ms,
+        )
+        self._clock = clock
+        self._random = random
+        self._settings = settings
+        self._machine = GroupMachine(settings)
+        self._on_failure = on_failure
+        self._queue = ApplyQueue(replica=replica, table=self._machine, on_failure=self._break)
+        self._epoch = NO_COORDINATOR_EPOCH
+        self._call_count = 0
+        self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._breakage: BaseException | None = None
+
+    # --- load and resign ------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Rebuild all groups from the log and begin to serve.
+
+        Does nothing if the replica does not lead. Raises ``CorruptDataError`` or ``OSError`` when
+        the log cannot be read; then this coordinator never serves.
+        """
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
+        machine = GroupMachine(self._settings)
+        for count, batch in enumerate(self.replica.replay(), start=1):
+            header = batch.header
+            if batch.control is not None and batch.control.committed is not None:
+                machine.apply_marker(header.producer_id, committed=batch.control.committed)
+            for record in batch.records:
+                machine.apply(
+                    LogRecord(record.key, record.value),
+                    record_offset=record.offset,
+                    producer_id=header.producer_id,
+                )
+            if count % LOAD_BATCHES_PER_TURN == 0:
+                await asyncio.sleep(0)
+                if self.replica.availability() is not ErrorCode.NONE:
+                    return  # Stopped meanwhile: what is loaded is of no use to anybody.
+        self._machine = machine
+        self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
+        self._epoch = self.replica.leader_epoch
+        self._run(machine.finish_load(self._clock.now_ms()))
+        self._spawn(self._expire_for_ever())
+        self._spawn(self._forget_deleted_topics_for_ever())
+
+    def resign(self) -> None:
+        """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""
+        self._epoch = NO_COORDINATOR_EPOCH
+        self._queue.close()
+        self._machine = GroupMachine(self._settings)
+        for handle in self._timers.values():
+            handle.cancel()
+        self._timers.clear()
+        for task in self._tasks:
+            task.cancel()
+        calls, self._calls = self._calls, {}
+        for request, reply in calls.values():
+            if not reply.done():
+                reply.set_result(request.failed(ErrorCode.NOT_COORDINATOR))
+
+    def _check_leadership(self) -> ErrorCode:
+        """The replica's availability; resigns when it has gone."""
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE and self._epoch != NO_COORDINATOR_EPOCH:
+            self.resign()
+        return error
+
+    def _unavailable(self, group_id: str | None) -> ErrorCode:
+        """``NONE`` when a request for the group can be served here, else what to answer it."""
+        if self._breakage is not None:
+            raise self._breakage
+        error = self._check_leadership()
+        if error is not ErrorCode.NONE:
+            return client_error_of_append(error)
+        if self._epoch == NO_COORDINATOR_EPOCH:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if self._epoch != self.replica.leader_epoch:
+            return ErrorCode.NOT_COORDINATOR
+        if group_id is None:
+            return ErrorCode.NONE
+        if not is_valid_group_id(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        shard = shard_of(group_id, self.replica.leadership.offsets_partitions)
+        is_ours = shard == self.replica.topic_partition.partition
+        return ErrorCode.NONE if is_ours else ErrorCode.NOT_COORDINATOR
+
+    # --- membership -----------------------------------------------------------------------
+
+    async def join_group(self, request: JoinGroupRequest) -> JoinGroupReply:
+        """Join or rejoin; answered when the rebalance has collected its members."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        call_id, reply = self._park(request)
+        fresh_id = f"{self._random.getrandbits(128):032x}"
+        now_ms = self._clock.now_ms()
+        self._run(self._machine.join(request, call_id, now_ms, fresh_id=fresh_id))
+        joined: JoinGroupReply = await self._answer(call_id, reply)
+        return joined
+
+    async def sync_group(self, request: SyncGroupRequest) -> SyncGroupReply:
+        """Hand in or wait for the assignment; it is durable when it is answered."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        call_id, reply = self._park(request)
+        self._run(self._machine.sync(request, call_id, self._clock.now_ms()))
+        synced: SyncGroupReply = await self._answer(call_id, reply)
+        return synced
+
+    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """Note that a member lives."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        reply, effects = self._machine.heartbeat(request, self._clock.now_ms())
+        self._run(effects)
+        return reply
+
+    async def leave_group(self, request: LeaveGroupRequest) -> LeaveGroupReply:
+        """Remove members at once."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        reply, effects = self._machine.leave(request, self._clock.now_ms())
+        self._run(effects)
+        return reply
+
+    # --- positions ------------------------------------------------------------------------
+
+    async def offset_commit(self, request: OffsetCommitRequest) -> OffsetCommitReply:
+        """Commit positions, durably."""
+        return await self._commit(request)
+
+    async def txn_offset_commit(self, request: TxnOffsetCommitRequest) -> OffsetCommitReply:
+        """Commit positions as part of a transaction: durable, and pending until its marker."""
+        return await self._commit(request)
+
+    async def _commit(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    ) -> OffsetCommitReply:
+        """Learn the topics; admit and append, with no wait between; wait, apply, answer."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        error, topic_ids = await self._topics.ids_named_by(request)
+        if error is ErrorCode.NONE:
+            error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        now_ms = self._clock.now_ms()
+        error, effects = self._machine.admit_commit(request, now_ms)
+        self._run(effects)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        decision = self._machine.offsets.decide_commit(request, now_ms, topic_ids)
+        if not decision.records:
+            return decision.reply
+        transaction = request if isinstance(request, TxnOffsetCommitRequest) else None
+        outcome = self._queue.append(request.group_id, decision.records, now_ms, transaction)
+        error = await self._committed(outcome)
+        return decision.reply if error is ErrorCode.NONE else request.failed(error)
+
+    async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
+        """Answer the committed positions."""
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self._queue.catch_up()
+        return self._machine.offsets.fetch(request)
+
+    async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+        """Write markers to the offsets log; each result is ``NONE`` only when applied."""
+        appended = [
+            (marker, tp, self._append_marker(marker, tp, request.coordinator_epoch))
+            for marker in request.markers
+            for tp in marker.partitions
+        ]
+        results = []
+        for marker, tp, outcome in appended:
+            error = await self._queue.applied(outcome)
+            results.append(
+                MarkerResult(producer_id=marker.producer_id, topic_partition=tp, error=error)
+            )
+        return WriteTxnMarkersReply(results=tuple(results))
+
+    def _append_marker(
+        self, marker: TxnMarker, tp: TopicPartition, coordinator_epoch: int
+    ) -> AppendOutcome:
+        is_ours = tp == self.replica.topic_partition
+        if not is_ours or self._unavailable(None) is not ErrorCode.NONE:
+            return AppendOutcome(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self._queue.append_marker(marker, coordinator_epoch, self._clock.now_ms())
+
+    async def describe_producers(self, request: DescribeProducersRequest) -> DescribeProducersReply:
+        """Describe the producers with state in the offsets log."""
+        if request.topic_partition != self.replica.topic_partition:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        producers = self.replica.machine.describe_producers(request.producer_ids)
+        return DescribeProducersReply(producers=producers)
+
+    # --- description and removal ----------------------------------------------------------
+
+    async def describe_groups(self, request: DescribeGroupsRequest) -> DescribeGroupsReply:
+        """Describe groups of the shard."""
+        error = self._unavailable(None)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self._queue.catch_up()
+        return self._machine.describe(request)
+
+    async def delete_group(self, request: DeleteGroupRequest) -> DeleteGroupReply:
+        """Delete an empty group and its positions, durably."""
+        group_id = request.group_id
+        error = self._unavailable(group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self._queue.catch_up()
+        error = self._machine.begin_delete(group_id, self._clock.now_ms())
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        try:
+            # Commits on their way were admitted before the group closed: they must be known
+            # before its positions are enumerated.
+            await self._queue.settled(group_id)
+            error = self._unavailable(group_id)
+            if error is ErrorCode.NONE:
+                tombstones = self._machine.tombstones(group_id)
+                outcome = self._queue.append(group_id, tombstones, self._clock.now_ms())
+                error = await self._committed(outcome)
+        finally:
+            # Without effect when the deletion succeeded: the group is gone then.
+            self._machine.reopen(group_id, self._clock.now_ms())
+        return DeleteGroupReply(error=error)
+
+    async def expire_offsets(self) -> None:
+        """Remove positions that nobody used for the retention time, durably."""
+        if self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        now_ms = self._clock.now_ms()
+        outcomes = [
+            self._queue.append(group_id, records, now_ms)
+            for group_id, records in self._machine.expired(now_ms, self._queue.group_ids)
+        ]
+        for outcome in outcomes:
+            await self._committed(outcome)
+
+    async def _expire_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_SCAN_MS / 1000)
+            await self.expire_offsets()
+
+    async def forget_deleted_topics(self) -> None:
+        """Remove committed positions in topics that are deleted by now, durably."""
+        if self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        gone = await self._topics.gone(self._machine.offsets.topic_ids())
+        if not gone or self._unavailable(None) is not ErrorCode.NONE:
+            return
+        self._queue.catch_up()
+        now_ms = self._clock.now_ms()
+        outcomes = [
+            self._queue.append(group_id, records, now_ms)
+            for group_id, records in self._machine.of_deleted_topics(gone, self._queue.group_ids)
+        ]
+        for outcome in outcomes:
+            await self._committed(outcome)
+
+    async def _forget_deleted_topics_for_ever(self) -> None:
+        while True:
+            await self.forget_deleted_topics()
+            await asyncio.sleep(DELETED_TOPICS_SCAN_MS / 1000)
+
+    # --- log ------------------------------------------------------------------------------
+
+    async def _committed(self, outcome: AppendOutcome) -> ErrorCode:
+        """Wait until an append is durable and applied; the error is the one a client is told."""
+        error = await self._queue.applied(outcome)
+        if error is ErrorCode.NONE or error in PRODUCER_ERRORS:
+            return error
+        self._check_leadership()
+        return client_error_of_append(error)
+
+    # --- effects --------------------------------------------------------------------------
+
+    def _run(self, effects: Iterable[Effect]) -> None:
+        """Carry effects out, in order."""
+        for effect in effects:
+            match effect:
+                case ReplyTo(call_id, reply):
+                    parked = self._calls.pop(call_id, None)
+                    if parked is not None and not parked[1].done():
+                        parked[1].set_result(reply)
+                case SetTimer(timer, delay_ms):
+                    self._cancel_timer(timer)
+                    self._timers[timer] = asyncio.get_running_loop().call_later(
+                        delay_ms / 1000, self._timer_fired, timer
+                    )
+                case CancelTimer(timer):
+                    self._cancel_timer(timer)
+                case WriteGroup():
+                    now_ms = self._clock.now_ms()
+                    outcome = self._queue.append(effect.group_id, (effect.record,), now_ms)
+                    self._spawn(self._finish_write(effect, outcome))
+
+    async def _finish_write(self, write: WriteGroup, outcome: AppendOutcome) -> None:
+        error = await self._committed(outcome)
+        self._run(self._machine.written(write, error, self._clock.now_ms()))
+
+    def _cancel_timer(self, timer: Timer) -> None:
+        handle = self._timers.pop(timer, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _timer_fired(self, timer: Timer) -> None:
+        self._timers.pop(timer, None)
+        try:
+            self._run(self._machine.timer_fired(timer, self._clock.now_ms()))
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _park(self, request: Request[Any]) -> tuple[int, asyncio.Future[Any]]:
+        """A new parked call and its future reply."""
+        self._call_count += 1
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[self._call_count] = (request, reply)
+        return self._call_count, reply
+
+    async def _answer(self, call_id: int, reply: asyncio.Future[Any]) -> Any:
+        try:
+            return await reply
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """The shard is unusable: every call raises why, until the process has ended."""
+        self._breakage = error
+        for _, reply in self._calls.values():
+            if not reply.done():
+                reply.set_exception(error)
+        self._on_failure(error)

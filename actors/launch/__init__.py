@@ -1,0 +1,4 @@
+"""Where servers become Ray actors: on which node, under which name, put together from what.
+
+The one room that knows all the others. Start at ``assembly``; ``home`` says where the data is.
+"""

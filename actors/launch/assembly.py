@@ -1,0 +1,467 @@
+"""How each kind of process is put together, wherever it runs: shell, replica and maintenance.
+
+``processes.py`` and ``controller_process.py`` give these classes the surroundings of production
+and make Ray actors of them; the simulator gives them its own. Constructors only set fields, because
+an exception there would end a Ray actor for good; recovery runs in a task, and while it runs
+requests are answered with a code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.controller.controller import Controller, Launcher
+from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
+from oncelog.actors.process.metrics import (
+    ACTIVE_TRANSACTIONAL_ID_COUNT,
+    CUT_BYTES,
+    DAMAGED_PLACE_COUNT,
+    LAST_STABLE_OFFSET,
+    LAST_STABLE_OFFSET_LAG,
+    LATE_GRACE_MS,
+    LATE_TRANSACTION_COUNT,
+    NO_METRICS,
+    OLDEST_OPEN_TRANSACTION_AGE_MS,
+    OPEN_TRANSACTION_COUNT,
+    PRODUCER_ID_COUNT,
+    TRANSACTIONAL_ID_COUNT,
+    Metric,
+    MetricSink,
+    TransactionAges,
+)
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    ClusterKeysRequest,
+    LearnKeysReply,
+    LearnKeysRequest,
+    MetadataRequest,
+    ShutdownReply,
+    ShutdownRequest,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.messages import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.replica.cleaning import clean_if_dirty
+from oncelog.actors.replica.maintenance import Maintenance
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    NO_LEADER_EPOCH,
+    TRANSACTION_STATE_TOPIC,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a process finds where it runs.
+
+    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
+    another bug of ours, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process
+    at once: it does not return.
+    """
+
+    filesystem: FileSystem
+    clock: Clock
+    background: Background
+    transport: Transport
+    drivers: DriverWatch
+    random: Random
+    incarnation: str
+    process_id: int
+    metrics: MetricSink = NO_METRICS
+    die: Callable[[BaseException], None]
+
+
+class LeadershipLostError(Exception):
+    """No bug: the controller has given a newer epoch, so this process has to begin again."""
+
+
+class DiskRefusedError(Exception):
+    """No bug: the disk refused something that may pass, so this process has to begin again."""
+
+
+DISK_RESTART_MS: Final = 2_000
+"""How long a process whose replica is offline for something that may pass waits with its end."""
+
+
+class ReplicaServer:
+    """What every process that holds a log has: its replica, its start and its maintenance."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        self.config = config
+        self.surroundings = surroundings
+        self.clock = surroundings.clock
+        self.transport = surroundings.transport
+        self.failure = ""
+        self.is_stopped = False
+        self.replica = Replica(
+            config=config,
+            filesystem=surroundings.filesystem,
+            clock=surroundings.clock,
+            background=surroundings.background,
+            epoch_source=self.ask_for_epoch,
+            log_source=self.ask_for_log,
+        )
+        self.replica.on_newer_keys = self.refresh_keys_soon
+        self.replica.on_bug = surroundings.die
+        self.replica.on_restart = self.restart_later
+        self._key_task: asyncio.Task[None] | None = None
+        self.maintenance = Maintenance(
+            replica=self.replica,
+            clock=surroundings.clock,
+            on_failure=surroundings.die,
+            refresh=self.refresh_settings,
+            compact=self.compact_log,
+            report=self.report_metrics,
+        )
+        self.ages = TransactionAges(
+            late_after_ms=config.cluster.transaction_max_timeout_ms + LATE_GRACE_MS
+        )
+
+    def begin(self) -> None:
+        """Start serving in a task of its own; the last line of a constructor."""
+        self._start_task = asyncio.get_running_loop().create_task(self._start())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
+
+    async def start_serving(self) -> None:
+        """Open the replica and whatever is on top of it."""
+        await self.replica.start()
+
+    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
+
+        Ends the process if its topic was deleted and another one created under its name.
+        """
+        request = BecomeLeaderRequest(
+            topic_partition=self.replica.topic_partition,
+            topic_id=self.replica.directory.claimed_topic_id,
+            broker_id=self.config.broker_id,
+            incarnation=self.surroundings.incarnation,
+            expected_epoch=last_epoch,
+        )
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
+            # The log that was opened is a deleted topic's; a new start takes the directory anew.
+            lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
+            self.surroundings.die(LeadershipLostError(lost))
+        return reply
+
+    async def ask_for_log(self) -> ExpectedLog | None:
+        """Ask the controller whether our partition has been led; ``None`` if it does not say."""
+        request = MetadataRequest(topics=(self.config.topic,))
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        for topic in reply.topics:
+            for known in topic.partitions:
+                if known.partition == self.config.partition:
+                    return ExpectedLog(
+                        topic_id=topic.topic_id,
+                        has_been_led=known.leader_epoch != NO_LEADER_EPOCH,
+                    )
+        return None
+
+    async def refresh_settings(self) -> None:
+        """Follow the settings that the controller has of the topic, in case a call was lost."""
+        request = MetadataRequest(topics=(self.config.topic,))
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
+        )
+        for topic in reply.topics:
+            if topic.topic_id == self.replica.leadership.topic_id:
+                self.replica.configure(topic.settings, topic.settings_version)
+                self._check_given_epoch(topic)
+        if reply.cluster_key_version > self.replica.keys.version:
+            await self._refresh_keys()
+
+    def _check_given_epoch(self, topic: TopicMetadata) -> None:
+        """End the process if the controller has given its leadership on: a new start asks anew.
+
+        To a later start, beside which this one must not go on; or in answer to a late copy of what
+        an earlier start asked, and then nobody would lead: clients ask for the newest epoch.
+        """
+        epoch = self.replica.leader_epoch
+        for known in topic.partitions:
+            is_ours = known.partition == self.config.partition
+            is_serving = self.replica.availability() is ErrorCode.NONE
+            if is_ours and is_serving and known.leader_epoch > epoch:
+                lost = f"{self!r} leads with epoch {epoch}, and {known.leader_epoch} was given"
+                self.surroundings.die(LeadershipLostError(lost))
+
+    def restart_later(self, reason: str) -> None:
+        """End the process in a while, unless it is stopped: it then recovers from its log."""
+
+        def restart() -> None:
+            if not self.is_stopped:
+                self.surroundings.die(DiskRefusedError(f"{self!r} {reason}"))
+
+        asyncio.get_running_loop().call_later(DISK_RESTART_MS / 1000, restart)
+
+    def refresh_keys_soon(self) -> None:
+        """Ask the controller for the keys of tickets, once however often this is called."""
+        if self._key_task is None or self._key_task.done():
+            self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
+
+    async def _refresh_keys(self) -> None:
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR,
+            ClusterKeysRequest(),
+            timeout_ms=self.config.cluster.internal_call_timeout_ms,
+        )
+        if reply.error is ErrorCode.NONE:
+            self.replica.learn_keys(reply.keys)
+
+    async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
+        """Use new keys from now on; whoever is still starting gets them with its epoch."""
+        self.replica.learn_keys(request.keys)
+        return LearnKeysReply()
+
+    async def compact_log(self) -> None:
+        """Compact the log, which is of a compacted topic, if it is worth while."""
+        await clean_if_dirty(
+            self.replica,
+            now_ms=self.clock.now_ms(),
+            is_wanted=lambda: self.maintenance.may_compact,
+        )
+
+    async def _start(self) -> None:
+        try:
+            await self.start_serving()
+            if not self.is_stopped:
+                self.maintenance.start()
+        except InvariantViolation as error:
+            self.surroundings.die(error)
+        except OSError as error:
+            self.failure = f"could not start: {error}"
+            _logger.error("%r: %s", self, self.failure)
+            if is_passing(error):
+                self.restart_later(self.failure)
+        except Exception as error:
+            # Kept for ``health``: the actor lives on and answers that it does not lead.
+            _logger.exception("%r could not start", self)
+            self.failure = f"could not start: {error!r}"
+
+    async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
+        """Describe the replica's bounds and role."""
+        self.observe_transactions()
+        return structs.replace(
+            self.replica.describe(self.surroundings.process_id),
+            late_transaction_count=self.ages.late_count,
+            oldest_open_transaction_age_ms=self.ages.oldest_ms,
+            active_transactional_id_count=self.active_transactional_id_count(),
+        )
+
+    # --- figures --------------------------------------------------------------------------
+
+    def observe_transactions(self) -> None:
+        """See for how long transactions have been open; log when one is late."""
+        known_count = self.ages.late_count
+        ongoing = self.replica.machine.producers.transactions.ongoing
+        self.ages.observe(ongoing, self.clock.now_ms())
+        if self.ages.late_count > known_count:
+            _logger.warning(
+                "%s: %d transactions are open for longer than any may be; look with "
+                "`oncelog transactions find-hanging`",
+                self.replica.topic_partition,
+                self.ages.late_count,
+            )
+
+    def active_transactional_id_count(self) -> int | None:
+        """How many transactional ids have a transaction; ``None`` where there are none."""
+        return None
+
+    def report_metrics(self) -> None:
+        """Set the figures that operators watch."""
+        machine = self.replica.machine
+        self.observe_transactions()
+        self.report(PRODUCER_ID_COUNT, machine.producer_count)
+        self.report(OPEN_TRANSACTION_COUNT, machine.open_transaction_count)
+        self.report(LAST_STABLE_OFFSET, machine.last_stable_offset)
+        self.report(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
+        self.report(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
+        self.report(LATE_TRANSACTION_COUNT, self.ages.late_count)
+        damaged = self.replica.damage.places(machine.log_start_offset)
+        self.report(DAMAGED_PLACE_COUNT, len(damaged))
+        cut = self.replica.directory.cut
+        self.report(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
+
+    def report(self, metric: Metric, value: float) -> None:
+        """Set one figure of this process."""
+        tags = {
+            "topic": self.config.topic,
+            "partition": str(self.config.partition),
+            "broker": str(self.config.broker_id),
+        }
+        self.surroundings.metrics.set(metric, value, tags)
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop serving, flush and release the directory; the process stays to be killed."""
+        if request.topic_id != self.replica.known_topic_id():
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
+        self.is_stopped = True
+        await self.maintenance.stop()
+        await self.stop_serving(remove_data=request.remove_data)
+        if self.replica.failure is not None:
+            return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, self.replica.failure)
+        return ShutdownReply()
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Stop what is on top of the replica, then the replica."""
+        await self.replica.stop(remove_data=remove_data)
+
+
+class PartitionServer(PartitionLeader, ReplicaServer):
+    """One partition replica."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        PartitionLeader.__init__(self, replica=self.replica, clock=self.clock)
+        self.on_log_start_raised = self.maintenance.retain_soon
+        self.begin()
+
+
+class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
+    """One shard of transactional ids."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        TransactionCoordinator.__init__(
+            self,
+            replica=self.replica,
+            transport=self.transport,
+            clock=self.clock,
+            rng=surroundings.random,
+            drivers=surroundings.drivers,
+            on_failure=surroundings.die,
+        )
+        self.begin()
+
+    async def start_serving(self) -> None:
+        """Lead the log partition, then load the shard from it."""
+        await self.replica.start()
+        await TransactionCoordinator.start(self)
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Stop what runs in the background, then the replica."""
+        await TransactionCoordinator.stop(self)
+        await self.replica.stop(remove_data=remove_data)
+
+    def active_transactional_id_count(self) -> int | None:
+        """How many transactional ids have a transaction that is open or not complete."""
+        return self.machine.active_count
+
+    def report_metrics(self) -> None:
+        """Set the figures of the log and those of the shard."""
+        super().report_metrics()
+        self.report(TRANSACTIONAL_ID_COUNT, self.machine.id_count)
+        self.report(ACTIVE_TRANSACTIONAL_ID_COUNT, self.machine.active_count)
+
+
+class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
+    """One shard of consumer groups."""
+
+    def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        GroupCoordinator.__init__(
+            self,
+            replica=self.replica,
+            transport=self.transport,
+            clock=self.clock,
+            random=surroundings.random,
+            settings=group_settings(config.cluster),
+            on_failure=surroundings.die,
+        )
+        self.begin()
+
+    async def start_serving(self) -> None:
+        """Lead the log partition, then load the shard from it."""
+        await self.replica.start()
+        await self.load()
+
+    async def stop_serving(self, *, remove_data: bool) -> None:
+        """Send the parked members away, then stop the replica."""
+        self.resign()
+        await self.replica.stop(remove_data=remove_data)
+
+
+class ControllerServer(Controller, ReplicaServer):
+    """The controller: its own log, its own epochs."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        surroundings: Surroundings,
+        *,
+        launcher: Launcher,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        Controller.__init__(
+            self,
+            replica=self.replica,
+            clock=self.clock,
+            transport=self.transport,
+            launcher=launcher,
+            config=config.cluster,
+            process_id=surroundings.process_id,
+            token_bytes=token_bytes,
+            on_failure=surroundings.die,
+        )
+        self.begin()
+
+    def __repr__(self) -> str:
+        return "Controller"
+
+    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """The next epoch of the metadata log: its directory lock lets one process lead it."""
+        return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+    async def ask_for_log(self) -> ExpectedLog | None:
+        """There is a metadata log, unless the directory says that the cluster is to be founded."""
+        identity = self.replica.directory.identity()
+        is_new = identity is not None and identity.is_founding
+        return ExpectedLog(topic_id="", has_been_led=not is_new)
+
+    async def refresh_settings(self) -> None:
+        """Nothing to ask for: the metadata log has no settings."""
+
+    async def start_serving(self) -> None:
+        """Load the metadata log and start every replica."""
+        await self.start()
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop every replica of the cluster, then the metadata log."""
+        await self.maintenance.stop()
+        return await Controller.shutdown(self, request)
+
+
+def server_of(
+    topic: str,
+) -> type[PartitionServer | TransactionCoordinatorServer | GroupCoordinatorServer]:
+    """The class that serves a partition of ``topic``; not for the metadata log."""
+    if topic == TRANSACTION_STATE_TOPIC:
+        return TransactionCoordinatorServer
+    if topic == CONSUMER_OFFSETS_TOPIC:
+        return GroupCoordinatorServer
+    return PartitionServer

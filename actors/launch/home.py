@@ -1,0 +1,243 @@
+"""Where the log of a Ray cluster lives: which data directory, on which node.
+
+Ray remembers it, for as long as its control store lives; the data directory itself says whose it
+is, for good. So a log is started where its data is, however nodes come back, and a cluster is
+founded only where neither knows of one: on the node labelled ``broker=1``, or without such labels
+on the node of the program that starts the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+
+from oncelog.actors.interfaces import NAMESPACE
+from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, pin_of
+from oncelog.actors.replica.data_directory import DirectoryIdentity, prepare, read_identity
+from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
+from oncelog.storage.exceptions import ConnectionFailedError, CorruptDataError, InvalidSettingError
+
+_logger = logging.getLogger(__name__)
+
+LOOK_TIMEOUT_S: Final = 30.0
+"""How long nodes may take to say what is in their data directory."""
+
+LOCK_ATTEMPTS: Final = 100
+LOCK_RETRY_S: Final = 0.05
+
+_KEY: Final = b"home"
+
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Whose log it is, and where: ``data_dir`` on the node that ``pin`` tells."""
+
+    cluster_id: str
+    broker_id: int
+    data_dir: str
+    pin: Pin
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster_id}, which has its data in {self.data_dir} on {self.pin}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a node has in a data directory: whose it is, nothing, or why it cannot tell."""
+
+    node: Node
+    identity: DirectoryIdentity | None = None
+    error: str = ""
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster whose the directory is."""
+        return None if self.identity is None else self.identity.cluster_id
+
+
+def read_home() -> Home | None:
+    """Where the log of this Ray cluster was started last; ``None`` if it never was."""
+    data = internal_kv._internal_kv_get(_KEY, namespace=NAMESPACE.encode())
+    if data is None:
+        return None
+    fields = json.loads(data)
+    return Home(**{**fields, "pin": Pin(**fields["pin"])})
+
+
+def write_home(home: Home) -> None:
+    """Remember where the log is, before its first actor is started."""
+    data = json.dumps(asdict(home)).encode()
+    internal_kv._internal_kv_put(_KEY, data, overwrite=True, namespace=NAMESPACE.encode())
+
+
+def is_away(home: Home) -> bool:
+    """Whether no living node is the one that has the data."""
+    return not any(home.pin.is_at(node) for node in ray.nodes())
+
+
+def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
+    """The node to start the log on, its directory prepared: for a new cluster if there is none.
+
+    ``known`` is where the log was before; only for another ``data_dir`` that does not matter.
+    ``is_ours``: this program has started Ray, so its one node sees the files that we see.
+    ConnectionFailedError when the data should be there and is not, or is in several places.
+    InvalidSettingError for a directory that cannot be used.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    mine = ray.get_runtime_context().get_node_id()
+    looks = [_look_of(nodes[0], _look_here(data_dir))] if is_ours else look_at(nodes, data_dir)
+    expected = known.cluster_id if known is not None and known.data_dir == data_dir else None
+    node = choose_node(looks, data_dir, mine=mine, expected=expected)
+    if node is None:
+        raise ConnectionFailedError(
+            f"this is {known}. No node has it there now: start Ray on that node, with its disk, "
+            "and try again; or give another --data-dir to found a new cluster without that data"
+        )
+    arguments = (data_dir, secrets.token_hex(16))
+    identity = _prepare_here(*arguments) if is_ours else _prepare_there(node, *arguments)
+    if isinstance(identity, str):
+        raise InvalidSettingError(f"data_dir={data_dir!r} on node {_name(node)}: {identity}")
+    return Home(
+        cluster_id=identity.cluster_id,
+        broker_id=identity.broker_id,
+        data_dir=data_dir,
+        pin=pin_of(node, nodes),
+    )
+
+
+def choose_node(
+    looks: Sequence[Look], data_dir: str, *, mine: str, expected: str | None
+) -> Node | None:
+    """The node that has the data of a cluster, or the one to found it on.
+
+    ``expected``: the id of the cluster there has to be; ``None`` is returned if no node has it.
+    """
+    owners = [look for look in looks if look.cluster_id in {expected or look.cluster_id} - {None}]
+    if expected is not None and not owners:
+        return None
+    if len({look.cluster_id for look in owners}) > 1:
+        raise ConnectionFailedError(
+            f"data_dir={data_dir!r} is that of another cluster on each of {_names(owners)}: leave "
+            "only the right one, or give another directory"
+        )
+    silent = [look for look in looks if look.error]
+    if silent and not owners:
+        raise ConnectionFailedError(
+            f"node {_name(silent[0].node)} does not tell what is in {data_dir} "
+            f"({silent[0].error}), so a cluster may be there: try again, or stop that node"
+        )
+    labelled = [look for look in looks if BROKER_LABEL in look.node["Labels"]]
+    places = owners or list(looks)
+    if labelled:
+        places = _labelled_places(labelled, owners)
+    own = [look for look in places if look.node["NodeID"] == mine]
+    if own:
+        return own[0].node
+    if len({look.node["NodeManagerAddress"] for look in places}) > 1:
+        raise ConnectionFailedError(
+            f"{_names(places)} all have {data_dir}: run this on the one whose disk it is, or label "
+            f"that node {BROKER_LABEL}={LOCAL_BROKER_ID}"
+        )
+    return min((look.node for look in places), key=lambda node: str(node["NodeID"]))
+
+
+def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[Look]:
+    wanted = str(LOCAL_BROKER_ID)
+    brokers = [look for look in labelled if look.node["Labels"][BROKER_LABEL] == wanted]
+    if len(brokers) != 1:
+        raise ConnectionFailedError(
+            f"nodes have labels {BROKER_LABEL}=N, and {len(brokers)} of them {BROKER_LABEL}="
+            f"{wanted}: exactly one must, as everything is on broker {wanted}"
+        )
+    if owners and brokers[0] not in owners:
+        raise ConnectionFailedError(
+            f"node {_name(brokers[0].node)} is labelled {BROKER_LABEL}={wanted}, but the data is "
+            f"on {_names(owners)}: label that one instead"
+        )
+    return brokers
+
+
+def look_at(nodes: Sequence[Node], data_dir: str) -> list[Look]:
+    """What each node has in ``data_dir``; all are asked at once."""
+    asked = {_there(node, _look_here).remote(data_dir): node for node in nodes}
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_TIMEOUT_S)
+    looks = []
+    for reference, node in asked.items():
+        if reference not in answered:
+            looks.append(Look(node=node, error=f"no answer within {LOOK_TIMEOUT_S:.0f} s"))
+            continue
+        try:
+            looks.append(_look_of(node, ray.get(reference)))
+        except RayError as error:
+            looks.append(Look(node=node, error=str(error).strip().splitlines()[0]))
+    return looks
+
+
+def _look_of(node: Node, found: DirectoryIdentity | str | None) -> Look:
+    if isinstance(found, str):
+        return Look(node=node, error=found)
+    return Look(node=node, identity=found)
+
+
+def _look_here(data_dir: str) -> DirectoryIdentity | str | None:
+    """Whose the directory is on this node, ``None`` if it does not say, or why it cannot tell."""
+    try:
+        return read_identity(RealFileSystem(), Path(data_dir))
+    except (OSError, CorruptDataError) as error:
+        return str(error)
+
+
+def _prepare_here(data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str:
+    """``prepare`` on this node, or why it cannot be."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            identity = prepare(
+                RealFileSystem(),
+                Path(data_dir),
+                broker_id=LOCAL_BROKER_ID,
+                new_cluster_id=new_cluster_id,
+            )
+        except DirectoryLockedError:
+            threading.Event().wait(LOCK_RETRY_S)
+        except (OSError, CorruptDataError) as error:
+            return str(error)
+        else:
+            if identity.broker_id != LOCAL_BROKER_ID:
+                return f"it is that of broker {identity.broker_id}, and there is only broker 1 yet"
+            return identity
+    return "another program is about to start a log there: try again"
+
+
+def _there(node: Node, work: Callable[..., Any]) -> Any:
+    make_remote: Any = ray.remote
+    remote = make_remote(num_cpus=0, max_retries=0)(work)
+    return remote.options(**Pin(BY_NODE_ID, node["NodeID"]).options())
+
+
+def _prepare_there(node: Node, data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str:
+    try:
+        prepared = _there(node, _prepare_here).remote(data_dir, new_cluster_id)
+        identity: DirectoryIdentity | str = ray.get(prepared, timeout=LOOK_TIMEOUT_S)
+        return identity
+    except RayError as error:
+        return str(error).strip().splitlines()[0]
+
+
+def _name(node: Node) -> str:
+    return f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+
+
+def _names(looks: Sequence[Look]) -> str:
+    return ", ".join(sorted(f"node {_name(look.node)}" for look in looks))

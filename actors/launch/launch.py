@@ -1,0 +1,105 @@
+"""Turns classes into named, detached, self-restarting Ray actors.
+
+The classes are not decorated, so a restarted actor runs the code that is installed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any, Final
+
+import ray
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import NAMESPACE, actor_of
+from oncelog.actors.launch.processes import (
+    GroupCoordinatorProcess,
+    PartitionProcess,
+    ReplicaProcess,
+    TransactionCoordinatorProcess,
+)
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
+
+MAX_CONCURRENCY: Final = 100_000
+"""Calls one actor may hold at once; long polls are many and cost nothing until they are."""
+
+
+def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -> Any:
+    """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
+
+    It survives its creator, restarts by itself, there and nowhere else, and never repeats a call by
+    itself.
+    """
+    if config.pin is None:
+        raise ValueError(f"{name} has to be pinned to the node of its data directory")
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        **config.pin.options(),
+    }
+    make_remote: Any = ray.remote
+    remote_class = make_remote(
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=MAX_CONCURRENCY,
+        concurrency_groups={"health": 10},
+    )(kind)
+    return remote_class.options(**options).remote(config)
+
+
+class RayLauncher:
+    """``Launcher`` on Ray: every actor is where the controller is, which has ``config``."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self._config = config
+
+    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        """Make sure that an actor runs for each (partition, broker id)."""
+        await asyncio.to_thread(self._start, replicas)
+
+    def _start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+        for tp, broker_id in replicas:
+            config = dataclasses.replace(
+                self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
+            )
+            launch_actor(_class_of(tp.topic), actor_of(tp, broker_id), config)
+
+    async def end(self, actors: list[str]) -> None:
+        """Kill actors for good, by name."""
+        await asyncio.to_thread(end_actors, actors)
+
+    async def running(self) -> list[str]:
+        """Names of all actors in our namespace."""
+        return await asyncio.to_thread(running_actors)
+
+
+def running_actors() -> list[str]:
+    """Names of all actors in our namespace."""
+    actors: list[dict[str, str]] = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+
+
+def end_actors(actors: list[str]) -> None:
+    """Kill actors for good, by name; a name nobody has is fine."""
+    for name in actors:
+        try:
+            handle = ray.get_actor(name, NAMESPACE)
+        except ValueError:
+            continue
+        ray.kill(handle)
+
+
+def _class_of(topic: str) -> type[ReplicaProcess]:
+    if topic == TRANSACTION_STATE_TOPIC:
+        return TransactionCoordinatorProcess
+    if topic == CONSUMER_OFFSETS_TOPIC:
+        return GroupCoordinatorProcess
+    return PartitionProcess

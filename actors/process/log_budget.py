@@ -1,0 +1,32 @@
+"""Lines about what others do wrong: so many a minute, and then how many were left out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from oncelog.actors.process.loop_time import loop_ms
+
+LINES_PER_MINUTE_MAX: Final = 60
+_MINUTE_MS: Final = 60_000
+
+
+class LogBudget:
+    """The warnings of one kind, which whoever causes them could repeat without end."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._minute_end_ms = 0.0
+        self._line_count = 0
+
+    def warn(self, line: str, *arguments: object) -> None:
+        """Log a line, unless there were too many in this minute; the next one counts those."""
+        if loop_ms() >= self._minute_end_ms:
+            if self._line_count > LINES_PER_MINUTE_MAX:
+                left_out = self._line_count - LINES_PER_MINUTE_MAX
+                self._logger.warning("%d more lines like these were left out", left_out)
+            self._minute_end_ms = loop_ms() + _MINUTE_MS
+            self._line_count = 0
+        self._line_count += 1
+        if self._line_count <= LINES_PER_MINUTE_MAX:
+            self._logger.warning(line, *arguments)

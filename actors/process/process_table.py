@@ -1,0 +1,95 @@
+"""Processes of this machine as the kernel tells of them: who a driver is, and whether it is gone.
+
+A process is known by its id, its start time, and where both count: the host, the boot and the space
+of process ids, of which a container may have its own. So a later process of the same id is another
+one, and nobody takes a process for gone that it cannot see. Without ``/proc``, nothing is known.
+Source: proc(5), ``/proc/pid/stat``; namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from oncelog.actors.protocol.messages.messages import DriverProcess
+
+_PROC: Final = Path("/proc")
+_BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"
+_ANCESTORS_MAX: Final = 16
+
+
+class ProcessTable:
+    """``DriverWatch`` by ``/proc``; also names processes, for who begins a run.
+
+    ``host`` tells this host from every other one of the cluster: virtual machines that are copies
+    of one another even have the same boot.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def is_gone(self, driver: DriverProcess) -> bool:
+        """See ``DriverWatch.is_gone``. A process that waits to be reaped is gone."""
+        if driver.machine != self._machine():
+            return False
+        try:
+            os.kill(driver.process_id, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            # Somebody else's process: it is there.
+            pass
+        stat = _stat_of(driver.process_id)
+        return stat is not None and (stat.is_dead or stat.start_ticks != driver.start_ticks)
+
+    def process(self, process_id: int) -> DriverProcess | None:
+        """The living process of that id, or ``None`` where it cannot be told from others."""
+        machine, stat = self._machine(), _stat_of(process_id)
+        if machine is None or stat is None or stat.is_dead:
+            return None
+        return DriverProcess(machine=machine, process_id=process_id, start_ticks=stat.start_ticks)
+
+    def ancestor(self, command: str) -> DriverProcess | None:
+        """The nearest process above this one that runs ``command``; ``None`` if there is none."""
+        process_id = os.getppid()
+        for _ in range(_ANCESTORS_MAX):
+            stat = _stat_of(process_id)
+            if stat is None:
+                return None
+            if stat.command == command:
+                return self.process(process_id)
+            process_id = stat.parent_id
+        return None
+
+    def _machine(self) -> str | None:
+        """Where ids and start times of processes count, or ``None`` if that cannot be told."""
+        try:
+            if os.readlink(_PROC / "self") != str(os.getpid()):
+                # A /proc of another space of process ids: it tells of other processes.
+                return None
+            boot_id = _BOOT_ID.read_text().strip()
+            spaces = [os.readlink(_PROC / "self/ns" / kind) for kind in ("pid", "time")]
+        except OSError:
+            return None
+        return " ".join((self._host, boot_id, *spaces))
+
+
+class _Stat:
+    """What ``/proc/<id>/stat`` tells: the command is in parentheses and may hold any character."""
+
+    def __init__(self, text: str) -> None:
+        begin, end = text.index("("), text.rindex(")")
+        fields = text[end + 2 :].split()
+        self.command = text[begin + 1 : end]
+        # The first thread of a living process may have ended: only the last one counts.
+        self.is_dead = fields[0] in ("X", "x") or (fields[0] == "Z" and int(fields[17]) <= 1)
+        self.parent_id = int(fields[1])
+        self.start_ticks = int(fields[19])
+
+
+def _stat_of(process_id: int) -> _Stat | None:
+    try:
+        return _Stat((_PROC / str(process_id) / "stat").read_text(errors="replace"))
+    except OSError:
+        return None

@@ -1,0 +1,454 @@
+"""The controller's machine: what the cluster is, who leads what, which epochs and ids are given.
+
+Rules. Every answer that hands something out (an epoch, a block of ids, a topic) is durable first.
+A leader epoch only rises, by compare-and-set: an election names the epoch that it follows. One
+start of a replica gets one epoch however often it asks. A topic id is never used twice.
+
+| request | state | answer |
+|---|---|---|
+| become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| become_leader | another topic had the name | UNKNOWN_TOPIC_ID |
+| become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
+| become_leader | same incarnation leads | its epoch again, nothing logged |
+| become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
+| become_leader | else | epoch + 1 |
+| create_topic | same name and id | its id again (a retry) |
+| create_topic | same name | TOPIC_ALREADY_EXISTS |
+| create_partitions | unknown, internal | as alter_topic |
+| create_partitions | as many as there are (a retry) | NONE, nothing logged |
+| create_partitions | fewer, or too many | INVALID_PARTITIONS |
+| alter_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| alter_topic | internal | INVALID_TOPIC_EXCEPTION |
+| alter_topic | a setting is unknown or impossible | INVALID_CONFIG |
+| alter_topic | nothing changes (a retry) | NONE, nothing logged |
+| delete_topic | unknown | UNKNOWN_TOPIC_OR_PARTITION |
+| delete_topic | internal | INVALID_TOPIC_EXCEPTION |
+| rotate_cluster_key | of the current version | a new key, version + 1 |
+| rotate_cluster_key | of the version before (a retry) | NONE, nothing logged |
+| rotate_cluster_key | of another version | INVALID_REQUEST |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from msgspec import structs
+
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterFounded,
+    ClusterKeyRotated,
+    ClusterRecord,
+    LeaderElected,
+    PartitionsCreated,
+    ProducerIdsAllocated,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    decode_cluster_record,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.cluster import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
+    AlterTopicReply,
+    AlterTopicRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    BrokerMetadata,
+    CreatePartitionsReply,
+    CreatePartitionsRequest,
+    CreateTopicReply,
+    CreateTopicRequest,
+    DeleteTopicReply,
+    DeleteTopicRequest,
+    MetadataReply,
+    PartitionMetadata,
+    RotateClusterKeyReply,
+    RotateClusterKeyRequest,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.messages import ReplyT
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TOPIC_PARTITIONS_MAX,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    is_valid_topic_name,
+)
+
+PRODUCER_ID_BLOCK_COUNT: Final = 1_000
+
+Settings: TypeAlias = tuple[tuple[str, str], ...]
+SettingsCheck: TypeAlias = Callable[[dict[str, str]], Settings]
+"""All settings of a topic as text → those worth keeping; raises ``InvalidSettingError``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Partition:
+    replicas: tuple[int, ...]
+    leader: int = -1
+    leader_epoch: int = -1
+    isr: tuple[int, ...] = ()
+    incarnation: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Topic:
+    name: str
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+    settings_version: int = 0
+    partitions: list[_Partition] = field(default_factory=list)
+
+
+class ClusterMachine:
+    """Cluster metadata, changed only by ``apply``."""
+
+    def __init__(self) -> None:
+        self.founded: ClusterFounded | None = None
+        self.keys = NO_KEYS
+        self._brokers: dict[int, str] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._names_by_id: dict[str, str] = {}
+        self._next_producer_id = 0
+
+    # --- decide ---------------------------------------------------------------------------
+
+    def decide_founding(
+        self, founded: ClusterFounded, broker: BrokerRegistered, topic_ids: tuple[str, str]
+    ) -> Decision[MetadataReply]:
+        """Found the cluster with its first broker and the two internal topics, once."""
+        if self.founded is not None:
+            return Decision(reply=MetadataReply())
+        internal = (
+            (TRANSACTION_STATE_TOPIC, founded.transaction_state_partitions),
+            (CONSUMER_OFFSETS_TOPIC, founded.offsets_partitions),
+        )
+        topics = [
+            TopicCreated(
+                name=name,
+                topic_id=topic_id,
+                replicas=((broker.broker_id,),) * count,
+                settings=(),
+            )
+            for (name, count), topic_id in zip(internal, topic_ids, strict=True)
+        ]
+        return _decision(MetadataReply(), founded, broker, *topics)
+
+    def decide_create_topic(self, request: CreateTopicRequest) -> Decision[CreateTopicReply]:
+        """Place a new topic's partitions on the brokers, round robin."""
+        error, detail = self._check_new_topic(request)
+        if error is not ErrorCode.NONE:
+            return Decision(reply=request.failed(error, detail))
+        if request.name in self._topics:
+            return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
+        record = TopicCreated(
+            name=request.name,
+            topic_id=request.topic_id,
+            replicas=self._placed(range(request.partitions), request.replication_factor),
+            settings=request.settings,
+        )
+        return _decision(CreateTopicReply(topic_id=request.topic_id), record)
+
+    def _check_new_topic(self, request: CreateTopicRequest) -> tuple[ErrorCode, str]:
+        existing = self._topics.get(request.name)
+        if existing is not None and existing.topic_id == request.topic_id:
+            return ErrorCode.NONE, ""
+        if not is_valid_topic_name(request.name):
+            return ErrorCode.INVALID_TOPIC_EXCEPTION, (
+                f"topic name {request.name!r} is not allowed: give 1 to 249 of letters, digits, "
+                "'.', '_' and '-', but not '.' or '..'"
+            )
+        if existing is not None:
+            return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists already"
+        if not 1 <= request.partitions <= TOPIC_PARTITIONS_MAX:
+            return ErrorCode.INVALID_PARTITIONS, (
+                f"partitions={request.partitions}: give 1 to {TOPIC_PARTITIONS_MAX}"
+            )
+        if not 1 <= request.replication_factor <= len(self._brokers):
+            return ErrorCode.INVALID_REPLICATION_FACTOR, (
+                f"replication_factor={request.replication_factor}: "
+                f"give 1 to {len(self._brokers)}, the number of brokers"
+            )
+        if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
+            return ErrorCode.INVALID_REQUEST, f"topic id {request.topic_id!r} cannot be used"
+        return ErrorCode.NONE, ""
+
+    def decide_alter_topic(
+        self, request: AlterTopicRequest, check: SettingsCheck
+    ) -> Decision[AlterTopicReply]:
+        """Change some settings of a topic that users own; ``check`` sees the whole of them."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+        if topic is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        changed = {name: value for name, value in request.changes if value is not None}
+        removed = {name for name, value in request.changes if value is None}
+        kept = {name: value for name, value in topic.settings if name not in removed}
+        try:
+            settings = check({**kept, **changed})
+        except InvalidSettingError as refusal:
+            return Decision(reply=request.failed(ErrorCode.INVALID_CONFIG, str(refusal)))
+        if settings == topic.settings:
+            return Decision(reply=AlterTopicReply())
+        return _decision(
+            AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
+        )
+
+    def decide_create_partitions(
+        self, request: CreatePartitionsRequest
+    ) -> Decision[CreatePartitionsReply]:
+        """Place more partitions of a topic that users own, after those it has, round robin."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            detail = f"{request.name!r} is an internal topic"
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION, detail))
+        if topic is None:
+            detail = f"there is no topic {request.name!r}"
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail))
+        count = len(topic.partitions)
+        if request.partitions == count:
+            return Decision(reply=CreatePartitionsReply())
+        if not count < request.partitions <= TOPIC_PARTITIONS_MAX:
+            detail = (
+                f"partitions={request.partitions}: topic {request.name!r} has {count} and cannot "
+                f"have fewer; give {count + 1} to {TOPIC_PARTITIONS_MAX}"
+            )
+            return Decision(reply=request.failed(ErrorCode.INVALID_PARTITIONS, detail))
+        followers = len(topic.partitions[0].replicas)
+        record = PartitionsCreated(
+            topic_id=topic.topic_id,
+            first_partition=count,
+            replicas=self._placed(range(count, request.partitions), followers),
+        )
+        return _decision(CreatePartitionsReply(), record)
+
+    def _placed(self, partitions: Iterable[int], replica_count: int) -> tuple[tuple[int, ...], ...]:
+        """The brokers of each of ``partitions``, round robin."""
+        brokers = sorted(self._brokers)
+        return tuple(
+            tuple(
+                brokers[(partition + follower) % len(brokers)] for follower in range(replica_count)
+            )
+            for partition in partitions
+        )
+
+    def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
+        """Delete a topic that users own."""
+        topic = self._topics.get(request.name)
+        if request.name in INTERNAL_TOPICS:
+            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+        if topic is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        return _decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
+
+    def decide_become_leader(self, request: BecomeLeaderRequest) -> Decision[BecomeLeaderReply]:
+        """Give a started replica the epoch after the one it expects, if that is current (I-08)."""
+        found = self._find(request.topic_partition)
+        if found is None:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        topic, partition = found
+        if request.topic_id != topic.topic_id:
+            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_ID))
+        if request.broker_id not in partition.replicas:
+            return Decision(reply=request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        if partition.incarnation == request.incarnation:
+            return Decision(reply=self._leadership(topic, partition.leader_epoch))
+        if request.expected_epoch != partition.leader_epoch:
+            refusal = structs.replace(
+                request.failed(ErrorCode.FENCED_LEADER_EPOCH), leader_epoch=partition.leader_epoch
+            )
+            return Decision(reply=refusal)
+        epoch = partition.leader_epoch + 1
+        record = LeaderElected(
+            topic_id=topic.topic_id,
+            partition=request.topic_partition.partition,
+            leader=request.broker_id,
+            leader_epoch=epoch,
+            isr=(request.broker_id,),
+            incarnation=request.incarnation,
+        )
+        return _decision(self._leadership(topic, epoch), record)
+
+    def _leadership(self, topic: _Topic, leader_epoch: int) -> BecomeLeaderReply:
+        founded = self._cluster()
+        return BecomeLeaderReply(
+            leader_epoch=leader_epoch,
+            topic_id=topic.topic_id,
+            keys=self.keys,
+            settings=topic.settings,
+            settings_version=topic.settings_version,
+            transaction_state_partitions=founded.transaction_state_partitions,
+            offsets_partitions=founded.offsets_partitions,
+        )
+
+    def decide_rotate_key(
+        self, request: RotateClusterKeyRequest, cluster_key: bytes, now_ms: int
+    ) -> Decision[RotateClusterKeyReply]:
+        """Make ``cluster_key`` the current one, in place of the one that the caller knows."""
+        version = self.keys.version
+        if request.key_version == version - 1:
+            return Decision(reply=RotateClusterKeyReply(key_version=version))
+        if request.key_version != version:
+            detail = f"key_version={request.key_version}: the current one is {version}"
+            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+        record = ClusterKeyRotated(
+            key_version=version + 1, cluster_key=cluster_key, rotated_ms=now_ms
+        )
+        return _decision(RotateClusterKeyReply(key_version=version + 1), record)
+
+    def decide_allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest
+    ) -> Decision[AllocateProducerIdsReply]:
+        """Give away the next block of producer ids."""
+        first = self._next_producer_id
+        if request.broker_id not in self._brokers:
+            return Decision(reply=request.failed(ErrorCode.BROKER_NOT_AVAILABLE))
+        reply = AllocateProducerIdsReply(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
+        return _decision(
+            reply, ProducerIdsAllocated(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)
+        )
+
+    # --- apply ----------------------------------------------------------------------------
+
+    def apply(self, record: LogRecord) -> None:
+        """Apply one committed record; the only way this machine changes."""
+        if record.value is None:
+            return
+        match decode_cluster_record(record.value):
+            case ClusterFounded() as founded:
+                invariant(self.founded is None, "I-24", "a cluster is founded once")
+                self.founded = founded
+                self.keys = ClusterKeys(current=founded.cluster_key)
+            case ClusterKeyRotated() as rotated:
+                invariant(
+                    rotated.key_version == self.keys.version + 1,
+                    "I-24",
+                    f"key {rotated.key_version} does not follow {self.keys.version}",
+                )
+                self.keys = self.keys.rotated(rotated.cluster_key, rotated.rotated_ms)
+            case BrokerRegistered(broker_id=broker_id, data_dir=data_dir):
+                self._brokers[broker_id] = data_dir
+            case TopicCreated() as created:
+                self._apply_created(created)
+            case TopicConfigured(topic_id=topic_id, settings=settings):
+                topic = self._topics[self._names_by_id[topic_id]]
+                topic.settings = settings
+                topic.settings_version += 1
+            case PartitionsCreated() as added:
+                topic = self._topics[self._names_by_id[added.topic_id]]
+                invariant(
+                    added.first_partition == len(topic.partitions),
+                    "I-24",
+                    f"partition {added.first_partition} of {topic.name} is not the next one",
+                )
+                topic.partitions += [_Partition(replicas=ids) for ids in added.replicas]
+            case TopicDeleted(topic_id=topic_id):
+                del self._topics[self._names_by_id[topic_id]]
+            case LeaderElected() as elected:
+                self._apply_elected(elected)
+            case ProducerIdsAllocated(next_producer_id=next_producer_id):
+                invariant(
+                    next_producer_id > self._next_producer_id,
+                    "I-17",
+                    f"producer ids up to {self._next_producer_id} are given away already",
+                )
+                self._next_producer_id = next_producer_id
+
+    def _apply_created(self, created: TopicCreated) -> None:
+        invariant(
+            created.topic_id not in self._names_by_id,
+            "I-24",
+            f"topic id {created.topic_id} is in use",
+        )
+        self._names_by_id[created.topic_id] = created.name
+        self._topics[created.name] = _Topic(
+            name=created.name,
+            topic_id=created.topic_id,
+            settings=created.settings,
+            partitions=[_Partition(replicas=replicas) for replicas in created.replicas],
+        )
+
+    def _apply_elected(self, elected: LeaderElected) -> None:
+        topic = self._topics.get(self._names_by_id[elected.topic_id])
+        if topic is None or topic.topic_id != elected.topic_id:
+            return  # Deleted while the election was being written.
+        partition = topic.partitions[elected.partition]
+        invariant(
+            elected.leader_epoch > partition.leader_epoch,
+            "I-22",
+            f"leader epoch {elected.leader_epoch} of {topic.name}-{elected.partition} does not "
+            f"rise above {partition.leader_epoch}",
+        )
+        partition.leader = elected.leader
+        partition.leader_epoch = elected.leader_epoch
+        partition.isr = elected.isr
+        partition.incarnation = elected.incarnation
+
+    # --- read -----------------------------------------------------------------------------
+
+    def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
+        """Describe the topics named that exist, or all, by name."""
+        wanted = sorted(self._topics) if names is None else names
+        return tuple(_described(self._topics[name]) for name in wanted if name in self._topics)
+
+    def brokers(self) -> tuple[BrokerMetadata, ...]:
+        """Every broker, by id."""
+        return tuple(
+            BrokerMetadata(broker_id=broker_id, data_dir=data_dir)
+            for broker_id, data_dir in sorted(self._brokers.items())
+        )
+
+    def placements(self, name: str | None = None) -> list[tuple[TopicPartition, int]]:
+        """Every replica that should run: its partition and its broker."""
+        topics = self._topics.values() if name is None else [self._topics[name]]
+        return [
+            (TopicPartition(topic.name, number), broker_id)
+            for topic in topics
+            for number, partition in enumerate(topic.partitions)
+            for broker_id in partition.replicas
+        ]
+
+    def _cluster(self) -> ClusterFounded:
+        if self.founded is None:
+            raise RuntimeError("the cluster is not founded")
+        return self.founded
+
+    def _find(self, tp: TopicPartition) -> tuple[_Topic, _Partition] | None:
+        topic = self._topics.get(tp.topic)
+        if topic is None or not 0 <= tp.partition < len(topic.partitions):
+            return None
+        return topic, topic.partitions[tp.partition]
+
+
+def _described(topic: _Topic) -> TopicMetadata:
+    return TopicMetadata(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        settings=topic.settings,
+        settings_version=topic.settings_version,
+        partitions=tuple(
+            PartitionMetadata(
+                partition=number,
+                leader=partition.leader,
+                leader_epoch=partition.leader_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+            )
+            for number, partition in enumerate(topic.partitions)
+        ),
+    )
+
+
+def _decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
+    return Decision(reply=reply, records=tuple(encode_cluster_record(r) for r in records))

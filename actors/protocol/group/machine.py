@@ -1,0 +1,374 @@
+"""The groups of one shard: what every request does in every state.
+
+What the log tells of groups is in ``group/table.py``. Here is the rebalance, which a failover may
+lose: a request changes it and returns effects for the shell, in order. A group loads as stable,
+with all session timers started again, or as empty.
+
+===========  ==================  ====================  ====================  ==================
+request      Empty               PreparingRebalance    CompletingRebalance   Stable
+===========  ==================  ====================  ====================  ==================
+join, new    rebalance           parked                rebalance             rebalance [1]_
+join, known  UNKNOWN_MEMBER_ID   parked                same metadata: the    leader or other
+                                                       generation again,     metadata: rebalance,
+                                                       else rebalance        else the generation
+sync         UNKNOWN_MEMBER_ID   REBALANCE_IN_         parked; the leader's  the assignment
+                                 PROGRESS              call is logged
+heartbeat    UNKNOWN_MEMBER_ID   REBALANCE_IN_         NONE                  NONE
+                                 PROGRESS
+commit       NONE, no            NONE                  REBALANCE_IN_         NONE
+             generation                                PROGRESS [2]_
+leave        UNKNOWN_MEMBER_ID   perhaps completes     rebalance             rebalance
+delete       Dead, tombstones    NON_EMPTY_GROUP       NON_EMPTY_GROUP       NON_EMPTY_GROUP
+===========  ==================  ====================  ====================  ==================
+
+.. [1] A new member is first given a member id (MEMBER_ID_REQUIRED), also a static one, and joins
+   with it; a known ``group_instance_id`` takes its old place, in Stable without a rebalance.
+.. [2] ``NONE`` in a transaction: the generation check alone fences a zombie (KIP-447).
+
+Dead answers everything with COORDINATOR_NOT_AVAILABLE.
+Source: Kafka's classic group protocol; KIP-345, KIP-394, KIP-447.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncelog.actors.protocol.group.effects import (
+    NO_CALL,
+    Effect,
+    ReplyTo,
+    Timer,
+    TimerKind,
+    WriteGroup,
+    WriteReason,
+)
+from oncelog.actors.protocol.group.rebalance import GroupTurn
+from oncelog.actors.protocol.group.state import Group, GroupState
+from oncelog.actors.protocol.group.table import GroupTable
+from oncelog.actors.protocol.messages.group import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    LeaveGroupReply,
+    LeaveGroupRequest,
+    LeavingMember,
+    OffsetCommitRequest,
+    SyncGroupRequest,
+    TxnOffsetCommitRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    GROUP_ID_MAX_BYTES,
+    NO_PRODUCER_ID,
+    PRODUCER_EPOCH_MAX,
+    SEQUENCE_MAX,
+    TRANSACTIONAL_ID_MAX_BYTES,
+)
+
+MEMBER_TEXT_MAX_BYTES: Final = 1_024
+"""Longest client id, group instance id, protocol type or protocol name."""
+
+MEMBER_PROTOCOLS_MAX: Final = 16
+MEMBER_BLOB_MAX_BYTES: Final = 262_144
+"""Longest subscription or assignment of one member."""
+
+_TIMEOUT_MAX_MS: Final = 2**31 - 1
+_PRODUCER_ID_MAX: Final = 2**63 - 1
+
+
+class GroupMachine(GroupTable):
+    """Every group of one shard. No clock, no randomness: ``now_ms`` and fresh ids come in."""
+
+    # --- join -----------------------------------------------------------------------------
+
+    def join(
+        self, request: JoinGroupRequest, call_id: int, now_ms: int, *, fresh_id: str
+    ) -> list[Effect]:
+        """Take a member in; ``fresh_id`` is unique for ever and completes a new member's id."""
+        refusal = self._refusal_of_join(request)
+        if refusal is not None:
+            return [ReplyTo(call_id, refusal)]
+        group = self._groups.get(request.group_id)
+        if group is None:
+            if request.member_id:
+                return [ReplyTo(call_id, request.failed(ErrorCode.UNKNOWN_MEMBER_ID))]
+            group = self._groups[request.group_id] = Group(request.group_id)
+        turn = self._turn(group, now_ms)
+        error = self._join(turn, request, call_id, fresh_id)
+        if error is not ErrorCode.NONE:
+            turn.reply(call_id, JoinGroupReply(error=error, member_id=request.member_id))
+        return turn.effects
+
+    def _refusal_of_join(self, request: JoinGroupRequest) -> JoinGroupReply | None:
+        """What is wrong with a join whatever the state of its group, or None."""
+        settings = self._settings
+        low, high = settings.min_session_timeout_ms, settings.max_session_timeout_ms
+        texts = [request.client_id, request.group_instance_id or "", request.protocol_type]
+        if not is_valid_group_id(request.group_id):
+            return request.failed(ErrorCode.INVALID_GROUP_ID)
+        if not low <= request.session_timeout_ms <= high:
+            return request.failed(
+                ErrorCode.INVALID_SESSION_TIMEOUT,
+                f"session_timeout_ms={request.session_timeout_ms}: allowed are {low} to {high}",
+            )
+        if not request.protocol_type or not request.protocols:
+            return request.failed(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        texts += [protocol.name for protocol in request.protocols]
+        if (
+            not 0 < request.rebalance_timeout_ms <= _TIMEOUT_MAX_MS
+            or request.group_instance_id == ""
+            or len(request.protocols) > MEMBER_PROTOCOLS_MAX
+            or any(not _fits(text, MEMBER_TEXT_MAX_BYTES) for text in texts)
+            or any(len(each.metadata) > MEMBER_BLOB_MAX_BYTES for each in request.protocols)
+        ):
+            return request.failed(ErrorCode.INVALID_REQUEST)
+        return None
+
+    def _join(
+        self, turn: GroupTurn, request: JoinGroupRequest, call_id: int, fresh_id: str
+    ) -> ErrorCode:
+        group, member_id = turn.group, request.member_id
+        if group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        instance_id = request.group_instance_id
+        own_id = group.static_members.get(instance_id or "", member_id)
+        if not group.supports(request.protocol_type, request.protocols, member_id=own_id):
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if not member_id:
+            return self._join_new(turn, request, call_id, fresh_id)
+        if member_id in group.pending_member_ids:
+            if group.pending_member_ids[member_id] != instance_id:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            turn.drop_pending_member_id(member_id)
+            if instance_id in group.static_members:
+                turn.replace_static(
+                    request, member_id, call_id, self._records.get(request.group_id)
+                )
+            else:
+                turn.add_member(request, member_id, call_id)
+            return ErrorCode.NONE
+        if request.is_first and instance_id is not None and member_id not in group.members:
+            # Handed out before a failover or too long ago, or the call comes late: the caller
+            # was no member under this id, so it may have another one.
+            return self._join_new(turn, request, call_id, fresh_id)
+        error = group.check_member(member_id, instance_id)
+        if error is ErrorCode.NONE:
+            self._join_again(turn, request, call_id)
+        return error
+
+    def _join_new(
+        self, turn: GroupTurn, request: JoinGroupRequest, call_id: int, fresh_id: str
+    ) -> ErrorCode:
+        group, instance_id = turn.group, request.group_instance_id
+        count = len(group.members) + len(group.pending_member_ids)
+        if instance_id not in group.static_members and count >= self._settings.members_max:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        # A lost reply to a new member would leave a ghost that stalls each rebalance. So the
+        # member id comes first, and costs nothing if it is never used (KIP-394). In Kafka static
+        # members have none; here a late duplicate of a first join must not take a live one's place.
+        member_id = f"{instance_id or request.client_id}-{fresh_id}"
+        turn.add_pending_member_id(member_id, request)
+        turn.reply(call_id, JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
+        return ErrorCode.NONE
+
+    def _join_again(self, turn: GroupTurn, request: JoinGroupRequest, call_id: int) -> None:
+        group, member = turn.group, turn.group.members[request.member_id]
+        is_unchanged = member.protocols == request.protocols
+        is_leader = group.leader_id == member.member_id
+        if is_unchanged and (
+            group.state is GroupState.COMPLETING_REBALANCE
+            or (group.state is GroupState.STABLE and not is_leader)
+        ):
+            turn.restart_session(member)
+            turn.reply(call_id, turn.joined(member))
+        else:
+            turn.rejoin(member, request, call_id)
+
+    # --- sync, heartbeat, leave -----------------------------------------------------------
+
+    def sync(self, request: SyncGroupRequest, call_id: int, now_ms: int) -> list[Effect]:
+        """Hand out the assignment of a generation, once the leader's is durable."""
+        group = self._groups.get(request.group_id)
+        error = self._refusal_of_sync(group, request)
+        if group is None or error is not ErrorCode.NONE:
+            return [ReplyTo(call_id, request.failed(error))]
+        turn, member = self._turn(group, now_ms), group.members[request.member_id]
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            turn.park_sync(member, call_id, request.assignments)
+        else:
+            turn.note_synced(member)
+            turn.restart_session(member)
+            turn.reply(call_id, turn.assignment_of(member))
+        return turn.effects
+
+    def _refusal_of_sync(self, group: Group | None, request: SyncGroupRequest) -> ErrorCode:
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = group.check_generation(
+            request.member_id, request.group_instance_id, request.generation_id
+        )
+        if error is not ErrorCode.NONE:
+            return error
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        is_other_type = request.protocol_type not in {None, group.protocol_type}
+        if is_other_type or request.protocol_name not in {None, group.protocol_name}:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if any(len(each.assignment) > MEMBER_BLOB_MAX_BYTES for each in request.assignments):
+            return ErrorCode.INVALID_REQUEST
+        return ErrorCode.NONE
+
+    def heartbeat(
+        self, request: HeartbeatRequest, now_ms: int
+    ) -> tuple[HeartbeatReply, list[Effect]]:
+        """Note that a member lives, and tell it when it has to rejoin."""
+        group = self._groups.get(request.group_id)
+        if group is None:
+            return HeartbeatReply(error=ErrorCode.UNKNOWN_MEMBER_ID), []
+        error = group.check_generation(
+            request.member_id, request.group_instance_id, request.generation_id
+        )
+        if error is not ErrorCode.NONE:
+            return HeartbeatReply(error=error), []
+        turn = self._turn(group, now_ms)
+        turn.restart_session(group.members[request.member_id])
+        if group.state is GroupState.PREPARING_REBALANCE:
+            error = ErrorCode.REBALANCE_IN_PROGRESS
+        return HeartbeatReply(error=error), turn.effects
+
+    def leave(
+        self, request: LeaveGroupRequest, now_ms: int
+    ) -> tuple[LeaveGroupReply, list[Effect]]:
+        """Remove members at once, then rebalance without them."""
+        group = self._groups.get(request.group_id)
+        if group is not None and group.state is GroupState.DEAD:
+            return LeaveGroupReply(error=ErrorCode.COORDINATOR_NOT_AVAILABLE), []
+        if group is None:
+            unknown = (ErrorCode.UNKNOWN_MEMBER_ID,) * len(request.members)
+            return LeaveGroupReply(results=unknown), []
+        turn, count = self._turn(group, now_ms), len(group.members)
+        results = tuple(self._leave(turn, leaving) for leaving in request.members)
+        if len(group.members) < count:
+            turn.rebalance()
+        else:
+            turn.maybe_complete_join()
+            self._forget_if_unused(request.group_id)
+        return LeaveGroupReply(results=results), turn.effects
+
+    def _leave(self, turn: GroupTurn, leaving: LeavingMember) -> ErrorCode:
+        group, member_id = turn.group, leaving.member_id
+        if member_id in group.pending_member_ids:
+            turn.drop_pending_member_id(member_id)
+            return ErrorCode.NONE
+        if not member_id:
+            # An operator removes a static member without knowing its member id.
+            member_id = group.static_members.get(leaving.group_instance_id or "", "")
+        error = group.check_member(member_id, leaving.group_instance_id)
+        if error is ErrorCode.NONE:
+            turn.remove_member(group.members[member_id])
+        return error
+
+    # --- commit ---------------------------------------------------------------------------
+
+    def admit_commit(
+        self, request: OffsetCommitRequest | TxnOffsetCommitRequest, now_ms: int
+    ) -> tuple[ErrorCode, list[Effect]]:
+        """Whether the caller may commit positions of the group now.
+
+        In a transaction the group's generation is what fences a zombie that lost its partitions,
+        since a producer no longer belongs to an input partition (KIP-447). So a group with members
+        takes no commit of nobody in particular, in a transaction either: Kafka would.
+        """
+        in_transaction = isinstance(request, TxnOffsetCommitRequest)
+        if not is_valid_group_id(request.group_id):
+            return ErrorCode.INVALID_GROUP_ID, []
+        if isinstance(request, TxnOffsetCommitRequest) and not _names_producer(request):
+            return ErrorCode.INVALID_REQUEST, []
+        group = self._groups.get(request.group_id)
+        if group is None:
+            is_simple = request.generation_id < 0
+            return (ErrorCode.NONE if is_simple else ErrorCode.ILLEGAL_GENERATION), []
+        if group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
+        if request.generation_id < 0 and group.state is GroupState.EMPTY:
+            return ErrorCode.NONE, []
+        if request.generation_id < 0 and not request.member_id and not request.group_instance_id:
+            return ErrorCode.UNKNOWN_MEMBER_ID, []
+        error = group.check_generation(
+            request.member_id, request.group_instance_id, request.generation_id
+        )
+        if error is not ErrorCode.NONE or in_transaction:
+            return error, []
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS, []
+        turn = self._turn(group, now_ms)
+        turn.restart_session(group.members[request.member_id])
+        return ErrorCode.NONE, turn.effects
+
+    # --- events of the shell --------------------------------------------------------------
+
+    def timer_fired(self, timer: Timer, now_ms: int) -> list[Effect]:
+        """A timer's time is over. One that no longer means anything changes nothing."""
+        group = self._groups.get(timer.group_id)
+        if group is None:
+            return []
+        turn = self._turn(group, now_ms)
+        if timer.kind is TimerKind.JOIN:
+            turn.join_time_over()
+        elif timer.kind is TimerKind.SYNC:
+            turn.sync_time_over()
+        elif timer.kind is TimerKind.PENDING_MEMBER:
+            turn.drop_pending_member_id(timer.member_id)
+            turn.maybe_complete_join()
+            self._forget_if_unused(timer.group_id)
+        else:
+            member = group.members.get(timer.member_id)
+            # A parked member waits for us and sends nothing; only a new one waits too long.
+            if member is not None and (member.is_new or not member.is_parked):
+                turn.remove_member(member)
+                turn.rebalance()
+        return turn.effects
+
+    def written(self, write: WriteGroup, error: ErrorCode, now_ms: int) -> list[Effect]:
+        """A ``WriteGroup`` is committed and applied, or failed with ``error``."""
+        group = self._groups.get(write.group_id)
+        if group is None:
+            if write.join_call == NO_CALL:
+                return []
+            unknown = ErrorCode.UNKNOWN_MEMBER_ID if error is ErrorCode.NONE else error
+            return [ReplyTo(write.join_call, JoinGroupReply(error=unknown))]
+        turn = self._turn(group, now_ms)
+        if write.reason is WriteReason.ASSIGNED:
+            turn.assigned(write, error)
+        elif write.reason is WriteReason.REPLACED:
+            turn.replaced(write, error)
+        elif write.reason is WriteReason.RENAMED:
+            turn.renamed(write, error)
+        return turn.effects
+
+
+def is_valid_group_id(group_id: str) -> bool:
+    """Whether ``group_id`` may name a group: 1 to 1,024 bytes of UTF-8."""
+    return bool(group_id) and _fits(group_id, GROUP_ID_MAX_BYTES)
+
+
+def _fits(text: str, size_bytes_max: int) -> bool:
+    try:
+        return len(text.encode()) <= size_bytes_max
+    except UnicodeEncodeError:
+        return False
+
+
+def _names_producer(request: TxnOffsetCommitRequest) -> bool:
+    """Whether the request names a producer that can have a transaction.
+
+    Without one its batch would be a plain commit, at once visible.
+    """
+    return (
+        NO_PRODUCER_ID < request.producer_id <= _PRODUCER_ID_MAX
+        and 0 <= request.producer_epoch <= PRODUCER_EPOCH_MAX
+        and 0 <= request.base_sequence <= SEQUENCE_MAX
+        and bool(request.transactional_id)
+        and _fits(request.transactional_id, TRANSACTIONAL_ID_MAX_BYTES)
+    )

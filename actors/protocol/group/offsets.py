@@ -1,0 +1,299 @@
+"""Committed offsets of groups, and pending ones that wait for their transaction's marker.
+
+Durable: changed only by ``apply`` and ``apply_marker``, in log order, live and on reload, and only
+for what is committed to the offsets log. A position of a batch with a producer id is *pending*
+until a marker of that producer id follows in the log; because both are in the log, pending
+positions survive a failover. Of two positions the one with the greater *record offset* wins: what
+counts is when a position was written, not when its transaction ended.
+Source: KIP-98 (offsets in transactions), KIP-447 (stable reads), KIP-211 (expiry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import structs
+
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.group.log import (
+    OffsetKey,
+    OffsetValue,
+    offset_record,
+    offset_tombstone,
+)
+from oncelog.actors.protocol.messages.group import (
+    FetchedOffset,
+    OffsetAndMetadata,
+    OffsetCommitReply,
+    OffsetCommitRequest,
+    OffsetFetchReply,
+    OffsetFetchRequest,
+    PartitionResult,
+    TxnOffsetCommitRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    OFFSET_METADATA_MAX_BYTES,
+    TopicPartition,
+    is_valid_topic_name,
+)
+
+OFFSETS_PER_COMMIT_MAX: Final = 10_000
+"""Positions in one request; more is ``INVALID_REQUEST``."""
+
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+
+
+class StoredOffset(msgspec.Struct, frozen=True):
+    """A position and where its record stands in the offsets log."""
+
+    value: OffsetValue
+    record_offset: int
+
+
+Positions = dict[TopicPartition, StoredOffset]
+
+
+class GroupOffsets:
+    """The positions of every group of one shard.
+
+    Invariant: a producer id stands in ``_groups_of_producer`` exactly while it has pending
+    positions, with exactly the groups it has them in.
+    """
+
+    def __init__(self) -> None:
+        self._committed: dict[str, Positions] = {}
+        self._pending: dict[str, dict[int, Positions]] = {}
+        self._groups_of_producer: dict[int, set[str]] = {}
+
+    # --- commit ---------------------------------------------------------------------------
+
+    def decide_commit(
+        self,
+        request: OffsetCommitRequest | TxnOffsetCommitRequest,
+        now_ms: int,
+        topic_ids: Mapping[str, str],
+    ) -> Decision[OffsetCommitReply]:
+        """One record per acceptable position; the others are refused one by one.
+
+        In a transaction all are refused with one: the call may come again when what was missing is
+        there, under the same sequence, and must then be the same batch or the first.
+
+        ``topic_ids`` has the id of each topic that exists: a position in a deleted topic must not
+        be taken for one in the next topic of that name. Whether the group lets the caller commit
+        at all is not decided here.
+        """
+        if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
+            return Decision(
+                reply=OffsetCommitReply(
+                    error=ErrorCode.INVALID_REQUEST,
+                    detail=f"{len(request.offsets)} positions, at most {OFFSETS_PER_COMMIT_MAX}",
+                )
+            )
+        results = tuple(
+            PartitionResult(topic_partition=tp, error=_refusal(tp, position, topic_ids))
+            for tp, position in request.offsets
+        )
+        if isinstance(request, TxnOffsetCommitRequest) and any(
+            result.error is not ErrorCode.NONE for result in results
+        ):
+            return Decision(reply=OffsetCommitReply(results=tuple(map(_not_attempted, results))))
+        records = tuple(
+            offset_record(
+                request.group_id,
+                tp,
+                structs.replace(position, topic_id=topic_ids[tp.topic]),
+                now_ms,
+            )
+            for (tp, position), result in zip(request.offsets, results, strict=True)
+            if result.error is ErrorCode.NONE
+        )
+        return Decision(reply=OffsetCommitReply(results=results), records=records)
+
+    def apply(
+        self, key: OffsetKey, value: OffsetValue | None, *, record_offset: int, producer_id: int
+    ) -> None:
+        """Take in one committed record; ``value`` None removes the position, pending ones too."""
+        tp = key.topic_partition
+        if value is None:
+            self._remove(key.group_id, tp)
+        elif producer_id == NO_PRODUCER_ID:
+            positions = self._committed.setdefault(key.group_id, {})
+            positions[tp] = StoredOffset(value, record_offset)
+        else:
+            producers = self._pending.setdefault(key.group_id, {})
+            positions = producers.setdefault(producer_id, {})
+            positions[tp] = StoredOffset(value, record_offset)
+            self._groups_of_producer.setdefault(producer_id, set()).add(key.group_id)
+
+    def apply_marker(self, producer_id: int, *, committed: bool) -> tuple[str, ...]:
+        """End the transaction of ``producer_id``: its pending positions are installed or dropped.
+
+        Returns the groups they were in. A marker of a producer without any changes nothing.
+        """
+        group_ids = tuple(sorted(self._groups_of_producer.pop(producer_id, ())))
+        for group_id in group_ids:
+            producers = self._pending[group_id]
+            ended = producers.pop(producer_id)
+            if not producers:
+                del self._pending[group_id]
+            if committed:
+                self._install(group_id, ended)
+        return group_ids
+
+    def _install(self, group_id: str, ended: Positions) -> None:
+        positions = self._committed.setdefault(group_id, {})
+        for tp, pending in ended.items():
+            current = positions.get(tp)
+            if current is None or current.record_offset < pending.record_offset:
+                positions[tp] = pending
+
+    def _remove(self, group_id: str, tp: TopicPartition) -> None:
+        positions = self._committed.get(group_id, {})
+        positions.pop(tp, None)
+        if not positions:
+            self._committed.pop(group_id, None)
+        producers = self._pending.get(group_id, {})
+        for producer_id in list(producers):
+            producers[producer_id].pop(tp, None)
+            if not producers[producer_id]:
+                del producers[producer_id]
+                self._leave_group(producer_id, group_id)
+        if not producers:
+            self._pending.pop(group_id, None)
+
+    def _leave_group(self, producer_id: int, group_id: str) -> None:
+        groups = self._groups_of_producer[producer_id]
+        groups.discard(group_id)
+        if not groups:
+            del self._groups_of_producer[producer_id]
+
+    # --- read -----------------------------------------------------------------------------
+
+    def fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
+        """The committed positions; an unknown group or partition answers -1 and no error.
+
+        With ``require_stable`` a position that an open transaction would replace is not told:
+        the new owner of a partition must not begin before its predecessor's transaction ends.
+        """
+        committed = self._committed.get(request.group_id, {})
+        unstable: set[TopicPartition] = set()
+        if request.require_stable:
+            for positions in self._pending.get(request.group_id, {}).values():
+                unstable.update(positions)
+        asked = request.partitions
+        if asked is None:
+            asked = tuple(sorted(unstable.union(committed)))
+        return OffsetFetchReply(
+            offsets=tuple(
+                FetchedOffset(topic_partition=tp, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+                if tp in unstable
+                else _fetched(tp, committed.get(tp))
+                for tp in asked
+            )
+        )
+
+    def has_positions(self, group_id: str) -> bool:
+        """Whether the group has a committed or pending position."""
+        return group_id in self._committed or group_id in self._pending
+
+    def has_pending(self, group_id: str) -> bool:
+        """Whether an open transaction holds positions of the group."""
+        return group_id in self._pending
+
+    def committed_count(self, group_id: str) -> int:
+        """In how many partitions the group has a committed position."""
+        return len(self._committed.get(group_id, {}))
+
+    # --- removal --------------------------------------------------------------------------
+
+    def topic_ids(self) -> dict[str, frozenset[str]]:
+        """The ids under which committed positions name each topic, "" left out."""
+        found: dict[str, set[str]] = {}
+        for positions in self._committed.values():
+            for tp, stored in positions.items():
+                if stored.value.topic_id:
+                    found.setdefault(tp.topic, set()).add(stored.value.topic_id)
+        return {topic: frozenset(ids) for topic, ids in found.items()}
+
+    def of_deleted_topics(self, group_id: str, gone: Collection[str]) -> tuple[LogRecord, ...]:
+        """Tombstones of the group's committed positions in the topics whose ids are ``gone``."""
+        return tuple(
+            offset_tombstone(group_id, tp)
+            for tp, stored in sorted(self._committed.get(group_id, {}).items())
+            if stored.value.topic_id in gone
+        )
+
+    def tombstones(self, group_id: str) -> tuple[LogRecord, ...]:
+        """The records that remove every position of a group, pending ones too."""
+        partitions = set(self._committed.get(group_id, {}))
+        for positions in self._pending.get(group_id, {}).values():
+            partitions.update(positions)
+        return tuple(offset_tombstone(group_id, tp) for tp in sorted(partitions))
+
+    def expired(
+        self, group_id: str, *, unused_since_ms: int, retention_ms: int, now_ms: int
+    ) -> tuple[LogRecord, ...]:
+        """Tombstones of the committed positions that nobody used for ``retention_ms``.
+
+        ``unused_since_ms`` is when the group lost its last member, -1 if it never had one. A
+        position committed after that counts from its own commit.
+        """
+        return tuple(
+            offset_tombstone(group_id, tp)
+            for tp, stored in sorted(self._committed.get(group_id, {}).items())
+            if _expiry_ms(stored.value, unused_since_ms, retention_ms) <= now_ms
+        )
+
+
+def _expiry_ms(value: OffsetValue, unused_since_ms: int, retention_ms: int) -> int:
+    if value.expire_timestamp_ms != NO_TIMESTAMP:
+        return value.expire_timestamp_ms
+    return max(value.commit_timestamp_ms, unused_since_ms) + retention_ms
+
+
+def _fetched(tp: TopicPartition, stored: StoredOffset | None) -> FetchedOffset:
+    if stored is None:
+        return FetchedOffset(topic_partition=tp)
+    return FetchedOffset(
+        topic_partition=tp,
+        offset=stored.value.offset,
+        leader_epoch=stored.value.leader_epoch,
+        metadata=stored.value.metadata,
+        topic_id=stored.value.topic_id,
+    )
+
+
+def _not_attempted(result: PartitionResult) -> PartitionResult:
+    if result.error is not ErrorCode.NONE:
+        return result
+    return structs.replace(result, error=ErrorCode.OPERATION_NOT_ATTEMPTED)
+
+
+def _refusal(
+    tp: TopicPartition, position: OffsetAndMetadata, topic_ids: Mapping[str, str]
+) -> ErrorCode:
+    """Why one position cannot be committed, or ``NONE``."""
+    if not is_valid_topic_name(tp.topic):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    if tp.topic not in topic_ids:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if position.topic_id not in ("", topic_ids[tp.topic]):
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if not 0 <= tp.partition <= _INT32_MAX or not 0 <= position.offset <= _INT64_MAX:
+        return ErrorCode.INVALID_REQUEST
+    if not NO_LEADER_EPOCH <= position.leader_epoch <= _INT32_MAX:
+        return ErrorCode.INVALID_REQUEST
+    try:
+        size_bytes = len(position.metadata.encode())
+    except UnicodeEncodeError:
+        return ErrorCode.INVALID_REQUEST
+    if size_bytes > OFFSET_METADATA_MAX_BYTES:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.NONE

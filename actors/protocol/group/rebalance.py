@@ -1,0 +1,391 @@
+"""How one group moves from generation to generation: one turn of the group machine.
+
+A turn works on one group at one moment and collects effects. Rules:
+
+1. Whoever is removed or replaced gets its parked calls answered; no call is left behind.
+2. A generation begins when every member is parked in its join and no member id handed out to a
+   dynamic one is unused, or when the longest rebalance timeout has passed. Dynamic members that
+   did not rejoin are then dropped; static ones stay until their session expires.
+3. An assignment counts when it is durable: nobody sees ``Stable`` before.
+
+Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
+KIP-559 (protocol in replies), KIP-814 (a static leader that comes back does not assign).
+"""
+
+from __future__ import annotations
+
+from oncelog.actors.protocol.group.effects import (
+    CancelTimer,
+    Effect,
+    GroupSettings,
+    ReplyTo,
+    SetTimer,
+    Timer,
+    TimerKind,
+    WriteGroup,
+    WriteReason,
+)
+from oncelog.actors.protocol.group.log import GroupValue
+from oncelog.actors.protocol.group.state import Group, GroupState, InitialDelay, Member
+from oncelog.actors.protocol.messages.group import (
+    JoinGroupReply,
+    JoinGroupRequest,
+    MemberAssignment,
+    SyncGroupReply,
+)
+from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.storage.errors import ErrorCode
+
+
+class GroupTurn:
+    """One turn: steps on ``group`` at ``now_ms``; ``effects`` is what the shell must do."""
+
+    def __init__(self, group: Group, settings: GroupSettings, now_ms: int) -> None:
+        self.group = group
+        self.effects: list[Effect] = []
+        self._settings = settings
+        self._now_ms = now_ms
+
+    # --- members come ---------------------------------------------------------------------
+
+    def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
+        """Take in a new member, parked in its join, and rebalance."""
+        group = self.group
+        if not group.members:
+            group.protocol_type = request.protocol_type
+        member = Member(
+            member_id=member_id,
+            group_instance_id=request.group_instance_id,
+            client_id=request.client_id,
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            protocols=request.protocols,
+            join_call=call_id,
+            is_new=True,
+        )
+        group.add(member)
+        if group.initial_delay is not None:
+            group.initial_delay.has_new_member = True
+        self._set_session(member, self._settings.new_member_join_timeout_ms)
+        self.rebalance()
+
+    def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
+        """Park a known member in its join with its present metadata, and rebalance."""
+        self._update(member, request)
+        self._park_join(member, call_id)
+        self.rebalance()
+
+    def replace_static(
+        self,
+        request: JoinGroupRequest,
+        new_member_id: str,
+        call_id: int,
+        logged: GroupValue | None,
+    ) -> None:
+        """Let a restarted static member take its old place under a new member id.
+
+        Its former incarnation is fenced at once. In a stable group whose protocol stays the same
+        there is no rebalance: the new member id is logged and then the join answered. In any other
+        its join counts when the new id is in the record that is ``logged`` last: else the next
+        coordinator would know the former one only, and fence the member that was told the new one.
+        """
+        group = self.group
+        old_member_id = group.static_members[request.group_instance_id or ""]
+        member = group.members[old_member_id]
+        self._answer_parked(member, ErrorCode.FENCED_INSTANCE_ID)
+        self._cancel(TimerKind.SESSION, old_member_id)
+        group.rename(old_member_id, new_member_id)
+        member.is_new = False
+        self._update(member, request)
+        self._set_session(member)
+        if group.state is GroupState.STABLE and group.voted_protocol() == group.protocol_name:
+            self.effects.append(
+                WriteGroup(
+                    group_id=group.group_id,
+                    reason=WriteReason.REPLACED,
+                    value=group.value(),
+                    join_call=call_id,
+                    join_reply=self.joined(member, skip_assignment=True),
+                )
+            )
+            return
+        self.rebalance()
+        present = None if logged is None else group.with_present_ids(logged)
+        if present is None or present == logged:
+            self._park_join(member, call_id)
+            self.maybe_complete_join()
+        else:
+            self.effects.append(
+                WriteGroup(
+                    group_id=group.group_id,
+                    reason=WriteReason.RENAMED,
+                    value=present,
+                    join_call=call_id,
+                    join_reply=JoinGroupReply(member_id=new_member_id),
+                )
+            )
+
+    def joined(self, member: Member, *, skip_assignment: bool = False) -> JoinGroupReply:
+        """The answer to a member's join: the present generation, and the members if it leads."""
+        group = self.group
+        is_leader = group.leader_id == member.member_id
+        return JoinGroupReply(
+            generation_id=group.generation_id,
+            protocol_name=group.protocol_name or "",
+            leader_id=group.leader_id or "",
+            member_id=member.member_id,
+            skip_assignment=skip_assignment and is_leader,
+            members=group.joined_members() if is_leader else (),
+        )
+
+    def reply(self, call_id: int, reply: Reply) -> None:
+        """Answer a call."""
+        self.effects.append(ReplyTo(call_id, reply))
+
+    def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
+        """Remember a member id that was handed out, until it is used or the time is over.
+
+        A static member's former one is of no use any more: it may be that of an earlier life.
+        """
+        pending, instance_id = self.group.pending_member_ids, request.group_instance_id
+        for former_id in [each for each, owner in pending.items() if owner is not None]:
+            if pending[former_id] == instance_id:
+                self.drop_pending_member_id(former_id)
+        pending[member_id] = instance_id
+        self._set(TimerKind.PENDING_MEMBER, request.session_timeout_ms, member_id)
+
+    def drop_pending_member_id(self, member_id: str) -> None:
+        """Forget a handed-out member id, because it was used, given back or too old."""
+        self.group.pending_member_ids.pop(member_id, None)
+        self._cancel(TimerKind.PENDING_MEMBER, member_id)
+
+    # --- members go -----------------------------------------------------------------------
+
+    def remove_member(self, member: Member) -> None:
+        """Take a member out; the caller rebalances when it has removed all it wants to."""
+        self._answer_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._cancel(TimerKind.SESSION, member.member_id)
+        self.group.remove(member.member_id)
+
+    def restart_session(self, member: Member) -> None:
+        """A sign of life: the member has its whole session timeout again."""
+        self._set_session(member)
+
+    # --- rebalance ------------------------------------------------------------------------
+
+    def rebalance(self) -> None:
+        """Begin a rebalance, or end the one that runs if it waits for nobody any more."""
+        if self.group.state is GroupState.PREPARING_REBALANCE:
+            self.maybe_complete_join()
+        else:
+            self._prepare()
+
+    def maybe_complete_join(self) -> None:
+        """End the collecting of joins if it waits for nobody any more."""
+        group = self.group
+        is_collecting = group.state is GroupState.PREPARING_REBALANCE
+        if is_collecting and group.initial_delay is None and group.have_all_joined:
+            self._complete_join()
+
+    def _prepare(self) -> None:
+        group, delay_ms = self.group, self._settings.initial_rebalance_delay_ms
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            self._answer_syncs(ErrorCode.REBALANCE_IN_PROGRESS)
+        self._cancel(TimerKind.SYNC)
+        was_empty = group.state is GroupState.EMPTY
+        group.is_assigning = False
+        group.move(GroupState.PREPARING_REBALANCE, self._now_ms)
+        if was_empty and delay_ms > 0:
+            remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+            group.initial_delay = InitialDelay(remaining_ms)
+            self._set(TimerKind.JOIN, delay_ms)
+        elif group.have_all_joined:
+            self._complete_join()
+        else:
+            self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
+
+    def join_time_over(self) -> None:
+        """The join timer fired: prolong the initial delay, or begin the generation."""
+        group = self.group
+        if group.state is not GroupState.PREPARING_REBALANCE:
+            return
+        initial, delay_ms = group.initial_delay, self._settings.initial_rebalance_delay_ms
+        if initial is not None and initial.has_new_member and initial.remaining_ms > 0:
+            next_delay_ms = min(delay_ms, initial.remaining_ms)
+            group.initial_delay = InitialDelay(initial.remaining_ms - next_delay_ms)
+            self._set(TimerKind.JOIN, next_delay_ms)
+        else:
+            self._complete_join()
+
+    def _complete_join(self) -> None:
+        group = self.group
+        group.initial_delay = None
+        self._cancel(TimerKind.JOIN)
+        if group.members and not group.elect_joined_leader():
+            # Nobody came, which a pause of the whole group explains; their sessions decide.
+            self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
+            return
+        for member in list(group.members.values()):
+            if member.join_call is None and member.group_instance_id is None:
+                self.remove_member(member)
+        group.generation_id += 1
+        if group.members:
+            self._begin_generation()
+        else:
+            group.protocol_name = None
+            group.move(GroupState.EMPTY, self._now_ms)
+            self.effects.append(
+                WriteGroup(group_id=group.group_id, reason=WriteReason.EMPTIED, value=group.value())
+            )
+
+    def _begin_generation(self) -> None:
+        group = self.group
+        group.protocol_name = group.voted_protocol()
+        group.move(GroupState.COMPLETING_REBALANCE, self._now_ms)
+        self._set(TimerKind.SYNC, group.rebalance_timeout_ms)
+        for member in group.members.values():
+            member.assignment = b""
+            # A static member that is away keeps its place; only its session timer judges it.
+            member.has_synced = member.join_call is None
+            if member.join_call is not None:
+                self.reply(member.join_call, self.joined(member))
+                member.join_call = None
+                member.is_new = False
+                self._set_session(member)
+
+    # --- assignment -----------------------------------------------------------------------
+
+    def park_sync(
+        self, member: Member, call_id: int, assignments: tuple[MemberAssignment, ...]
+    ) -> None:
+        """Park a sync until the assignment is durable; the leader's call hands it in."""
+        group = self.group
+        if member.sync_call is not None:
+            self.reply(member.sync_call, SyncGroupReply(error=ErrorCode.REQUEST_TIMED_OUT))
+        member.sync_call = call_id
+        self.note_synced(member)
+        if member.member_id == group.leader_id and not group.is_assigning:
+            group.is_assigning = True
+            by_member = {entry.member_id: entry.assignment for entry in assignments}
+            self.effects.append(
+                WriteGroup(
+                    group_id=group.group_id,
+                    reason=WriteReason.ASSIGNED,
+                    value=group.value(by_member),
+                )
+            )
+
+    def note_synced(self, member: Member) -> None:
+        """The member asked for its assignment; when all have, nobody is timed any more."""
+        member.has_synced = True
+        if self.group.have_all_synced:
+            self._cancel(TimerKind.SYNC)
+
+    def sync_time_over(self) -> None:
+        """The sync timer fired: members that never asked for their assignment are removed."""
+        group = self.group
+        late = [member for member in group.members.values() if not member.has_synced]
+        for member in late:
+            self.remove_member(member)
+        if late:
+            self.rebalance()
+
+    def assigned(self, write: WriteGroup, error: ErrorCode) -> None:
+        """The leader's assignment is durable, or could not be written and all must rejoin.
+
+        Nothing happens when the group has moved on meanwhile.
+        """
+        group = self.group
+        is_current = write.value.generation_id == group.generation_id
+        if group.state is not GroupState.COMPLETING_REBALANCE or not is_current:
+            return
+        if error is not ErrorCode.NONE:
+            self._answer_syncs(error)
+            self.rebalance()
+            return
+        for entry in write.value.members:
+            group.members[entry.member_id].assignment = entry.assignment
+        group.is_assigning = False
+        group.move(GroupState.STABLE, self._now_ms)
+        self._answer_syncs(ErrorCode.NONE)
+
+    def replaced(self, write: WriteGroup, error: ErrorCode) -> None:
+        """A static member's new id is durable, or could not be written and all must rejoin."""
+        group = self.group
+        reply = write.join_reply or JoinGroupReply()
+        if error is not ErrorCode.NONE:
+            self.reply(write.join_call, JoinGroupReply(error=error))
+            if group.state is GroupState.STABLE:
+                self.rebalance()
+        elif reply.member_id not in group.members:
+            self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
+        else:
+            self.reply(write.join_call, reply)
+
+    def renamed(self, write: WriteGroup, error: ErrorCode) -> None:
+        """A static member's new id is durable, and its join counts from now on."""
+        group = self.group
+        member = group.members.get(write.join_reply.member_id if write.join_reply else "")
+        if error is not ErrorCode.NONE:
+            self.reply(write.join_call, JoinGroupReply(error=error))
+        elif member is None:
+            self.reply(write.join_call, JoinGroupReply(error=ErrorCode.FENCED_INSTANCE_ID))
+        else:
+            self._park_join(member, write.join_call)
+            self.rebalance()
+
+    def assignment_of(self, member: Member) -> SyncGroupReply:
+        """The answer to a member's sync in a stable group."""
+        return SyncGroupReply(
+            protocol_name=self.group.protocol_name or "", assignment=member.assignment
+        )
+
+    # --- small steps ----------------------------------------------------------------------
+
+    def _answer_syncs(self, error: ErrorCode) -> None:
+        """Answer every parked sync, with the assignment or with why there is none."""
+        for member in self.group.members.values():
+            if member.sync_call is not None:
+                is_assigned = error is ErrorCode.NONE
+                self.reply(
+                    member.sync_call,
+                    self.assignment_of(member) if is_assigned else SyncGroupReply(error=error),
+                )
+                member.sync_call = None
+                self._set_session(member)
+
+    def _answer_parked(self, member: Member, error: ErrorCode) -> None:
+        if member.join_call is not None:
+            self.reply(member.join_call, JoinGroupReply(error=error, member_id=member.member_id))
+            member.join_call = None
+        if member.sync_call is not None:
+            self.reply(member.sync_call, SyncGroupReply(error=error))
+            member.sync_call = None
+
+    def _park_join(self, member: Member, call_id: int) -> None:
+        """Park a join. A call it supersedes was given up on, or was overtaken: it may retry."""
+        if member.join_call is not None:
+            self.reply(
+                member.join_call,
+                JoinGroupReply(error=ErrorCode.REQUEST_TIMED_OUT, member_id=member.member_id),
+            )
+        member.join_call = call_id
+
+    def _update(self, member: Member, request: JoinGroupRequest) -> None:
+        member.client_id = request.client_id
+        member.protocols = request.protocols
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+
+    def _set_session(self, member: Member, delay_ms: int | None = None) -> None:
+        self._set(
+            TimerKind.SESSION,
+            member.session_timeout_ms if delay_ms is None else delay_ms,
+            member.member_id,
+        )
+
+    def _set(self, kind: TimerKind, delay_ms: int, member_id: str = "") -> None:
+        self.effects.append(SetTimer(Timer(kind, self.group.group_id, member_id), delay_ms))
+
+    def _cancel(self, kind: TimerKind, member_id: str = "") -> None:
+        self.effects.append(CancelTimer(Timer(kind, self.group.group_id, member_id)))

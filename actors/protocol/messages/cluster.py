@@ -1,0 +1,235 @@
+"""Requests and replies of the controller. See ``messages.py`` for the rules."""
+
+from __future__ import annotations
+
+import msgspec
+
+from oncelog.actors.protocol.messages.messages import Reply, Request
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+
+class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a partition is led. ``leader`` is a broker id, -1 when nobody leads."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic: its id (32 hexadecimal digits, new at each creation), partitions and settings."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionMetadata, ...]
+    settings: tuple[tuple[str, str], ...] = ()
+    settings_version: int = 0
+
+
+class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker: a Ray node with a data directory."""
+
+    broker_id: int
+    data_dir: str
+
+
+class MetadataReply(Reply, frozen=True, kw_only=True):
+    """The cluster as the controller knows it; ``topics`` only those asked for that exist."""
+
+    cluster_id: str = ""
+    controller_epoch: int = -1
+    brokers: tuple[BrokerMetadata, ...] = ()
+    topics: tuple[TopicMetadata, ...] = ()
+    transaction_state_partitions: int = 0
+    offsets_partitions: int = 0
+    transaction_max_timeout_ms: int = 900_000
+    cluster_key_version: int = 0
+    process_id: int = -1
+    version: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Those of the cluster that differ from their defaults, as text."""
+
+
+class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
+    """Describe the cluster and some topics; ``topics`` ``None`` means all, internal included."""
+
+    method = "metadata"
+    reply_type = MetadataReply
+
+    topics: tuple[str, ...] | None = None
+
+
+class CreateTopicReply(Reply, frozen=True, kw_only=True):
+    """The new topic's id; its actors are being started and answer soon."""
+
+    topic_id: str = ""
+
+
+class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
+    """Create a topic, durably. ``settings`` are names of ``TopicConfig`` with values as text.
+
+    ``topic_id`` is chosen by the caller (32 hexadecimal digits), so that a retry is recognised.
+    """
+
+    method = "create_topic"
+    reply_type = CreateTopicReply
+
+    name: str
+    topic_id: str
+    partitions: int
+    replication_factor: int = 1
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+class AlterTopicReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the change is durable; leaders that can be reached follow it already."""
+
+
+class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
+    """Change settings of a topic, and leave the others. ``None``: back to the default."""
+
+    method = "alter_topic"
+    reply_type = AlterTopicReply
+
+    name: str
+    changes: tuple[tuple[str, str | None], ...]
+
+
+class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the partitions are durable; the actors of new ones are being started."""
+
+
+class CreatePartitionsRequest(Request[CreatePartitionsReply], frozen=True, kw_only=True):
+    """Give a topic more partitions: ``partitions`` is how many it has then. Safe to repeat."""
+
+    method = "create_partitions"
+    reply_type = CreatePartitionsReply
+
+    name: str
+    partitions: int
+
+
+class DeleteTopicReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the topic is durably gone and its actors are being stopped."""
+
+
+class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
+    """Delete a topic and its data."""
+
+    method = "delete_topic"
+    reply_type = DeleteTopicReply
+
+    name: str
+
+
+class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
+    """The epoch to lead with, durable before it is answered, and what a leader needs to know.
+
+    With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
+    """
+
+    leader_epoch: int = NO_LEADER_EPOCH
+    topic_id: str = ""
+    keys: ClusterKeys = NO_KEYS
+    settings: tuple[tuple[str, str], ...] = ()
+    settings_version: int = 0
+    transaction_state_partitions: int = 0
+    offsets_partitions: int = 0
+
+
+class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):
+    """A started replica asks for a new leader epoch before it serves.
+
+    ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
+    ``expected_epoch`` is the newest one that the caller knows of, -1 for none: if another is
+    current, nobody is elected. So a late copy of an earlier start's request elects nobody, nor one
+    from a start with the log of another topic (``topic_id``) that had this name.
+    """
+
+    method = "become_leader"
+    reply_type = BecomeLeaderReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    broker_id: int
+    incarnation: str
+    expected_epoch: int
+
+
+class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the key of ``key_version`` is durable; who can be reached knows it already."""
+
+    key_version: int = 0
+
+
+class RotateClusterKeyRequest(Request[RotateClusterKeyReply], frozen=True, kw_only=True):
+    """Replace the key of ``key_version`` by a new one. A repeated call replaces it once."""
+
+    method = "rotate_cluster_key"
+    reply_type = RotateClusterKeyReply
+
+    key_version: int
+
+
+class ClusterKeysReply(Reply, frozen=True, kw_only=True):
+    """The keys that tickets are made with."""
+
+    keys: ClusterKeys = NO_KEYS
+
+
+class ClusterKeysRequest(Request[ClusterKeysReply], frozen=True, kw_only=True):
+    """A leader or coordinator asks for the keys: it has met the version of a newer one."""
+
+    method = "cluster_keys"
+    reply_type = ClusterKeysReply
+
+
+class LearnKeysReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the actor uses these keys, or newer ones that it knew already."""
+
+
+class LearnKeysRequest(Request[LearnKeysReply], frozen=True, kw_only=True):
+    """The controller tells leaders and coordinators the keys, after each change."""
+
+    method = "learn_keys"
+    reply_type = LearnKeysReply
+
+    keys: ClusterKeys
+
+
+class AllocateProducerIdsReply(Reply, frozen=True, kw_only=True):
+    """A block of producer ids that nobody else will ever get."""
+
+    first_producer_id: int = NO_PRODUCER_ID
+    count: int = 0
+
+
+class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True, kw_only=True):
+    """Reserve the next block, durably. A lost reply wastes one block and nothing else."""
+
+    method = "allocate_producer_ids"
+    reply_type = AllocateProducerIdsReply
+
+    broker_id: int
+
+
+class ShutdownReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the actor has flushed, written its clean-shutdown mark and released its lock."""
+
+
+class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
+    """Stop cleanly. To the controller: stop every actor of the log, then itself.
+
+    ``remove_data`` deletes the replica's directory as well: its topic was deleted. A replica of
+    another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic of
+    that name. "" is for the controller alone.
+    """
+
+    method = "shutdown"
+    reply_type = ShutdownReply
+
+    remove_data: bool = False
+    topic_id: str = ""

@@ -1,0 +1,489 @@
+"""Every request and reply, as frozen structs: what travels between clients and actors.
+
+Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
+with ``error`` and every other field has a default, so that a lost call is answered by
+``request.failed(code)``. Several partitions in one message carry one ``ErrorCode`` each. Times are
+milliseconds since the Unix epoch, durations milliseconds, sizes bytes. This file holds the
+messages of data and transactions; ``messages/group.py`` those of groups, ``messages/cluster.py``
+those of the controller, ``messages/admin.py`` those of operators.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+import msgspec
+
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    IsolationLevel,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer as Batch
+else:
+    # What it is read as: a view of what came in, not a copy.
+    Batch = memoryview
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every reply has: the code that the whole request ended with.
+
+    ``detail`` is for people: it may name the value that was refused, and is never interpreted.
+    """
+
+    error: ErrorCode = ErrorCode.NONE
+    detail: str = ""
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class Request(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
+    """Base of every request: the actor method it calls and the reply that method gives."""
+
+    method: ClassVar[str]
+    reply_type: ClassVar[type[Any]]
+
+    def failed(self, error: ErrorCode, detail: str = "") -> ReplyT:
+        """The reply that carries only ``error``, as when the call never reached its actor."""
+        reply: ReplyT = self.reply_type(error=error, detail=detail)
+        return reply
+
+
+# --- partition leader -------------------------------------------------------------------------
+
+
+class ProduceReply(Reply, frozen=True, kw_only=True):
+    """``base_offset`` is where the batch stands: the original place if it was a duplicate.
+
+    On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
+    is -1 when the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
+    ticket is not the current one; whoever renews it in time keeps its producer id.
+    """
+
+    base_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    log_start_offset: int = NO_OFFSET
+    is_ticket_old: bool = False
+
+
+class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
+    """Append one record batch v2 (with base offset 0) to one partition.
+
+    ``ticket`` proves that the partition is enrolled in the transaction or, without one, that the
+    producer id is the sender's; every batch with a producer id needs it. Safe to retry with the
+    same bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
+    batches before this one are not acknowledged yet, so a leader that does not know the producer
+    must not begin with this one. Nobody changes ``batch`` any more; one that came over a connection
+    is a view, which can be neither hashed nor pickled.
+    """
+
+    method = "produce"
+    reply_type = ProduceReply
+
+    topic_partition: TopicPartition
+    acks: int = -1
+    transactional_id: str | None = None
+    ticket: bytes | None = None
+    leader_epoch: int = NO_LEADER_EPOCH
+    timeout_ms: int = 30_000
+    follows_unacknowledged: bool = False
+    batch: Batch
+
+
+class FetchReply(Reply, frozen=True, kw_only=True):
+    """Raw batches from the one that holds ``fetch_offset`` on, and the bounds of the log.
+
+    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
+    With ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive)
+    cannot be read; -1 if the leader cannot tell.
+    """
+
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    aborted_transactions: tuple[AbortedTransaction, ...] | None = None
+    resume_offset: int = NO_OFFSET
+    records: bytes = b""
+
+
+class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
+    """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
+
+    At least one batch is returned when one is readable, even beyond ``max_bytes``. A leader does
+    not check again what it wrote itself, unless ``is_checked`` asks for it. With another
+    ``topic_id`` than the leader's nothing is read: the offset is of a topic that was deleted.
+    """
+
+    method = "fetch"
+    reply_type = FetchReply
+
+    topic_partition: TopicPartition
+    fetch_offset: int
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    max_wait_ms: int = 500
+    min_bytes: int = 1
+    max_bytes: int = 1_048_576
+    leader_epoch: int = NO_LEADER_EPOCH
+    is_checked: bool = False
+    topic_id: str = ""
+
+
+class ListOffsetsReply(Reply, frozen=True, kw_only=True):
+    """The offset found and the timestamp of its record; both -1 when nothing matches."""
+
+    offset: int = NO_OFFSET
+    timestamp_ms: int = NO_TIMESTAMP
+
+
+class ListOffsetsRequest(Request[ListOffsetsReply], frozen=True, kw_only=True):
+    """First offset with a timestamp at or after ``timestamp_ms``; -1 latest, -2 earliest, -3 max.
+
+    "Latest" is the last stable offset for read_committed and the high watermark otherwise.
+    """
+
+    method = "list_offsets"
+    reply_type = ListOffsetsReply
+
+    topic_partition: TopicPartition
+    timestamp_ms: int
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+class TxnMarker(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one producer's transaction, for some partitions of one leader.
+
+    ``producer_epoch`` is the epoch of the *next* transaction: one above that of the data.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    partitions: tuple[TopicPartition, ...]
+
+
+class MarkerResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one partition answered to one marker."""
+
+    producer_id: int
+    topic_partition: TopicPartition
+    error: ErrorCode
+
+
+class WriteTxnMarkersReply(Reply, frozen=True, kw_only=True):
+    """One result for each (marker, partition); durable and replicated where it says ``NONE``."""
+
+    results: tuple[MarkerResult, ...] = ()
+
+
+class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply], frozen=True, kw_only=True):
+    """Write markers to the partitions one actor leads. Repeating it is harmless."""
+
+    method = "write_txn_markers"
+    reply_type = WriteTxnMarkersReply
+
+    coordinator_epoch: int
+    markers: tuple[TxnMarker, ...]
+
+
+class ProducerDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What a leader knows of one producer. ``open_record_count`` counts its open transaction."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    current_txn_first_offset: int = NO_OFFSET
+    open_record_count: int = 0
+
+
+class DescribeProducersReply(Reply, frozen=True, kw_only=True):
+    """The live producers of the partition, those asked for or all."""
+
+    producers: tuple[ProducerDescription, ...] = ()
+
+
+class DescribeProducersRequest(Request[DescribeProducersReply], frozen=True, kw_only=True):
+    """Describe the producers with state at a leader; ``producer_ids`` ``None`` means all."""
+
+    method = "describe_producers"
+    reply_type = DescribeProducersReply
+
+    topic_partition: TopicPartition
+    producer_ids: tuple[int, ...] | None = None
+
+
+class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
+    """A replica's bounds, role and process, for people, metrics and fault tests.
+
+    ``active_transactional_id_count`` is ``None`` but for transaction coordinators.
+    ``damaged_offset`` is the first that is known to be unreadable; -1 if none is. The start of this
+    process cut ``cut_bytes`` from the log, which was torn or given up from ``cut_offset`` on;
+    -1: it cut nothing.
+    """
+
+    topic_partition: TopicPartition | None = None
+    process_id: int = -1
+    is_leader: bool = False
+    leader_epoch: int = NO_LEADER_EPOCH
+    log_start_offset: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    high_watermark: int = NO_OFFSET
+    log_end_offset: int = NO_OFFSET
+    size_bytes: int = 0
+    producer_count: int = 0
+    open_transaction_count: int = 0
+    late_transaction_count: int = 0
+    oldest_open_transaction_age_ms: int = 0
+    active_transactional_id_count: int | None = None
+    segment_count: int = 0
+    damaged_offset: int = NO_OFFSET
+    damaged_place_count: int = 0
+    cut_offset: int = NO_OFFSET
+    cut_bytes: int = 0
+
+
+class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):
+    """Describe the replica of a partition or of a coordinator's internal log."""
+
+    method = "describe_replica"
+    reply_type = DescribeReplicaReply
+
+
+class DeleteRecordsReply(Reply, frozen=True, kw_only=True):
+    """Records below ``log_start_offset`` are durably gone from every reader's sight."""
+
+    log_start_offset: int = NO_OFFSET
+
+
+class DeleteRecordsRequest(Request[DeleteRecordsReply], frozen=True, kw_only=True):
+    """Delete what lies below ``offset`` (exclusive); -1 is the high watermark.
+
+    Source: KIP-107. Repeating it is harmless: the log start never goes back.
+    """
+
+    method = "delete_records"
+    reply_type = DeleteRecordsReply
+
+    topic_partition: TopicPartition
+    offset: int
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+class ConfigureReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the replica follows these settings, or newer ones that it knew already."""
+
+
+class ConfigureRequest(Request[ConfigureReply], frozen=True, kw_only=True):
+    """The controller tells a replica the settings of its topic, whole, as values of text.
+
+    ``settings_version`` rises with each change, so that calls may overtake each other.
+    """
+
+    method = "configure"
+    reply_type = ConfigureReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    settings: tuple[tuple[str, str], ...]
+    settings_version: int
+
+
+# --- transaction coordinator ------------------------------------------------------------------
+
+
+NO_RUN: Final = 0
+"""Below the number of every run."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a whole distributed write. The coordinator numbers those of one id, rising.
+
+    ``id`` is chance, of whoever began the run: it tells a repeated call from another run.
+    """
+
+    number: int
+    id: str
+
+
+class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that a distributed write ends with, so that its death can be seen.
+
+    ``machine`` names a boot of an operating system and a space of process ids in it: only who is
+    in the same one can tell anything. ``start_ticks`` tells the process from a later one of the
+    same id.
+    """
+
+    machine: str
+    process_id: int
+    start_ticks: int
+
+
+class BeginRunReply(Reply, frozen=True, kw_only=True):
+    """The number of the run. With ``CONCURRENT_TRANSACTIONS``: that of the newest, if told."""
+
+    number: int = NO_RUN
+
+
+class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
+    """Begin a run of a distributed write: older ones are fenced, what is open is aborted.
+
+    ``after`` is the number of the newest run that the caller has heard of. It must be the newest
+    indeed, so that a late copy of this call begins nothing. Safe to repeat with the same
+    ``run_id``. ``ALREADY_COMMITTED`` when the token is decided, ``OUTDATED_VERSION`` when it names
+    a version below the one committed last; then nothing changes.
+    """
+
+    method = "begin_run"
+    reply_type = BeginRunReply
+
+    transactional_id: str
+    run_id: str
+    after: int = NO_RUN
+    token: bytes = b""
+    transaction_timeout_ms: int = 900_000
+    driver: DriverProcess | None = None
+
+
+class InitProducerIdReply(Reply, frozen=True, kw_only=True):
+    """The producer id and epoch to use, and the token of the last committed transaction.
+
+    ``ticket`` is the plain one, without a transactional id.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    commit_token: bytes | None = None
+    ticket: bytes = b""
+
+
+class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
+    """Get a producer id; with a transactional id, fence its older producers (KIP-98, KIP-360).
+
+    ``transactional_id`` ``None`` asks for a fresh idempotent producer; with a ``producer_id`` and
+    its plain ``ticket``, for a newer ticket of that id. With a transactional id ``producer_id`` and
+    ``producer_epoch`` are both given (recover in place) or both -1.
+    """
+
+    method = "init_producer_id"
+    reply_type = InitProducerIdReply
+
+    transactional_id: str | None
+    transaction_timeout_ms: int = 60_000
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    ticket: bytes = b""
+
+
+class EnlistReply(Reply, frozen=True, kw_only=True):
+    """A member's producer id and epoch; ``ALREADY_COMMITTED`` when the token is decided."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
+    """Join the transaction of a distributed write as one more member.
+
+    Not idempotent by itself: a lost reply leaves a member that never wins, and is aborted.
+    """
+
+    method = "enlist"
+    reply_type = EnlistReply
+
+    transactional_id: str
+    run: Run
+    token: bytes
+
+
+class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one partition: its ticket, or why it was not enrolled."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode
+    ticket: bytes = b""
+
+
+class AddPartitionsToTxnReply(Reply, frozen=True, kw_only=True):
+    """One enrolment per partition asked for; durable before it is answered."""
+
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+
+
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
+    """Enrol partitions in the open transaction, beginning it if need be. Safe to repeat."""
+
+    method = "add_partitions_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
+    """Enrol the offsets partition of a consumer group: ``add_partitions_to_txn`` by group id."""
+
+    method = "add_offsets_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+
+class EndTxnReply(Reply, frozen=True, kw_only=True):
+    """The producer id and epoch of the next transaction.
+
+    ``visible`` tells whether every marker was written before the reply: read your commits.
+    ``enrolments`` are those of the request's ``next_partitions``; none if they are not enrolled,
+    and without tickets if the next transaction is not open yet or its topics have to be looked up.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    visible: bool = False
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+
+
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
+    """A member whose records count, and how many records it had acknowledged."""
+
+    producer_id: int
+    record_count: int
+
+
+class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
+    """Commit or abort. Durable as decided when answered with ``NONE``; safe to repeat.
+
+    With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
+    other member is aborted; producer id and epoch are then not given.
+
+    A commit may enrol ``next_partitions`` in the next transaction, which is then open from the
+    moment the present one is complete, and has to be ended like any other. What cannot be
+    enrolled is left out as a whole and does not fail the commit.
+    """
+
+    method = "end_txn"
+    reply_type = EndTxnReply
+
+    transactional_id: str
+    committed: bool
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    token: bytes | None = None
+    run: Run | None = None
+    winners: tuple[Winner, ...] = ()
+    next_partitions: tuple[TopicPartition, ...] = ()

@@ -1,0 +1,219 @@
+"""The four offsets of a replica, what they let be read, and the role they are kept in.
+
+Rules. ``log_start_offset`` ≤ ``last_stable_offset`` ≤ ``high_watermark`` ≤ ``log_end_offset``
+(I-01). Each moves in one place only: the log start by retention, the log end by a batch, the high
+watermark by replication. The last stable offset follows: it is the first unstable one where that
+lies below the high watermark, else the high watermark. On a leader neither of the two goes back
+(I-03).
+
+Source: KIP-98, KIP-101, KIP-207.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.partition.leader_epochs import LeaderEpochs
+from oncelog.actors.protocol.partition.producers import ProducerStates
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
+
+
+class Role(enum.Enum):
+    """What a replica is to its partition."""
+
+    LOADING = "loading"
+    FOLLOWER = "follower"
+    LEADER = "leader"
+
+
+LEGAL_ROLES: Final = MappingProxyType(
+    {
+        Role.LOADING: frozenset({Role.LEADER, Role.FOLLOWER}),
+        Role.FOLLOWER: frozenset({Role.LEADER, Role.FOLLOWER}),
+        Role.LEADER: frozenset({Role.LEADER, Role.FOLLOWER}),
+    }
+)
+"""Role → roles it may take; ``load`` leads back to LOADING from each."""
+
+
+LOADING: Final = Role.LOADING
+LEADER: Final = Role.LEADER
+"""For what is asked of every batch: a member is searched for in its class each time."""
+
+
+class PartitionBounds:
+    """The offsets of one replica. As their names say: starts inclusive, ends exclusive.
+
+    ``log_start_offset`` moves by retention only, ``log_end_offset`` by a batch only,
+    ``high_watermark`` by ``advance_high_watermark`` only, and ``last_stable_offset`` follows.
+    """
+
+    __slots__ = (
+        "_high_watermark",
+        "_log_end_offset",
+        "_log_start_offset",
+        "_replay_from",
+        "_snapshot_offset",
+        "_stable_seen",
+        "leader_epochs",
+        "producers",
+        "role",
+        "topic_partition",
+    )
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.load(0, 0, ())
+
+    # --- loading -----------------------------------------------------------------------------
+
+    def load(
+        self,
+        log_start_offset: int,
+        snapshot_offset: int,
+        entries: Iterable[ProducerSnapshotEntry],
+        *,
+        leader_epochs: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Forget everything and begin at a producer snapshot; then replay from ``replay_from``.
+
+        ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also the
+        way to follow a truncation: nothing is ever undone.
+        """
+        self.role = Role.LOADING
+        self.producers = ProducerStates(entries)
+        self.leader_epochs = LeaderEpochs(leader_epochs)
+        self._log_start_offset = log_start_offset
+        self._snapshot_offset = max(snapshot_offset, log_start_offset)
+        self._log_end_offset = self._snapshot_offset
+        self._high_watermark = log_start_offset
+        self._stable_seen = log_start_offset
+        first_open = self.producers.transactions.first_ongoing_offset
+        has_open_before = first_open != NO_OFFSET and first_open < self._snapshot_offset
+        begin = first_open if has_open_before else self._snapshot_offset
+        self._replay_from = max(begin, log_start_offset)
+
+    @property
+    def replay_from(self) -> int:
+        """Inclusive offset from which the log must be replayed after ``load``.
+
+        Before the snapshot while transactions are open in it: their record counts are not in a
+        snapshot. Replaying from further back is harmless, and restores remembered batches.
+        """
+        return self._replay_from
+
+    # --- moving ------------------------------------------------------------------------------
+
+    def advance_high_watermark(self, offset: int) -> bool:
+        """Everything below ``offset`` (exclusive) is synced on every in-sync replica.
+
+        A lower offset than before changes nothing; one past the log end is refused as our bug
+        (I-04). Returns whether the high watermark moved, and so whether readers are to be woken.
+        """
+        if offset > self._log_end_offset:
+            invariant(False, "I-04", f"{self}: high watermark {offset} is past the log end")
+        if offset <= self._high_watermark:
+            return False
+        self._high_watermark = offset
+        self.producers.transactions.forget_before(offset)
+        self._check_bounds()
+        return True
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Records below ``offset`` (exclusive) are gone; a lower offset changes nothing.
+
+        Producers and open transactions stay: their markers are still to come.
+        """
+        invariant(
+            offset <= self._log_end_offset,
+            "I-01",
+            f"{self}: log start {offset} past the log end {self._log_end_offset}",
+        )
+        if offset <= self._log_start_offset:
+            return False
+        self._log_start_offset = offset
+        self._high_watermark = max(self._high_watermark, offset)
+        self.producers.transactions.forget_before(self._high_watermark)
+        self.leader_epochs.truncate_start(offset)
+        self._check_bounds()
+        return True
+
+    # --- read --------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """Inclusive offset of the first record that may be read."""
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """Exclusive: the offset of the next record."""
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Exclusive: everything below is synced on every in-sync replica."""
+        return self._high_watermark
+
+    @property
+    def first_unstable_offset(self) -> int:
+        """Inclusive first offset of the oldest transaction that is not decided, -1 if none."""
+        unstable = self.producers.transactions.first_unstable_offset
+        return unstable if unstable == NO_OFFSET else max(unstable, self._log_start_offset)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Exclusive: every transaction with data below is decided, and the decision replicated.
+
+        A snapshot does not tell which of the transactions completed before it are unreplicated,
+        so nothing is taken for stable until the high watermark has reached the loaded snapshot.
+        """
+        if self._high_watermark < self._snapshot_offset:
+            return self._log_start_offset
+        unstable = self.producers.transactions.first_unstable_offset
+        if unstable == NO_OFFSET:
+            return self._high_watermark
+        return min(max(unstable, self._log_start_offset), self._high_watermark)
+
+    def fetch_bound(self, isolation_level: IsolationLevel) -> int:
+        """Exclusive offset up to which a reader sees records."""
+        if isolation_level is IsolationLevel.READ_COMMITTED:
+            return self.last_stable_offset
+        return self._high_watermark
+
+    def check_fetch(self, offset: int) -> ErrorCode:
+        """Whether a fetch may begin at ``offset``; between bound and log end it waits, empty."""
+        if self._log_start_offset <= offset <= self._log_end_offset:
+            return ErrorCode.NONE
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def check_latest(self) -> ErrorCode:
+        """Whether "latest" may be told: not until the high watermark reached this epoch's start.
+
+        Otherwise a reader could see it go back after a failover. Source: KIP-207.
+        """
+        if self._high_watermark < self.leader_epochs.latest_start_offset:
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        return ErrorCode.NONE
+
+    # --- invariants --------------------------------------------------------------------------
+
+    def _take_role(self, role: Role) -> None:
+        invariant(role in LEGAL_ROLES[self.role], "I-22", f"{self} is to become {role.value}")
+        self.role = role
+        self._stable_seen = self.last_stable_offset
+
+    def _check_bounds(self) -> None:
+        """I-01 after every change, I-03 on a leader; a text is built only when it is needed."""
+        stable = self.last_stable_offset
+        if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
+            invariant(False, "I-01", str(self))
+        if stable < self._stable_seen and self.role is LEADER:
+            invariant(False, "I-03", f"{self}: was stable to {self._stable_seen}")
+        self._stable_seen = stable

@@ -1,0 +1,343 @@
+"""All producers of one partition: fencing, de-duplication, transactions, expiry.
+
+Rules. The ``check`` and ``find`` methods answer and change nothing (I-09); the ``apply`` methods
+are the only ones that follow the log, live and on replay alike (I-05). What a batch meets:
+
+==================================  ========================  =================================
+producer's entry                    event                     answer
+==================================  ========================  =================================
+none                                first sequence 0          accept
+none                                another, transactional    OUT_OF_ORDER, early
+none                                another, no transaction   accept, early: it may be forgotten
+same epoch                          one of the last 5 again   duplicate: the original's place
+same epoch                          other content, sequence   OUT_OF_ORDER
+                                    of one of the last 5
+same epoch                          sequence follows          accept
+same epoch                          sequence ahead            OUT_OF_ORDER, early
+same epoch                          sequence behind           OUT_OF_ORDER
+lower epoch                         sequence 0                accept: a new epoch begins
+lower epoch                         another sequence          OUT_OF_ORDER, early
+higher epoch                        any                       INVALID_PRODUCER_EPOCH
+open transaction, or a marker       data outside transaction  INVALID_TXN_STATE
+any                                 coordinator's data        as above; a sequence may be left
+                                                              out, or be ahead
+none                                marker                    accept: fences lower epochs
+epoch below the marker's            marker                    accept: closes, raises the epoch
+same epoch, no open transaction     marker                    accept: a repetition, no effect
+same epoch, open transaction        marker                    INVALID_PRODUCER_EPOCH
+higher epoch                        marker                    INVALID_PRODUCER_EPOCH
+higher coordinator epoch            marker                    TRANSACTION_COORDINATOR_FENCED
+==================================  ========================  =================================
+
+*Early* means that the batches in between may still be on their way: calls of one producer overtake
+each other. Whether it then waits, and how long, is the shell's affair.
+
+Whoever is unknown may begin at any sequence, because an entry is forgotten after a day of silence
+and refusing would kill a healthy producer. A transaction is never that old, so it begins at 0.
+
+Source: KIP-98; KIP-360; KIP-890 and KIP-1228 for markers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from oncelog.actors.protocol.messages.messages import ProducerDescription
+from oncelog.actors.protocol.partition.open_transactions import (
+    CompletedTransaction,
+    OpenTransactions,
+)
+from oncelog.actors.protocol.partition.producer_entry import NO_CRC, AppendedBatch, ProducerEntry
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import (
+    NO_COORDINATOR_EPOCH,
+    NO_OFFSET,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    SEQUENCE_MAX,
+    AppendOrigin,
+    sequence_after,
+)
+from oncelog.storage.records.batch import BatchHeader, Buffer, crc_when_stamped
+from oncelog.storage.records.control import ControlRecord
+
+PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
+"""A producer without an open transaction is forgotten after a day of silence."""
+
+_SEQUENCE_COUNT: Final = SEQUENCE_MAX + 1
+_AHEAD_MAX: Final = _SEQUENCE_COUNT // 2
+"""Half the circle: a sequence nearer than this from below is ahead, any other is behind."""
+
+
+class Enrolment(enum.Enum):
+    """How a transactional data batch stands to what its producer has open here."""
+
+    OPEN = "open"
+    """It joins the open transaction of its epoch; no ticket is needed."""
+
+    TICKET_NEEDED = "ticket needed"
+    """It would begin a transaction here."""
+
+    OLDER_OPEN = "older open"
+    """A transaction of a lower epoch still waits for its marker."""
+
+    FENCED = "fenced"
+    """A higher epoch is known."""
+
+
+class ProducerStates:
+    """The entry of each producer, and the transactions among them."""
+
+    __slots__ = ("_entries", "transactions")
+
+    def __init__(self, stored: Iterable[ProducerSnapshotEntry] = ()) -> None:
+        self._entries = {entry.producer_id: ProducerEntry.from_snapshot(entry) for entry in stored}
+        self.transactions = OpenTransactions()
+        unfinished = [entry for entry in self._entries.values() if entry.has_open_transaction]
+        for entry in sorted(unfinished, key=lambda entry: entry.current_txn_first_offset):
+            self.transactions.begin(entry.producer_id, entry.current_txn_first_offset)
+
+    def __len__(self) -> int:
+        """How many producers are remembered."""
+        return len(self._entries)
+
+    @property
+    def entries(self) -> Mapping[int, ProducerEntry]:
+        """The entries by producer id, to read."""
+        return MappingProxyType(self._entries)
+
+    # --- decide ------------------------------------------------------------------------------
+
+    def is_continued_by(self, header: BatchHeader) -> bool:
+        """Whether the batch simply follows its producer's newest one: the table accepts it.
+
+        In the same epoch and transaction, or outside one: no duplicate, no ticket needed, nothing
+        out of order; a shorter way to say so. A producer's first batch, and one after the wrap of
+        sequences, is for the long way.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is None:
+            return False
+        batches = entry.batches
+        return (
+            len(batches) > 0
+            and header.base_sequence == batches[-1].last_sequence + 1
+            and header.producer_epoch == entry.producer_epoch
+            and header.is_transactional is (entry.current_txn_first_offset != NO_OFFSET)
+            and (header.is_transactional or entry.coordinator_epoch == NO_COORDINATOR_EPOCH)
+        )
+
+    def find_duplicate(
+        self, header: BatchHeader, batch: Buffer | None = None
+    ) -> AppendedBatch | None:
+        """The appended batch that ``header`` repeats, if it is still remembered.
+
+        With ``batch``, the bytes of a client, the content must be the same as well, as far as that
+        is known: a batch of other content that took the sequence must not pass for this one. A
+        coordinator's retry has other times in it and so other bytes.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is None or header.is_transactional is not entry.is_transactional:
+            return None
+        found = entry.duplicate_of(header)
+        if found is None or batch is None or found.crc in (NO_CRC, header.crc):
+            return found
+        # The leader may have written its own time into it.
+        return found if crc_when_stamped(batch, found.timestamp_ms) == found.crc else None
+
+    def is_known(self, producer_id: int) -> bool:
+        """Whether the id has written here and is not forgotten."""
+        return producer_id in self._entries
+
+    def is_transactional(self, producer_id: int) -> bool:
+        """Whether the id is known to be one of transactions."""
+        entry = self._entries.get(producer_id)
+        return entry is not None and entry.is_transactional
+
+    def check_enrolment(self, header: BatchHeader) -> Enrolment:
+        """Whether a transactional data batch needs a ticket, or cannot be let in at all.
+
+        Source: KIP-890; KAFKA-18575 for ``OLDER_OPEN``, which must not join the older transaction.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is None:
+            return Enrolment.TICKET_NEEDED
+        if header.producer_epoch < entry.producer_epoch:
+            return Enrolment.FENCED
+        if not entry.has_open_transaction:
+            return Enrolment.TICKET_NEEDED
+        if header.producer_epoch > entry.producer_epoch:
+            return Enrolment.OLDER_OPEN
+        return Enrolment.OPEN
+
+    def check_data(
+        self, header: BatchHeader, origin: AppendOrigin, *, follows_unacknowledged: bool = False
+    ) -> tuple[ErrorCode, bool]:
+        """Check epoch, sequence and transaction of a data batch that is no duplicate.
+
+        Returns the error and whether the batch came early: a gap lies before it that batches
+        still on their way may fill. An early batch with ``NONE`` may be appended when they do
+        not come.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is not None and entry.is_transactional and not header.is_transactional:
+            return ErrorCode.INVALID_TXN_STATE, False
+        if entry is not None and header.producer_epoch < entry.producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH, False
+        is_early = False
+        if origin is AppendOrigin.CLIENT:
+            error, is_early = _check_sequence(
+                entry, header, follows_unacknowledged=follows_unacknowledged
+            )
+            if error is not ErrorCode.NONE:
+                return error, is_early
+        elif header.base_sequence != NO_SEQUENCE:
+            # What a transaction commits to groups of other shards counts too: gaps are normal.
+            error, is_ahead = _check_sequence(entry, header)
+            if error is not ErrorCode.NONE and not is_ahead:
+                return error, False
+        return ErrorCode.NONE, is_early
+
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    ) -> ErrorCode:
+        """Whether a marker may be appended. ``producer_epoch`` is one above that of the data.
+
+        An equal epoch is a repetition of the last marker, and harmless only while the next
+        transaction, whose data carry that very epoch, has not begun. Source: KIP-1228.
+        """
+        entry = self._entries.get(producer_id)
+        if entry is None:
+            return ErrorCode.NONE
+        if producer_epoch < entry.producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if producer_epoch == entry.producer_epoch and entry.has_open_transaction:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if coordinator_epoch < entry.coordinator_epoch:
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        return ErrorCode.NONE
+
+    # --- apply -------------------------------------------------------------------------------
+
+    def apply_plain_data(self, header: BatchHeader) -> None:
+        """A data batch of a producer stands in the log, outside any transaction."""
+        producer_id = header.producer_id
+        (self._entries.get(producer_id) or self._entry_of(producer_id)).add_batch(header)
+
+    def apply_data(self, header: BatchHeader) -> None:
+        """A data batch of a producer stands in the log."""
+        entry = self._entry_of(header.producer_id)
+        entry.add_batch(header)
+        if not header.is_transactional:
+            return
+        if not entry.has_open_transaction:
+            entry.current_txn_first_offset = header.base_offset
+            self.transactions.begin(header.producer_id, header.base_offset)
+        entry.open_record_count += header.record_count
+
+    def apply_marker(
+        self, header: BatchHeader, control: ControlRecord
+    ) -> CompletedTransaction | None:
+        """A marker stands in the log; the transaction it closed, None if none was open.
+
+        For an unknown producer it makes an entry, on purpose: older epochs that arrive later
+        meet it and are refused.
+        """
+        entry = self._entry_of(header.producer_id)
+        first_offset = entry.current_txn_first_offset
+        entry.take_epoch(header.producer_epoch)
+        entry.coordinator_epoch = max(entry.coordinator_epoch, control.coordinator_epoch)
+        entry.last_timestamp_ms = header.max_timestamp_ms
+        entry.current_txn_first_offset = NO_OFFSET
+        entry.open_record_count = 0
+        entry.idle_since_ms = NO_TIMESTAMP
+        if first_offset == NO_OFFSET:
+            return None
+        return self.transactions.complete(
+            producer_id=header.producer_id,
+            first_offset=first_offset,
+            marker_offset=header.last_offset,
+            is_aborted=not control.committed,
+        )
+
+    def apply_history(self, header: BatchHeader) -> None:
+        """A batch from before the loaded snapshot: restore what a snapshot has no field for.
+
+        These are the record count of a transaction that was open at the snapshot, and the
+        remembered batches before the newest one.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is None or header.is_control:
+            return
+        entry.add_older_batch(header)
+        if (
+            header.is_transactional
+            and entry.has_open_transaction
+            and header.base_offset >= entry.current_txn_first_offset
+        ):
+            entry.open_record_count += header.record_count
+
+    def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
+        """Forget whom nothing was heard of for so long by this replica's clock; how many it was.
+
+        The silence begins at the first scan that meets the entry unchanged, not at a record's
+        timestamp: that is the client's, and may lie years back. An open transaction keeps its
+        producer for ever.
+        """
+        expired = []
+        for producer_id, entry in self._entries.items():
+            if entry.has_open_transaction:
+                continue
+            if entry.idle_since_ms == NO_TIMESTAMP or now_ms < entry.idle_since_ms:
+                entry.idle_since_ms = now_ms
+            elif now_ms - entry.idle_since_ms >= expiration_ms:
+                expired.append(producer_id)
+        for producer_id in expired:
+            del self._entries[producer_id]
+        return len(expired)
+
+    # --- describe ----------------------------------------------------------------------------
+
+    def snapshot(self) -> list[ProducerSnapshotEntry]:
+        """The state before the log end, as a producer snapshot stores it."""
+        return [entry.to_snapshot() for entry in self._entries.values()]
+
+    def describe(self, producer_ids: Iterable[int] | None) -> tuple[ProducerDescription, ...]:
+        """The producers asked for that are known, or all."""
+        wanted = self._entries if producer_ids is None else producer_ids
+        found = (self._entries.get(producer_id) for producer_id in wanted)
+        return tuple(entry.describe() for entry in found if entry is not None)
+
+    def _entry_of(self, producer_id: int) -> ProducerEntry:
+        entry = self._entries.get(producer_id)
+        if entry is None:
+            entry = self._entries[producer_id] = ProducerEntry(producer_id)
+        return entry
+
+
+def _check_sequence(
+    entry: ProducerEntry | None, header: BatchHeader, *, follows_unacknowledged: bool = False
+) -> tuple[ErrorCode, bool]:
+    """The sequence rules for a client's batch whose epoch is not below the entry's.
+
+    An unknown producer may be one that was forgotten: it goes on at any sequence. But while
+    batches before this one are on their way, it may as well be a new one whose calls have
+    overtaken each other, and to begin with this one would shut those out.
+    """
+    if entry is None:
+        if header.base_sequence == 0:
+            return ErrorCode.NONE, False
+        if header.is_transactional or follows_unacknowledged:
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True
+        return ErrorCode.NONE, True
+    expected = 0
+    if header.producer_epoch == entry.producer_epoch and entry.last_sequence != NO_SEQUENCE:
+        expected = sequence_after(entry.last_sequence, 1)
+    if header.base_sequence == expected:
+        return ErrorCode.NONE, False
+    ahead = (header.base_sequence - expected) % _SEQUENCE_COUNT
+    return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ahead < _AHEAD_MAX

@@ -1,0 +1,76 @@
+"""Why an epoch is over, for whoever still calls with it: a code to act on, a text for people.
+
+Who was only too slow can abort and go on; who was replaced cannot. So the coordinator remembers,
+with each rise of an epoch, whose doing it was, and tells the producer that had the epoch before.
+
+| the epoch rose because of | code |
+|---|---|
+| the transaction timeout | TRANSACTION_TIMED_OUT |
+| an operator's abort | ABORTED_BY_OPERATOR |
+| another producer's ``init_transactions`` | PRODUCER_FENCED |
+| a distributed write under the same id | PRODUCER_FENCED |
+| the death of a distributed write's driver | PRODUCER_FENCED |
+| its own end, or more than one rise | PRODUCER_FENCED |
+
+Source: KIP-588 (timeouts that fence nobody); KIP-1050 for what is abortable.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncelog.actors.protocol.transaction.checks import Refusal
+from oncelog.actors.protocol.transaction.end import EndAge, end_age
+from oncelog.actors.protocol.transaction.state import (
+    EpochCause,
+    TransactionMetadata,
+    TransactionState,
+)
+from oncelog.storage.errors import ErrorCode
+
+
+def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: int) -> Refusal:
+    """What to answer a call of an epoch that is not the present one of the id's own producer.
+
+    What was aborted for its owner is told until the owner goes on.
+    """
+    age = end_age(metadata, producer_id=producer_id, producer_epoch=producer_epoch)
+    code = _CODES.get(metadata.epoch_cause)
+    is_told = code is ErrorCode.PRODUCER_FENCED or metadata.state in _ABORTED
+    if age is EndAge.RETRY and code is not None and is_told:
+        return code, cause_text(metadata)
+    return ErrorCode.PRODUCER_FENCED, (
+        f"a newer producer of {metadata.transactional_id!r} is known: it has producer id "
+        f"{metadata.producer_id} and epoch {metadata.producer_epoch}, the call {producer_id} and "
+        f"{producer_epoch}"
+    )
+
+
+def cause_text(metadata: TransactionMetadata) -> str:
+    """Whose doing the last rise of the epoch was, in words."""
+    name = repr(metadata.transactional_id)
+    return {
+        EpochCause.OWNER: f"the transaction of {name} has ended",
+        EpochCause.TIMEOUT: (
+            f"the transaction of {name} was open for longer than its "
+            f"transaction_timeout_ms={metadata.transaction_timeout_ms}, so its coordinator has "
+            "aborted it; nobody has taken over"
+        ),
+        EpochCause.OPERATOR: f"an operator has aborted the transaction of {name}",
+        EpochCause.PRODUCER: f"another producer has called init_transactions() with {name}",
+        EpochCause.DRIVER: (
+            f"the driver of the distributed write of {name} is gone, so its coordinator has "
+            "aborted it"
+        ),
+        EpochCause.RUN: f"a distributed write has begun with {name}",
+    }[metadata.epoch_cause]
+
+
+_ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
+_CODES: Final = {
+    EpochCause.TIMEOUT: ErrorCode.TRANSACTION_TIMED_OUT,
+    EpochCause.OPERATOR: ErrorCode.ABORTED_BY_OPERATOR,
+    EpochCause.PRODUCER: ErrorCode.PRODUCER_FENCED,
+    EpochCause.RUN: ErrorCode.PRODUCER_FENCED,
+    EpochCause.DRIVER: ErrorCode.PRODUCER_FENCED,
+}

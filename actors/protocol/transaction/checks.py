@@ -1,0 +1,202 @@
+"""What makes a request to the transaction coordinator impossible in any state.
+
+Every check answers a code and a sentence that names the value; ``NONE`` and "" when all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from oncelog.actors.protocol.messages.messages import (
+    BeginRunRequest,
+    DriverProcess,
+    EndTxnRequest,
+    EnlistRequest,
+    InitProducerIdRequest,
+    Run,
+)
+from oncelog.actors.protocol.transaction.commit_versions import (
+    drops_version,
+    names_the_same,
+    passed_version,
+    version_in,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    COMMIT_TOKEN_MAX_BYTES,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TRANSACTION_STATE_TOPIC,
+    TRANSACTIONAL_ID_MAX_BYTES,
+    TopicPartition,
+)
+
+RUN_ID_MAX_BYTES: Final = 256
+INT64_MAX: Final = 2**63 - 1
+MACHINE_MAX_BYTES: Final = 256
+
+Refusal = tuple[ErrorCode, str]
+FINE: Final[Refusal] = (ErrorCode.NONE, "")
+
+
+def check_transactional_id(transactional_id: str | None) -> Refusal:
+    """Whether a transactional id has 1 to 1,024 bytes of UTF-8."""
+    size = _utf8_bytes(transactional_id or "")
+    if size is None or not 0 < size <= TRANSACTIONAL_ID_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, (
+            f"transactional_id={transactional_id!r}: "
+            f"give 1 to {TRANSACTIONAL_ID_MAX_BYTES} bytes of UTF-8"
+        )
+    return FINE
+
+
+def check_timeout(transaction_timeout_ms: int, transaction_max_timeout_ms: int) -> Refusal:
+    """Whether a transaction timeout is positive and not above the cluster's maximum."""
+    if 0 < transaction_timeout_ms <= transaction_max_timeout_ms:
+        return FINE
+    return ErrorCode.INVALID_TRANSACTION_TIMEOUT, (
+        f"transaction_timeout_ms={transaction_timeout_ms}: "
+        f"give 1 to {transaction_max_timeout_ms} (transaction_max_timeout_ms)"
+    )
+
+
+def check_init_producer_id(
+    request: InitProducerIdRequest, transaction_max_timeout_ms: int
+) -> Refusal:
+    """Id, timeout, and that producer id and epoch are both given or both not."""
+    refusal = check_transactional_id(request.transactional_id)
+    if refusal is FINE:
+        refusal = check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
+    is_neither = (request.producer_id, request.producer_epoch) == (
+        NO_PRODUCER_ID,
+        NO_PRODUCER_EPOCH,
+    )
+    is_both = request.producer_id >= 0 and request.producer_epoch >= 0
+    if refusal is FINE and not is_neither and not is_both:
+        return ErrorCode.INVALID_REQUEST, (
+            f"producer_id={request.producer_id}, producer_epoch={request.producer_epoch}: "
+            "give both or neither"
+        )
+    return refusal
+
+
+def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -> Refusal:
+    """Id, timeout, run, driver and token."""
+    refusal = check_transactional_id(request.transactional_id)
+    if refusal is FINE:
+        refusal = check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
+    if refusal is FINE:
+        refusal = _check_run(Run(number=request.after, id=request.run_id))
+    if refusal is FINE and request.driver is not None:
+        refusal = _check_driver(request.driver)
+    return _check_token(request.token) if refusal is FINE else refusal
+
+
+def check_enlist(request: EnlistRequest) -> Refusal:
+    """Id, run and token."""
+    refusal = check_transactional_id(request.transactional_id)
+    if refusal is FINE:
+        refusal = _check_run(request.run)
+    return _check_token(request.token) if refusal is FINE else refusal
+
+
+def check_end_txn(request: EndTxnRequest) -> Refusal:
+    """Id, token, run and winners."""
+    refusal = check_transactional_id(request.transactional_id)
+    if refusal is FINE:
+        refusal = _check_token(request.token or b"")
+    if refusal is not FINE:
+        return refusal
+    if request.run is not None:
+        return _check_run(request.run)
+    if request.winners:
+        return ErrorCode.INVALID_REQUEST, "winners are given without a run"
+    return FINE
+
+
+def check_version(
+    transactional_id: str, token: bytes | None, committed_token: bytes | None
+) -> Refusal:
+    """Whether a commit of ``token`` leaves the versions of the application rising.
+
+    ``committed_token`` is that of the id's last committed transaction. A token that names no
+    version, where none is remembered either, is never refused.
+    """
+    passed = passed_version(token, committed_token)
+    if passed is not None:
+        return ErrorCode.OUTDATED_VERSION, (
+            f"the last committed version of {passed.app_id!r} is {passed.version}, so an older one "
+            f"may be written already: go on with {passed.version + 1}, or as another application"
+        )
+    kept = drops_version(token, committed_token)
+    if kept is not None:
+        return ErrorCode.INVALID_REQUEST, (
+            f"{transactional_id!r} remembers version {kept.version} of {kept.app_id!r}: "
+            "only further versions of it are committed under this id; use another for the rest"
+        )
+    version = version_in(token) if token and names_the_same(token, committed_token) else None
+    if version is not None:
+        return ErrorCode.ALREADY_COMMITTED, (
+            f"version {version.version} of {version.app_id!r} is committed already"
+        )
+    return FINE
+
+
+def bad_partition(
+    partitions: Sequence[TopicPartition], partition_counts: Mapping[str, int]
+) -> tuple[Mapping[TopicPartition, ErrorCode], str]:
+    """Those of ``partitions`` that cannot be enrolled, with why, and a sentence on the first.
+
+    ``partition_counts`` has the number of partitions of each topic that exists. The log of the
+    coordinators itself and the metadata log take part in no transaction.
+    """
+    refused: dict[TopicPartition, ErrorCode] = {}
+    detail = ""
+    for tp in partitions:
+        if tp.topic in {TRANSACTION_STATE_TOPIC, CLUSTER_METADATA_TOPIC}:
+            refused[tp] = ErrorCode.INVALID_TOPIC_EXCEPTION
+            detail = detail or f"{tp.topic} takes part in no transaction"
+        elif not 0 <= tp.partition < partition_counts.get(tp.topic, 0):
+            refused[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            detail = detail or f"{tp} does not exist"
+    return refused, detail
+
+
+def _check_run(run: Run) -> Refusal:
+    size = _utf8_bytes(run.id)
+    if size is None or size > RUN_ID_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, f"run id: give at most {RUN_ID_MAX_BYTES} bytes of UTF-8"
+    if not 0 <= run.number < INT64_MAX:
+        return ErrorCode.INVALID_REQUEST, f"{run.number} is not the number of a run"
+    return FINE
+
+
+def _check_driver(driver: DriverProcess) -> Refusal:
+    size = _utf8_bytes(driver.machine)
+    if size is None or size > MACHINE_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, (
+            f"machine of the driver: give at most {MACHINE_MAX_BYTES} bytes of UTF-8"
+        )
+    for name in ("process_id", "start_ticks"):
+        value = getattr(driver, name)
+        if not 0 <= value <= INT64_MAX:
+            return ErrorCode.INVALID_REQUEST, f"{name}={value} of the driver: give 0 to 2^63 - 1"
+    return FINE
+
+
+def _check_token(token: bytes) -> Refusal:
+    if len(token) > COMMIT_TOKEN_MAX_BYTES:
+        return ErrorCode.INVALID_REQUEST, (
+            f"the commit token has {len(token)} bytes; {COMMIT_TOKEN_MAX_BYTES} are allowed"
+        )
+    return FINE
+
+
+def _utf8_bytes(text: str) -> int | None:
+    """Length in UTF-8, or ``None`` when a lone surrogate makes it impossible."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None

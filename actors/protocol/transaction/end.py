@@ -1,0 +1,165 @@
+"""The table of ``end_txn``: what a verdict means in each state, for each epoch it may carry.
+
+An end names the producer id and epoch of the transaction it ends. With *e* the stored epoch, it
+is *current* when it carries *e* and a *retry* when it carries *e - 1*: its transaction has ended
+and only the reply may have been lost. Anything else is fenced. So a delayed end never touches
+the transaction that follows (KAFKA-17754).
+Source: KIP-890, "Bump Epoch on Each Transaction for New Clients".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED
+
+
+class EndAge(enum.Enum):
+    """Which transaction an end is about: the stored one or the one before."""
+
+    CURRENT = "current"
+    RETRY = "retry"
+    LOST = "lost"
+    """The one before that, when the one between was begun ahead and not ended by its owner."""
+
+
+class EndAction(enum.Enum):
+    """What to do when the answer is not an error."""
+
+    PREPARE = "prepare"
+    """Decide now."""
+    DECIDED = "decided"
+    """Answer with the producer id and epoch of the next transaction; it ended like this."""
+
+
+EndVerdict = ErrorCode | EndAction
+
+_FENCED = ErrorCode.PRODUCER_FENCED
+_INVALID = ErrorCode.INVALID_TXN_STATE
+_CONCURRENT = ErrorCode.CONCURRENT_TRANSACTIONS
+_PREPARE = EndAction.PREPARE
+_DECIDED = EndAction.DECIDED
+
+_COLUMNS: Final = (
+    (True, EndAge.CURRENT),
+    (True, EndAge.RETRY),
+    (False, EndAge.CURRENT),
+    (False, EndAge.RETRY),
+)
+_ROWS: Final[Mapping[TransactionState, tuple[EndVerdict, ...]]] = {
+    #                                 COMMIT current, COMMIT retry, ABORT current, ABORT retry
+    TransactionState.EMPTY: (_INVALID, _FENCED, _PREPARE, _FENCED),
+    TransactionState.ONGOING: (_PREPARE, _FENCED, _PREPARE, _FENCED),
+    TransactionState.PREPARE_COMMIT: (_CONCURRENT, _CONCURRENT, _CONCURRENT, _INVALID),
+    TransactionState.PREPARE_ABORT: (_CONCURRENT, _INVALID, _CONCURRENT, _CONCURRENT),
+    TransactionState.COMPLETE_COMMIT: (_INVALID, _DECIDED, _PREPARE, _INVALID),
+    TransactionState.COMPLETE_ABORT: (_INVALID, _INVALID, _PREPARE, _DECIDED),
+}
+END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
+    {
+        (state, committed, age): verdict
+        for state, row in _ROWS.items()
+        for (committed, age), verdict in zip(_COLUMNS, row, strict=True)
+    }
+)
+"""(state, committed, age) → what to answer. An abort at rest still raises the epoch: the client
+does not know whether something it sent is on its way, and the old epoch makes that harmless.
+While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
+begun the next transaction early and is told to wait, not that it is fenced."""
+
+END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
+    {
+        (TransactionState.ONGOING, True, EndAge.RETRY): _DECIDED,
+        (TransactionState.ONGOING, False, EndAge.RETRY): _INVALID,
+        (TransactionState.PREPARE_ABORT, True, EndAge.LOST): _CONCURRENT,
+        (TransactionState.PREPARE_ABORT, False, EndAge.LOST): _INVALID,
+        (TransactionState.COMPLETE_ABORT, True, EndAge.LOST): _DECIDED,
+        (TransactionState.COMPLETE_ABORT, False, EndAge.LOST): _INVALID,
+    }
+)
+"""What is different, or not in the table above, for a transaction that a commit began ahead."""
+
+
+def end_verdict(metadata: TransactionMetadata, *, committed: bool, age: EndAge) -> EndVerdict:
+    """What the end of an id's own transaction means."""
+    step = (metadata.state, committed, age)
+    if metadata.ahead_partitions and step in END_TXN_AHEAD:
+        return END_TXN_AHEAD[step]
+    return END_TXN[step]
+
+
+def end_age(
+    metadata: TransactionMetadata, *, producer_id: int, producer_epoch: int
+) -> EndAge | None:
+    """Which transaction an end of (``producer_id``, ``producer_epoch``) is about; None: neither.
+
+    A retry may cross the change to a new producer id: then it carries the previous producer id
+    and its last epoch, while the new one still stands at epoch 0.
+    """
+    if producer_id == metadata.producer_id:
+        if producer_epoch == metadata.producer_epoch:
+            return EndAge.CURRENT
+        if producer_epoch == metadata.producer_epoch - 1:
+            return EndAge.RETRY
+        is_lost = producer_epoch == metadata.producer_epoch - 2 and _is_ahead_aborted(metadata)
+        return EndAge.LOST if is_lost else None
+    is_across = is_retry_of_previous_id(
+        metadata, producer_id=producer_id, producer_epoch=producer_epoch
+    )
+    return EndAge.RETRY if is_across else None
+
+
+def _is_ahead_aborted(metadata: TransactionMetadata) -> bool:
+    is_aborted = metadata.state in (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT)
+    return is_aborted and bool(metadata.ahead_partitions)
+
+
+def is_retry_of_previous_id(
+    metadata: TransactionMetadata, *, producer_id: int, producer_epoch: int
+) -> bool:
+    """Whether the caller's last reply, lost, was the one that changed its producer id."""
+    return (
+        producer_id == metadata.previous_producer_id
+        and producer_epoch == PRODUCER_EPOCH_EXHAUSTED
+        and metadata.producer_epoch == 0
+    )
+
+
+def run_end_verdict(
+    metadata: TransactionMetadata, *, is_newest: bool, committed: bool, is_token_decided: bool
+) -> EndVerdict:
+    """What the end of a distributed write means.
+
+    ``is_newest``: the caller's run is the newest one. ``is_token_decided``: its token is that of
+    the last committed transaction, so what it names is committed, whoever did it.
+
+    | transaction | COMMIT, its token decided | COMMIT otherwise | ABORT |
+    |---|---|---|---|
+    | none yet, the run waits | decide | decide | decide |
+    | the run's, open | decide | decide | decide |
+    | the run's, committed | success | success | success, nothing changes |
+    | the run's, aborted | success | INVALID_TXN_STATE | success |
+    | another's, after the run's | success | PRODUCER_FENCED | success |
+    | asked by an older run | success | PRODUCER_FENCED | PRODUCER_FENCED |
+
+    A COMMIT that succeeds because of its token alone is answered with ALREADY_COMMITTED: what the
+    token names is committed, the records of the run that asks are not.
+    """
+    state = metadata.state
+    if is_newest and metadata.is_run_waiting:
+        return EndAction.PREPARE
+    if is_newest and metadata.is_run_current:
+        if state is TransactionState.ONGOING:
+            return EndAction.PREPARE
+        is_committed = state in {TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT}
+        if is_committed or not committed or is_token_decided:
+            return EndAction.DECIDED
+        return ErrorCode.INVALID_TXN_STATE
+    if (committed and is_token_decided) or (is_newest and not committed):
+        return EndAction.DECIDED
+    return ErrorCode.PRODUCER_FENCED

@@ -1,0 +1,167 @@
+"""Whose a data directory is: the cluster and the broker that it says in ``meta.properties``.
+
+Nothing founds a cluster or leads a partition in a directory that is not its own. A launcher, which
+somebody called, prepares the directory (``prepare``) before any actor runs; an actor only looks. So
+one that Ray restarts on another disk, or on one that is not mounted, finds nothing to lead.
+
+While a cluster is being founded its directory says so (``is_founding``), and only then may a
+metadata log be begun. The mark goes once the first record of that log is durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.checkpoint import LOCK_FILE, PARTITION_METADATA_FILE
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.records.batch import iterate_batches
+from oncelog.storage.records.codec import decode_records
+
+IDENTITY_FILE: Final = "meta.properties"
+"""Of the data directory itself; Kafka's name and form."""
+
+METADATA_LOG: Final = f"{CLUSTER_METADATA_TOPIC}-0"
+LOG_SUFFIX: Final = ".log"
+_VERSION: Final = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryIdentity:
+    """Whose a data directory is. ``is_founding``: its metadata log may still have to be begun."""
+
+    cluster_id: str
+    broker_id: int
+    is_founding: bool = False
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        lines = [
+            f"version={_VERSION}",
+            f"broker.id={self.broker_id}",
+            f"cluster.id={self.cluster_id}",
+            *(["founding=true"] if self.is_founding else []),
+        ]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> DirectoryIdentity:
+        """Read the file's bytes; lines with ``#`` are comments. CorruptDataError if it cannot."""
+        try:
+            lines = [line.strip() for line in data.decode("ascii").splitlines()]
+            fields = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+            if fields["version"] != _VERSION or not fields["cluster.id"]:
+                raise CorruptDataError(
+                    f"{IDENTITY_FILE} is of another version, or names no cluster"
+                )
+            return cls(
+                cluster_id=fields["cluster.id"],
+                broker_id=int(fields["broker.id"]),
+                is_founding=fields.get("founding") == "true",
+            )
+        except (KeyError, ValueError) as error:
+            raise CorruptDataError(f"{IDENTITY_FILE} is unreadable: {error!r}") from None
+
+
+def read_identity(filesystem: FileSystem, data_dir: Path) -> DirectoryIdentity | None:
+    """Whose the directory is; ``None`` if it does not say. OSError, CorruptDataError."""
+    try:
+        return DirectoryIdentity.from_bytes(filesystem.read_whole(data_dir / IDENTITY_FILE))
+    except FileNotFoundError:
+        return None
+
+
+def write_identity(filesystem: FileSystem, data_dir: Path, identity: DirectoryIdentity) -> None:
+    """Say whose the directory is, durably."""
+    filesystem.write_atomically(data_dir / IDENTITY_FILE, identity.to_bytes())
+
+
+def prepare(
+    filesystem: FileSystem, data_dir: Path, *, broker_id: int, new_cluster_id: str
+) -> DirectoryIdentity:
+    """Whose the directory is; an empty one becomes that of a new cluster, to be founded in it.
+
+    One of an earlier build, which says nothing, is that of the cluster its metadata log tells of.
+    Durable on return. CorruptDataError for a directory that has logs but no metadata log: part of
+    it is missing, and another cluster would take what is left for its own. OSError.
+    """
+    filesystem.make_directory(data_dir)
+    lock = filesystem.lock(data_dir / LOCK_FILE)
+    try:
+        identity = read_identity(filesystem, data_dir)
+        if identity is None:
+            cluster_id = _founded(filesystem, data_dir)
+            if cluster_id is None:
+                _refuse_remains(filesystem, data_dir)
+            identity = DirectoryIdentity(
+                cluster_id=cluster_id or new_cluster_id,
+                broker_id=broker_id,
+                is_founding=cluster_id is None,
+            )
+            write_identity(filesystem, data_dir, identity)
+        return identity
+    finally:
+        lock.release()
+
+
+def refusal(
+    filesystem: FileSystem, data_dir: Path, *, cluster_id: str, broker_id: int
+) -> str | None:
+    """Why an actor of that broker must not use the directory; ``None`` if it may. OSError."""
+    wanted = f"cluster {cluster_id}, broker {broker_id}"
+    try:
+        identity = read_identity(filesystem, data_dir)
+    except CorruptDataError as error:
+        return f"{data_dir} cannot be told to be that of {wanted}: {error}"
+    if identity is None:
+        return (
+            f"{data_dir} is not the data directory of {wanted}: it has no {IDENTITY_FILE}. Is its "
+            "disk mounted, and is this the right node?"
+        )
+    if (identity.cluster_id, identity.broker_id) != (cluster_id, broker_id):
+        found = f"cluster {identity.cluster_id}, broker {identity.broker_id}"
+        return f"{data_dir} is that of {found}, not of {wanted}"
+    return None
+
+
+def has_log(filesystem: FileSystem, directory: Path) -> bool:
+    """Whether a partition's directory has any segment."""
+    return any(name.endswith(LOG_SUFFIX) for name in filesystem.list_directory(directory))
+
+
+def _founded(filesystem: FileSystem, data_dir: Path) -> str | None:
+    """The cluster that the first record of the metadata log tells of."""
+    directory = data_dir / METADATA_LOG
+    segments = [name for name in filesystem.list_directory(directory) if name.endswith(LOG_SUFFIX)]
+    if not segments:
+        return None
+    data = filesystem.read_whole(directory / segments[0])
+    for position, header in iterate_batches(data):
+        batch = data[position : position + header.size_bytes]
+        for record in decode_records(batch, header):
+            if record.value is not None:
+                founded = decode_cluster_record(record.value)
+                if isinstance(founded, ClusterFounded):
+                    return founded.cluster_id
+        break
+    return None
+
+
+def _refuse_remains(filesystem: FileSystem, data_dir: Path) -> None:
+    remains = [
+        name
+        for name in filesystem.list_directory(data_dir)
+        if filesystem.exists(data_dir / name / PARTITION_METADATA_FILE)
+        and has_log(filesystem, data_dir / name)
+        and name != METADATA_LOG
+    ]
+    if remains:
+        raise CorruptDataError(
+            f"{data_dir} has logs ({remains[0]}{', ...' if len(remains) > 1 else ''}) but neither "
+            f"{IDENTITY_FILE} nor a metadata log ({METADATA_LOG}): put them back, or give an empty "
+            "directory"
+        )

@@ -1,0 +1,250 @@
+"""Group sync: all appends of one turn of the event loop, and all that come meanwhile, share a sync.
+
+The high watermark, and so every acknowledgement and every reader, covers only what is on disk; with
+``flush="os"`` it covers what was handed to the operating system, and the sync goes on behind.
+
+A *round* takes all that is unsynced at the end of a turn. While the disk is brisk one begins in the
+middle of a turn, as soon as ``ROUND_BYTES`` are unsynced: the disk then works while the loop goes
+on appending. Such a round may wait behind another, so that the disk has work at once when that one
+ends. On a slow disk two rounds cost more than one.
+
+A round that was refused something which may pass by itself, as a descriptor or room for an index
+entry, is repeated: with the next append, or after ``DISK_RETRY_MS``. What is for good is told by
+the table of ``storage.disk_errors``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncelog.actors.interfaces import Background
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.replica.waiters import ReplicaWaiters
+from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.sync_point import SyncPoint
+from oncelog.storage.log.partition_log import PartitionLog
+
+_logger = logging.getLogger(__name__)
+
+UNAWAITED_SYNC_MS: Final = 20
+"""How long something that nobody waits for may stay unsynced: time for others to share a sync."""
+
+DISK_RETRY_MS: Final = 1_000
+"""How soon something that the disk refused is tried again, if it may pass by itself."""
+
+ROUND_BYTES: Final = 128 * 1024
+"""With so many bytes a round begins at once: writing them takes the disk longer than to begin."""
+
+IN_TURN_BYTES: Final = 32 * 1024
+"""More than this is synced beside the loop: writing it takes longer than to hand it over."""
+
+ROUNDS_MAX: Final = 2
+"""Rounds begun and not ended: one that the disk works on, and one that it finds when it is done."""
+
+
+class _Hurry(enum.IntEnum):
+    """Who waits for what is unsynced and not in a round yet."""
+
+    NONE = 0
+    """Nobody, and it may stay unsynced for a while."""
+
+    SOON = 1
+    """Nobody, but a crash of the machine would lose it."""
+
+    AWAITED = 2
+    """A caller, who is answered after the sync."""
+
+
+_AWAITED: Final = _Hurry.AWAITED
+
+
+class GroupSync:
+    """Syncs one replica's log and moves its high watermark.
+
+    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` is
+    given what else a round ends with: no caller could be told of it.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine: PartitionMachine,
+        background: Background,
+        waiters: ReplicaWaiters,
+        on_failure: Callable[[OSError], None],
+        on_bug: Callable[[BaseException], None],
+        is_offline: Callable[[], bool],
+    ) -> None:
+        self._machine = machine
+        self._background = background
+        self._waiters = waiters
+        self._on_failure = on_failure
+        self._on_bug = on_bug
+        self._is_offline = is_offline
+        self._begun_offset = 0
+        """Everything below is durable, or in a round that has begun."""
+        self._begun_generation = 0
+        """The log's at that time; once it was truncated, the offset says nothing."""
+        self._is_refused = False
+        """The last round was, so this has been told."""
+        self._unbegun_bytes = 0
+        self._hurry = _Hurry.NONE
+        self._rounds: set[asyncio.Future[None]] = set()
+        self._next: asyncio.Handle | None = None
+        """The end of this turn or, if nobody waits, a timer: the next round begins then."""
+        self._is_next_later = False
+
+    def begin(self, log: PartitionLog) -> None:
+        """Take all that is in the machine for durable: its log was synced when it was opened."""
+        self._begun_offset = self._machine.log_end_offset
+        self._begun_generation = log.generation
+        self._advance(log, self._begun_offset)
+
+    def request(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
+        """Have ``size_bytes`` that were appended synced soon.
+
+        Unless ``is_awaited``, readers need not wait.
+        """
+        if is_awaited:
+            self._hurry = _AWAITED
+        else:
+            # The sync goes on behind, so that a restart has little to scan.
+            self._advance(log, log.indexed_end_offset)
+            self._hurry = max(self._hurry, _Hurry.SOON)
+        self._unbegun_bytes = unbegun_bytes = self._unbegun_bytes + size_bytes
+        is_large = unbegun_bytes >= ROUND_BYTES
+        if is_large and len(self._rounds) < ROUNDS_MAX and self._background.is_brisk:
+            self._begin_round(log)
+        elif not self._rounds and (self._next is None or self._is_next_later):
+            self._begin_at_end_of_turn(log)
+
+    def request_later(self, log: PartitionLog, size_bytes: int) -> None:
+        """Have what was appended, and nobody waits for, synced with the next append or in a while.
+
+        The high watermark passes it then.
+        """
+        self._unbegun_bytes += size_bytes
+        if not self._rounds:
+            self._begin_later(log)
+
+    async def drain(self) -> None:
+        """Wait for the syncs under way, if there are any; closing the log syncs what is left."""
+        while self._rounds:
+            await asyncio.wait(self._rounds)
+        self._forget_next()
+
+    def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
+        """Begin the next round when all callers that are ready now have made their appends."""
+        if self._is_next_later:
+            self._forget_next()
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
+
+    def _begin_later(self, log: PartitionLog, delay_ms: int = UNAWAITED_SYNC_MS) -> None:
+        """Begin the next round in a while, unless an append brings it sooner."""
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.call_later(delay_ms / 1000, self._end_turn, log)
+            self._is_next_later = True
+
+    def _forget_next(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+            self._is_next_later = False
+
+    def _end_turn(self, log: PartitionLog) -> None:
+        self._next = None
+        self._is_next_later = False
+        if not self._rounds and not self._is_offline() and self._is_unbegun(log):
+            self._begin_round(log)
+
+    def _is_unbegun(self, log: PartitionLog) -> bool:
+        return (
+            self._begun_offset < self._machine.log_end_offset
+            or self._begun_generation != log.generation
+        )
+
+    def _begin_round(self, log: PartitionLog) -> None:
+        """Sync all that is unsynced now: in this very turn if that is quicker, else beside it."""
+        self._forget_next()
+        is_small = self._hurry is _Hurry.AWAITED and self._unbegun_bytes <= IN_TURN_BYTES
+        self._unbegun_bytes, self._hurry = 0, _Hurry.NONE
+        try:
+            point = log.sync_point()
+            self._begun_offset = point.log_end_offset
+            self._begun_generation = point.generation
+            point.is_small = is_small
+            if is_small and not self._rounds and self._background.try_now(point.run):
+                self._finish(log, point)
+                self._go_on(log)
+                return
+            round_ = asyncio.ensure_future(self._background.run(point))
+        except OSError as error:
+            self._repeat_or_give_up(log, error)
+            return
+        except Exception as bug:
+            self._on_bug(bug)
+            return
+        self._rounds.add(round_)
+        round_.add_done_callback(functools.partial(self._end_round, log, point))
+
+    def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[Any]) -> None:
+        """A round has run beside the loop; appends made meanwhile share the next one."""
+        self._rounds.discard(round_)
+        point.discard()
+        if round_.cancelled():
+            return
+        try:
+            round_.result()
+            if self._is_offline():
+                return
+            self._finish(log, point)
+        except OSError as error:
+            self._repeat_or_give_up(log, error)
+            return
+        except Exception as bug:
+            self._on_bug(bug)
+            return
+        self._go_on(log)
+
+    def _go_on(self, log: PartitionLog) -> None:
+        """A round has ended: bring the next one on its way, if there is need of one."""
+        if self._rounds or not self._is_unbegun(log):
+            return
+        if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
+            self._begin_later(log, DISK_RETRY_MS)
+        elif self._hurry is _Hurry.NONE:
+            self._begin_later(log)
+        else:
+            self._begin_at_end_of_turn(log)
+
+    def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
+        """Do a refused round again later, as long as the log itself does not call it lost."""
+        if self._is_offline():
+            return
+        if log.failure is not None or not is_passing(error):
+            self._on_failure(error)
+            return
+        if not self._is_refused:
+            self._is_refused = True
+            _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
+        self._begun_offset = log.recovery_point
+        self._begin_later(log, DISK_RETRY_MS)
+
+    def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
+        """The point is durable: so everybody may see and believe what it covers."""
+        if log.mark_synced(point):
+            self._is_refused = False
+            self._advance(log, point.log_end_offset)
+
+    def _advance(self, log: PartitionLog, offset: int) -> None:
+        """Readers and waiters may have what lies below ``offset``."""
+        self._machine.advance_high_watermark(offset)
+        log.high_watermark = self._machine.high_watermark
+        self._waiters.release(self._machine.high_watermark)

@@ -1,0 +1,342 @@
+"""One log and its machine in the leader role: append, wait until it is durable, read it back.
+
+Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
+between. The high watermark, and so every acknowledgement and every reader, covers only what is on
+disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
+itself (``storage.disk_errors``); nobody guesses what reached the disk. How a replica comes to lead,
+and how it stops, is in ``replica``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.interfaces import Background, ResultT
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.replica.found_damage import FoundDamage
+from oncelog.actors.replica.group_sync import GroupSync
+from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read_back
+from oncelog.actors.replica.waiters import ReplicaWaiters, answer
+from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.model import (
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    AppendOrigin,
+    TopicPartition,
+)
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import ControlRecord, encode_marker
+
+_logger = logging.getLogger(__name__)
+
+
+_NONE: Final = ErrorCode.NONE
+
+
+class AppendOutcome(NamedTuple):
+    """Where a batch stands; with an error nothing was written. A tuple: one is made per append."""
+
+    error: ErrorCode
+    base_offset: int = NO_OFFSET
+    next_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    is_duplicate: bool = False
+    """The batch stood there before: its first copy tells what became of it."""
+    is_ticket_old: bool = False
+    """Its producer should renew its plain ticket."""
+
+
+class ReplicaLog:
+    """The log of one partition and everything that is known about it.
+
+    ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
+    replica is offline for something that may pass. Whoever opens the log sets
+    ``_log``, ``_is_leading`` and ``leadership``.
+    """
+
+    def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
+        self.config = config
+        self.topic_partition = TopicPartition(config.topic, config.partition)
+        self.machine = PartitionMachine(self.topic_partition)
+        self.topic = TopicConfig()
+        self.leadership = BecomeLeaderReply()
+        self.failure: str | None = None
+        self.damage = FoundDamage(self.topic_partition)
+        self.on_newer_keys: Callable[[], None] = lambda: None
+        self.on_bug: Callable[[BaseException], None] = _raise
+        self.on_restart: Callable[[str], None] = lambda _reason: None
+        self.restarts_itself = False
+        self._background = background
+        self._log: PartitionLog | None = None
+        self._is_leading = False
+        self._waiters = ReplicaWaiters()
+        self._sync = GroupSync(
+            machine=self.machine,
+            background=background,
+            waiters=self._waiters,
+            on_failure=functools.partial(self._give_up, "sync"),
+            on_bug=lambda bug: self.on_bug(bug),
+            is_offline=lambda: self.failure is not None,
+        )
+
+    # --- state ----------------------------------------------------------------------------
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch this replica leads with; -1 before it leads."""
+        return self.leadership.leader_epoch
+
+    @property
+    def log(self) -> PartitionLog:
+        """The open log; only to be used while ``availability()`` is ``NONE``."""
+        if self._log is None:
+            raise RuntimeError(f"the log of {self.topic_partition} is not open")
+        return self._log
+
+    def availability(self) -> ErrorCode:
+        """``NONE`` when this replica leads, else what to answer requests with."""
+        if self.failure is not None:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def _go_offline(self, reason: str) -> None:
+        _logger.error("%s is offline: %s", self.topic_partition, reason)
+        self.failure = reason
+        self._is_leading = False
+        self._waiters.send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _give_up(self, doing: str, error: OSError) -> None:
+        """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
+        if self.failure is not None:
+            return
+        self._go_offline(f"cannot {doing} {self.config.directory}: {error}")
+        if is_passing(error):
+            self.restarts_itself = True
+            self.on_restart(f"cannot {doing} {self.config.directory}: {error}")
+
+    def _note_refusal(self, doing: str, error: OSError) -> None:
+        """The disk refused something that is done again when it is due: give up only if it must."""
+        if self._log is None or self._log.failure is not None or not is_passing(error):
+            self._give_up(doing, error)
+        else:
+            _logger.warning(
+                "%s: cannot %s %s: %s", self.topic_partition, doing, self.config.directory, error
+            )
+
+    # --- append ---------------------------------------------------------------------------
+
+    def append(
+        self,
+        records: Sequence[LogRecord],
+        *,
+        now_ms: int,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        base_sequence: int = NO_SEQUENCE,
+        transactional_id: str | None = None,
+        ticket: bytes | None = None,
+        is_awaited: bool = True,
+    ) -> AppendOutcome:
+        """Append records of a coordinator as one batch; transactional iff it names a producer.
+
+        In the log, not yet durable, on return: wait with ``committed``, or say that nobody will
+        (not ``is_awaited``). With a sequence a batch that is there already is not appended again.
+        """
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            return AppendOutcome(error=error)
+        batch = encode_records(
+            [(record.key, record.value, now_ms, ()) for record in records],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            is_transactional=producer_id != NO_PRODUCER_ID,
+        )
+        header = parse_header(batch)
+        verdict = self.machine.decide_append(
+            header,
+            origin=AppendOrigin.COORDINATOR,
+            transactional_id=transactional_id,
+            ticket=ticket,
+            now_ms=now_ms,
+        )
+        if verdict.needs_keys:
+            self.on_newer_keys()
+        if verdict.error is not ErrorCode.NONE:
+            return AppendOutcome(error=verdict.error)
+        if verdict.duplicate_base_offset is not None:
+            return AppendOutcome(
+                error=ErrorCode.NONE,
+                base_offset=verdict.duplicate_base_offset,
+                next_offset=verdict.duplicate_next_offset,
+                is_duplicate=True,
+            )
+        return self.write(batch, header, None, now_ms=now_ms, is_awaited=is_awaited)
+
+    def append_marker(
+        self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
+    ) -> AppendOutcome:
+        """Append the verdict on one producer's transaction (KIP-98, strict epochs of KIP-890)."""
+        error = self.availability()
+        if error is ErrorCode.NONE:
+            error = self.machine.decide_marker(
+                marker.producer_id, marker.producer_epoch, coordinator_epoch
+            )
+        if error is not ErrorCode.NONE:
+            return AppendOutcome(error=error)
+        batch = encode_marker(
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            committed=marker.committed,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=now_ms,
+        )
+        control = ControlRecord(committed=marker.committed, coordinator_epoch=coordinator_epoch)
+        return self.write(batch, parse_header(batch), control, now_ms=now_ms)
+
+    def write(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        control: ControlRecord | None,
+        *,
+        now_ms: int,
+        is_awaited: bool = True,
+    ) -> AppendOutcome:
+        """Give a checked batch its offset, write it, apply it and ask for a sync. Never waits.
+
+        ``batch`` is not changed: its bytes go to the disk as they are, but for what a leader sets.
+
+        An error of the disk that may pass, as a full one, refuses the batch and leaves the replica
+        as it was; any other takes it offline.
+        """
+        log, machine = self._log or self.log, self.machine
+        base_offset = machine.log_end_offset
+        header = header.with_offset(base_offset, self.leadership.leader_epoch)
+        try:
+            if log.needs_roll(
+                len(batch),
+                header.max_timestamp_ms,
+                now_ms,
+                last_offset_delta=header.last_offset_delta,
+            ):
+                log.roll(machine.snapshot())
+            log.append(batch, header)
+            completed = machine.apply(header, control)
+            if completed is not None:
+                index_if_aborted(log, completed)
+        except OSError as error:
+            if log.failure is not None:
+                self._give_up("write to", error)
+            return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        self._request_sync(log, len(batch), is_awaited=is_awaited)
+        return tuple.__new__(
+            AppendOutcome, (_NONE, base_offset, log.log_end_offset, NO_TIMESTAMP, False, False)
+        )
+
+    # --- group sync -----------------------------------------------------------------------
+
+    def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
+        """Wait until everything below ``next_offset`` is durable on every in-sync replica.
+
+        Anything but ``NONE`` means that the outcome is unknown to this replica.
+        """
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        done = functools.partial(answer, waiter)
+        if self._is_leading and self.machine.high_watermark < next_offset:
+            self._waiters.when_committed(next_offset, done)
+        else:
+            self.when_committed(next_offset, done)
+        return waiter
+
+    def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
+        """As ``committed``, but call ``done``, in the very turn in which the answer is known."""
+        if self.machine.high_watermark >= next_offset:
+            done(ErrorCode.NONE)
+            return
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            done(error)
+        else:
+            self._waiters.when_committed(next_offset, done)
+
+    async def progress(self, timeout_ms: int) -> None:
+        """Wait until a reader may see more than now, the role changes or the time is over."""
+        await self._waiters.progress(timeout_ms)
+
+    def _request_sync(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
+        if is_awaited:
+            self._sync.request(log, size_bytes, is_awaited=self.topic.flush != "os")
+        else:
+            self._sync.request_later(log, size_bytes)
+
+    async def sync_all(self) -> ErrorCode:
+        """Make all that is unsynced now durable, the checkpoint included, and wait for it.
+
+        ``KAFKA_STORAGE_ERROR`` also for what may pass: the replica serves on then.
+        """
+        error = self.availability()
+        if error is not ErrorCode.NONE:
+            return error
+        log = self.log
+        try:
+            log.note_checkpoint()
+            point = log.sync_point()
+            await self._background.run(point.run)
+            if self._log is not log:
+                return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            log.mark_synced(point)
+        except OSError as failure:
+            self._note_refusal("sync", failure)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return self.availability()
+
+    def advance_log_start(self, offset: int) -> ErrorCode:
+        """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
+
+        At most the recovery point; a lower one than now changes nothing. With an error nothing
+        has changed.
+        """
+        try:
+            if not self.log.advance_log_start(offset):
+                return ErrorCode.NONE
+        except OSError as error:
+            self._note_refusal("write to", error)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        self.machine.advance_log_start(offset)
+        # The last stable offset may have risen over a transaction that lost its head.
+        self._waiters.wake_readers()
+        return ErrorCode.NONE
+
+    def check_log(self) -> None:
+        """Go offline if the log went: work beside appends has met an error of the disk."""
+        if self._log is not None and self._log.failure is not None and self.failure is None:
+            self._give_up("use", self._log.failure)
+
+    async def run_beside(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run work with files beside the event loop; its result and its errors are the caller's."""
+        return await self._background.run(work)
+
+    # --- reload ---------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[ReplayedBatch]:
+        """Read the whole log back, decoded, in offset order: how a coordinator loads."""
+        return read_back(self.log)
+
+
+def _raise(bug: BaseException) -> None:
+    raise bug

@@ -1,0 +1,201 @@
+"""The periodic work of a replica, in the order in which it is due.
+
+| work | how often | setting |
+|---|---|---|
+| settings that a lost call did not bring; retention | 300 s | log_retention_check_interval_ms |
+| the checkpoint, durably, if it is behind | 1 s | log_checkpoint_interval_ms |
+| producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
+| compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
+| the figures that operators watch | 10 s | metrics_interval_ms |
+| a piece of the log read through for damage | 10 s, after all of it a day of rest | |
+
+Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
+there are any to remove, compaction gives way, and goes on when it is due again with what it has not
+done yet.
+
+The intervals are those of the event loop's time; what is old is told by the clock. A piece of work
+that fails on the disk or on damaged bytes is logged, and tried again when it is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.scrub import SCRUB_PIECE_INTERVAL_MS, LogScrub
+from oncelog.actors.replica.upkeep import has_old_segments, remove_old_segments
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
+
+_logger = logging.getLogger(__name__)
+
+Work = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Chore:
+    """One kind of work; ``due_s`` is in the event loop's time."""
+
+    name: str
+    interval_s: float
+    work: Work
+    due_s: float
+
+
+class Maintenance:
+    """Runs the periodic work of one replica in a task of its own.
+
+    ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
+    that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
+    work may raise: a broken invariant or a bug. ``report`` sets the figures.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+        refresh: Work | None = None,
+        compact: Work | None = None,
+        report: Callable[[], None] | None = None,
+    ) -> None:
+        self.replica = replica
+        self._clock = clock
+        self._on_failure = on_failure
+        self._refresh = refresh
+        self._compact = compact
+        self._report = report
+        self._chores: list[_Chore] = []
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[None] | None = None
+        self._is_removing = False
+
+    def start(self) -> None:
+        """Begin; the first round of each work is one interval away."""
+        cluster = self.replica.config.cluster
+        plan = [
+            ("checkpoint", cluster.log_checkpoint_interval_ms, self._checkpoint),
+            ("retention", cluster.log_retention_check_interval_ms, self._retain),
+            ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
+            ("scrub", SCRUB_PIECE_INTERVAL_MS, LogScrub(self.replica).piece),
+        ]
+        if self._report is not None:
+            plan.append(("metrics", cluster.metrics_interval_ms, self._report_figures))
+        if self._compact is not None:
+            plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
+        now_s = asyncio.get_running_loop().time()
+        self._chores = [
+            _Chore(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
+            for name, interval_ms, work in plan
+        ]
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._note_end)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the work goes on."""
+        return self._task is not None
+
+    @property
+    def may_compact(self) -> bool:
+        """Whether a compaction may go on: it gives up, between two pieces, when it may not."""
+        return self.is_running and not self._is_removing
+
+    async def stop(self) -> None:
+        """End, after the piece of work that is under way; call it before the replica stops."""
+        task, self._task = self._task, None
+        self._wake.set()
+        if task is not None:
+            await asyncio.wait({task})
+        await self._compaction_ended()
+
+    def retain_soon(self) -> None:
+        """Look for segments to remove now: the log start was raised."""
+        for chore in self._chores:
+            if chore.name == "retention":
+                chore.due_s = 0.0
+        self._wake.set()
+
+    async def _run(self) -> None:
+        """Do what is due, then sleep until the next work is or somebody calls."""
+        loop = asyncio.get_running_loop()
+        while self._task is not None:
+            chore = min(self._chores, key=lambda chore: chore.due_s)
+            delay_s = chore.due_s - loop.time()
+            if delay_s <= 0:
+                chore.due_s = loop.time() + chore.interval_s
+                await self._do(chore)
+                continue
+            self._wake.clear()
+            waiting = loop.create_task(self._wake.wait())
+            await asyncio.wait({waiting}, timeout=delay_s)
+            waiting.cancel()
+
+    async def _do(self, chore: _Chore) -> None:
+        if self.replica.availability() is ErrorCode.NONE:
+            await self._try(chore.name, chore.work)
+
+    async def _try(self, name: str, work: Work) -> None:
+        try:
+            await work()
+        except (OSError, CorruptDataError, InvalidSettingError) as error:
+            _logger.warning("%s: %s failed: %s", self.replica.topic_partition, name, error)
+            self.replica.check_log()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._on_failure(failure)
+
+    # --- the work -------------------------------------------------------------------------
+
+    async def _checkpoint(self) -> None:
+        """The older it is when power fails, the less is known of what was acknowledged."""
+        if self.replica.log.has_old_checkpoint:
+            await self.replica.sync_all()
+
+    async def _retain(self) -> None:
+        if self._refresh is not None:
+            await self._refresh()
+        if not self._has_removable():
+            return
+        self._is_removing = True
+        try:
+            await self._compaction_ended()
+            if self._has_removable():
+                await remove_old_segments(self.replica, self._clock.now_ms())
+        finally:
+            self._is_removing = False
+
+    def _has_removable(self) -> bool:
+        is_leading = self.replica.availability() is ErrorCode.NONE
+        return is_leading and has_old_segments(self.replica, self._clock.now_ms())
+
+    async def _expire(self) -> None:
+        expiration_ms = self.replica.config.cluster.producer_id_expiration_ms
+        self.replica.machine.expire(self._clock.now_ms(), expiration_ms)
+
+    async def _report_figures(self) -> None:
+        if self._report is not None:
+            self._report()
+
+    async def _clean(self) -> None:
+        """Begin a compaction, unless one is still under way."""
+        if self._compact is None or not self.replica.topic.is_compacted or self._compaction:
+            return
+        loop = asyncio.get_running_loop()
+        self._compaction = loop.create_task(self._try("compaction", self._compact))
+        self._compaction.add_done_callback(self._note_compacted)
+
+    def _note_compacted(self, task: asyncio.Task[None]) -> None:
+        self._compaction = None
+        self._note_end(task)
+
+    async def _compaction_ended(self) -> None:
+        if self._compaction is not None:
+            await asyncio.wait({self._compaction})

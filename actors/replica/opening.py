@@ -1,0 +1,322 @@
+"""How a replica comes by its log: whose files they are, the lock on its directory, and recovery.
+
+``refusal``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end. Blocking but for
+``lock``: the caller runs the others beside the event loop.
+
+A log that was led before and is not there is missing, never empty: the directory bears the id of
+its topic, durably, before its replica asks for its first leader epoch. So where the controller has
+given an epoch and the directory does not bear the id, it is another disk's, or has lost its files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine
+from oncelog.actors.replica.data_directory import (
+    LOG_SUFFIX,
+    DirectoryIdentity,
+    read_identity,
+    refusal,
+    write_identity,
+)
+from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    LOCK_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_FILE,
+)
+from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.tail import TailCut
+from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
+from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.codec import Record, decode_records
+from oncelog.storage.records.control import ControlRecord, decode_control
+
+_logger = logging.getLogger(__name__)
+
+
+HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""How far a start looks back behind the snapshot: about 16 batches of the largest size."""
+
+LOCK_RETRY_MS: Final = 50
+"""How often a starting replica looks whether a process of an earlier incarnation let go."""
+
+EPOCH_RETRY_MAX_MS: Final = 1_000
+"""The longest pause between two questions for an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLog:
+    """What the controller knows of the log of a partition.
+
+    ``has_been_led``: a leader epoch was given, so that there are files that bear ``topic_id``.
+    """
+
+    topic_id: str
+    has_been_led: bool
+
+
+class MissingLogError(Exception):
+    """The log should be here and is not; whoever starts the replica looks again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedBatch:
+    """One batch of the log as a coordinator reads it back."""
+
+    header: BatchHeader
+    records: Sequence[Record]
+    control: ControlRecord | None
+
+
+class ReplicaDirectory:
+    """The directory of one replica; opening rebuilds ``machine`` from what is in it."""
+
+    def __init__(
+        self,
+        *,
+        config: ReplicaConfig,
+        filesystem: FileSystem,
+        clock: Clock,
+        machine: PartitionMachine,
+    ) -> None:
+        self._config = config
+        self._path = config.directory
+        self._filesystem = filesystem
+        self._clock = clock
+        self._machine = machine
+        self._lock: Lock | None = None
+        self.claimed_topic_id = ""
+        """The topic whose files these were made, once they are."""
+        self.cut: TailCut | None = None
+        """What the attempts to open the log have cut from its end."""
+
+    def identity(self) -> DirectoryIdentity | None:
+        """Whose the data directory is. OSError, CorruptDataError."""
+        return read_identity(self._filesystem, Path(self._config.data_dir))
+
+    def finish_founding(self, identity: DirectoryIdentity) -> None:
+        """Take the mark away that lets a metadata log be begun, durably. OSError."""
+        founded = replace(identity, is_founding=False)
+        write_identity(self._filesystem, Path(self._config.data_dir), founded)
+
+    def check_owner(self) -> None:
+        """MissingLogError if the data directory is not that of our cluster and broker. OSError."""
+        if self._config.cluster_id:
+            refused = refusal(
+                self._filesystem,
+                Path(self._config.data_dir),
+                cluster_id=self._config.cluster_id,
+                broker_id=self._config.broker_id,
+            )
+            if refused is not None:
+                raise MissingLogError(refused)
+
+    def check_log(self, expected: ExpectedLog) -> None:
+        """MissingLogError if the partition has been led and these are not its files. OSError."""
+        found = read_topic_id(self._filesystem, self._path)
+        if expected.has_been_led and found != expected.topic_id:
+            what = "has no log" if found is None else f"has the log of another topic ({found})"
+            raise MissingLogError(
+                f"the log is missing: {self._path} {what}, and there was one (topic id "
+                f"{expected.topic_id or 'none'}). Mount its disk or put its files back"
+            )
+
+    async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
+        """Take the directory for this process, waiting until an earlier incarnation let go."""
+        self._filesystem.make_directory(self._path)
+        while self._lock is None and is_wanted():
+            try:
+                self._lock = self._filesystem.lock(self._path / LOCK_FILE)
+            except DirectoryLockedError:
+                await asyncio.sleep(LOCK_RETRY_MS / 1000)
+
+    def release(self) -> None:
+        """Let the directory go; also what the end of the process does."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def open(self, topic: TopicConfig) -> PartitionLog:
+        """Recover the log and rebuild the machine from it. Durable to its end on return."""
+        log = PartitionLog.open(
+            filesystem=self._filesystem,
+            directory=self._path,
+            settings=log_settings(topic),
+            now_ms=self._clock.now_ms(),
+            on_cut=self._note_cut,
+        )
+        try:
+            self._restore(log)
+        except BaseException:
+            log.close(None)
+            raise
+        return log
+
+    def _note_cut(self, cut: TailCut) -> None:
+        """Of attempts that failed half-way the first one met the most."""
+        if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
+            self.cut = cut
+
+    def _restore(self, log: PartitionLog) -> None:
+        """Rebuild the machine and what of the log a load does not trust; make it all durable."""
+        machine = self._machine
+        snapshot_offset, entries = log.latest_snapshot()
+        # A snapshot below the log start tells of producers by what stands between the two.
+        first_offset = min(log.log_start_offset, snapshot_offset)
+        machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
+        # A snapshot remembers one batch per producer, also that of a clean stop; the batches
+        # before it restore the other four, so that the retry of any that was in flight is known.
+        history_from = min(
+            machine.replay_from, log.offset_before(snapshot_offset, HISTORY_BYTES_MAX)
+        )
+        log.begin_restore()
+        try:
+            self._replay(log, log.replay_state(history_from))
+        except (CorruptDataError, OSError) as damage:
+            is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
+            if not is_lost or history_from == snapshot_offset:
+                raise
+            # Before the snapshot nothing else is missing than what readers are told of: retries
+            # of these batches, and their records in the count of a transaction that is open.
+            _logger.error(
+                "%s: batches before the last snapshot are damaged: %s", self._path, damage
+            )
+            machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
+            log.begin_restore()
+            self._replay(log, log.replay_sound(history_from, snapshot_offset))
+            if snapshot_offset < log.log_end_offset:
+                self._replay(log, log.replay_state(snapshot_offset))
+        machine.advance_log_start(log.log_start_offset)
+        log.end_restore()
+        point = log.sync_point()
+        point.run()
+        log.mark_synced(point)
+
+    def _replay(self, log: PartitionLog, batches: Iterable[tuple[BatchHeader, memoryview]]) -> None:
+        for header, batch in batches:
+            control = decode_control(batch, header) if header.is_control else None
+            index_if_aborted(log, self._machine.apply(header, control))
+
+    def claim(self, expected: ExpectedLog) -> None:
+        """Make sure that the files are those of this topic, durably, before the log is opened.
+
+        Those of a deleted topic of its name go. MissingLogError: see ``check_log``.
+        """
+        self.check_log(expected)
+        found = read_topic_id(self._filesystem, self._path)
+        if found is None:
+            self._refuse_strangers()
+        elif found != expected.topic_id:
+            _logger.warning("%s: removing the log of a deleted topic of this name", self._path)
+            self._remove_files()
+        # The directory may have been made by a start that then failed to sync its name.
+        self._filesystem.sync_directory(self._path.parent)
+        write_topic_id(self._filesystem, self._path, expected.topic_id)
+        self.claimed_topic_id = expected.topic_id
+
+    def _refuse_strangers(self) -> None:
+        """A new partition begins with nothing; records that say no topic are not thrown away."""
+        for name in self._filesystem.list_directory(self._path):
+            path = self._path / name
+            if path.suffix == LOG_SUFFIX and self._filesystem.file_size(path):
+                raise MissingLogError(
+                    f"{path} has records, but {PARTITION_METADATA_FILE}, which says of which "
+                    f"topic, is missing: put it back, or move the files away"
+                )
+
+    def topic_id(self) -> str:
+        """The id of the topic whose files these are; "" while they are nobody's or unreadable."""
+        try:
+            return read_topic_id(self._filesystem, self._path) or ""
+        except (OSError, CorruptDataError) as error:
+            _logger.warning("%s: nobody knows whose files these are: %s", self._path, error)
+            return ""
+
+    def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
+        """Flush and write the clean-shutdown mark, unless the log failed; remove all if asked to.
+
+        Without the lock nothing is touched. OSError: the shutdown is not a clean one.
+        """
+        if log is not None:
+            log.close(self._machine.snapshot() if is_sound else None)
+        if remove_data and self._lock is not None:
+            self._remove_files()
+            self._filesystem.remove_tree(self._path)
+
+    def _remove_files(self) -> None:
+        """Remove all but the lock; what is left if the process dies meanwhile can be opened.
+
+        What says how much there must be goes first, and is gone for good; then the oldest segment.
+        """
+        for name in (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE):
+            self._filesystem.remove(self._path / name)
+        self._filesystem.sync_directory(self._path)
+        for name in self._filesystem.list_directory(self._path):
+            if name != LOCK_FILE:
+                self._filesystem.remove(self._path / name)
+
+
+def index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:
+    """Enter a transaction in the aborted index, if that is how it ended."""
+    if completed is not None and completed.is_aborted:
+        log.append_aborted(
+            producer_id=completed.producer_id,
+            first_offset=completed.first_offset,
+            last_offset=completed.last_offset,
+            last_stable_offset=completed.last_stable_offset,
+        )
+
+
+def log_settings(topic: TopicConfig) -> LogSettings:
+    """What the log itself needs to know of its topic's settings."""
+    return LogSettings(
+        segment_bytes=topic.segment_bytes,
+        segment_ms=topic.segment_ms,
+        index_interval_bytes=topic.index_interval_bytes,
+    )
+
+
+def read_back(log: PartitionLog) -> Iterator[ReplayedBatch]:
+    """Read a whole log, decoded, in offset order: how a coordinator loads."""
+    for header, batch in log.replay(log.log_start_offset):
+        if header.is_control:
+            yield ReplayedBatch(header=header, records=(), control=decode_control(batch, header))
+        else:
+            yield ReplayedBatch(header=header, records=decode_records(batch, header), control=None)
+
+
+async def ask_until_told(
+    epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
+    last_epoch: int,
+    *,
+    is_wanted: Callable[[], bool],
+) -> BecomeLeaderReply:
+    """Ask for the epoch to lead with, ever less often, until it is told or not wanted any more.
+
+    Another epoch than the log's last one may be current: one that was given to an earlier start,
+    which died before it wrote it down, or that of a new topic beside the log of a deleted one.
+    """
+    delay_ms = LOCK_RETRY_MS
+    while True:
+        reply = await epoch_source(last_epoch)
+        if reply.error is ErrorCode.NONE or not is_wanted():
+            return reply
+        if reply.error is ErrorCode.FENCED_LEADER_EPOCH and reply.leader_epoch != last_epoch:
+            last_epoch = reply.leader_epoch
+            continue
+        await asyncio.sleep(delay_ms / 1000)
+        delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)

@@ -1,0 +1,362 @@
+"""The leader of one partition: what clients and coordinators call.
+
+Nothing here is per record: a batch's 61-byte header is all that this looks at. One compiled call
+checks its CRC, and that uncompressed records can be decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.messages.messages import (
+    ConfigureReply,
+    ConfigureRequest,
+    DeleteRecordsReply,
+    DeleteRecordsRequest,
+    DescribeProducersReply,
+    DescribeProducersRequest,
+    FetchReply,
+    FetchRequest,
+    ListOffsetsReply,
+    ListOffsetsRequest,
+    MarkerResult,
+    ProduceReply,
+    ProduceRequest,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.actors.replica.log import AppendOutcome
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.topic_rules import check_topic_rules
+from oncelog.actors.replica.upkeep import raise_log_start
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
+from oncelog.storage.log.partition_log import LogSlice
+from oncelog.storage.model import (
+    DUPLICATE_WINDOW_BATCHES,
+    EARLIEST_TIMESTAMP,
+    INTERNAL_TOPICS,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    MESSAGE_LIMIT_BYTES,
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    AppendOrigin,
+    IsolationLevel,
+    TopicPartition,
+)
+from oncelog.storage.records.batch import BatchHeader, parse_header, stamp_log_append_time
+from oncelog.storage.records.client_batch import check_client_batch
+
+ACKS: Final = (-1, 0, 1)
+TO_HIGH_WATERMARK: Final = -1
+
+
+class PartitionLeader:
+    """Serves produce, fetch, offsets and markers of one replica."""
+
+    def __init__(self, *, replica: Replica, clock: Clock) -> None:
+        self.replica = replica
+        self._clock = clock
+        self._early: defaultdict[int, dict[asyncio.Future[None], None]] = defaultdict(dict)
+        """By producer id; dicts, so that those that wait are woken in the order they came."""
+        self.on_log_start_raised: Callable[[], None] = lambda: None
+
+    # --- produce --------------------------------------------------------------------------
+
+    async def produce(self, request: ProduceRequest) -> ProduceReply:
+        """Append one batch. With acks -1 it is durable when this answers ``NONE``.
+
+        A retry of a batch that is in the log is answered with its original offset.
+        """
+        replica = self.replica
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is ErrorCode.NONE and request.acks not in ACKS:
+            return request.failed(
+                ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}: allowed are -1, 0 and 1"
+            )
+        if error is ErrorCode.NONE and request.topic_partition.topic in INTERNAL_TOPICS:
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        header = check_client_batch(
+            request.batch, message_max_bytes=replica.topic.max_message_bytes
+        )
+        if isinstance(header, ErrorCode):
+            return request.failed(header)
+        if header.size_bytes > replica.topic.segment_bytes:
+            return request.failed(ErrorCode.RECORD_LIST_TOO_LARGE)
+        error, detail = check_topic_rules(
+            request.batch, header, replica.topic, self._clock.now_ms()
+        )
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        outcome = await self._append(request, header)
+        if outcome.error is not ErrorCode.NONE:
+            return request.failed(outcome.error)
+        if request.acks == -1:
+            error = await replica.committed(outcome.next_offset)
+        return ProduceReply(
+            error=error,
+            base_offset=outcome.base_offset,
+            log_append_time_ms=outcome.log_append_time_ms,
+            log_start_offset=replica.machine.log_start_offset,
+            is_ticket_old=outcome.is_ticket_old,
+        )
+
+    async def _append(self, request: ProduceRequest, header: BatchHeader) -> AppendOutcome:
+        """Decide and write in one turn; a batch that overtook its predecessors waits for them."""
+        replica = self.replica
+        deadline_ms = loop_ms() + replica.config.cluster.out_of_order_wait_ms
+        stamps_time = replica.topic.message_timestamp_type == "LogAppendTime"
+        while True:
+            now_ms = self._clock.now_ms()
+            error = replica.availability()
+            if error is not ErrorCode.NONE:
+                return AppendOutcome(error=error)
+            verdict = replica.machine.decide_append(
+                header,
+                origin=AppendOrigin.CLIENT,
+                transactional_id=request.transactional_id,
+                ticket=request.ticket,
+                follows_unacknowledged=request.follows_unacknowledged,
+                batch=request.batch,
+                now_ms=now_ms,
+            )
+            if verdict.duplicate_base_offset is not None:
+                return AppendOutcome(
+                    error=ErrorCode.NONE,
+                    base_offset=verdict.duplicate_base_offset,
+                    next_offset=verdict.duplicate_next_offset,
+                    log_append_time_ms=(
+                        verdict.duplicate_timestamp_ms if stamps_time else NO_TIMESTAMP
+                    ),
+                )
+            if not verdict.is_early or not await self._predecessor(header, deadline_ms - loop_ms()):
+                break
+        if verdict.needs_keys:
+            replica.on_newer_keys()
+        if verdict.error is not ErrorCode.NONE:
+            return AppendOutcome(error=verdict.error)
+        batch = request.batch
+        if stamps_time:
+            batch = stamped = bytearray(batch)
+            stamp_log_append_time(stamped, now_ms)
+            header = parse_header(batch)
+        outcome = replica.write(batch, header, None, now_ms=now_ms)
+        if stamps_time:
+            outcome = outcome._replace(log_append_time_ms=now_ms)
+        if verdict.is_ticket_old:
+            outcome = outcome._replace(is_ticket_old=True)
+        for waiter in self._early.pop(header.producer_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+        return outcome
+
+    async def _predecessor(self, header: BatchHeader, timeout_ms: int) -> bool:
+        """Wait for another batch of the producer; false when it waits long or too many wait."""
+        waiting = self._early[header.producer_id]
+        if timeout_ms <= 0 or len(waiting) >= DUPLICATE_WINDOW_BATCHES:
+            if not waiting:
+                del self._early[header.producer_id]
+            return False
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting[waiter] = None
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+        finally:
+            # Also when the caller is cancelled: its place must not be taken for ever.
+            waiting.pop(waiter, None)
+            if not waiting and self._early.get(header.producer_id) is waiting:
+                del self._early[header.producer_id]
+        return True
+
+    # --- fetch ----------------------------------------------------------------------------
+
+    async def fetch(self, request: FetchRequest) -> FetchReply:
+        """Return batches from ``fetch_offset`` on, as soon as there are enough or time is over."""
+        replica = self.replica
+        deadline_ms = loop_ms() + request.max_wait_ms
+        while True:
+            error = self._check(request.topic_partition, request.leader_epoch)
+            if error is ErrorCode.NONE and request.topic_id not in (
+                "",
+                replica.leadership.topic_id,
+            ):
+                error = ErrorCode.UNKNOWN_TOPIC_ID
+            if error is ErrorCode.NONE:
+                error = replica.machine.check_fetch(request.fetch_offset)
+            if error is not ErrorCode.NONE:
+                return self._bounds(error)
+            remaining_ms = deadline_ms - loop_ms()
+            try:
+                found = self._read(request)
+            except CorruptRecordError as damage:
+                replica.damage.note(damage)
+                return structs.replace(
+                    self._bounds(ErrorCode.CORRUPT_MESSAGE),
+                    detail=str(damage),
+                    resume_offset=damage.next_offset,
+                )
+            except CorruptDataError as damage:
+                return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
+            except OSError as refusal:
+                return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
+            if len(found.records) >= request.min_bytes or remaining_ms <= 0:
+                return self._fetched(request, found)
+            await replica.progress(remaining_ms)
+
+    def _read(self, request: FetchRequest) -> LogSlice:
+        bound = self.replica.machine.fetch_bound(request.isolation_level)
+        if request.fetch_offset >= bound:
+            return LogSlice(records=b"", next_offset=request.fetch_offset)
+        return self.replica.log.fetch(
+            request.fetch_offset,
+            max_bytes=min(request.max_bytes, MESSAGE_LIMIT_BYTES),
+            upper_offset=bound,
+            is_checked=request.is_checked,
+        )
+
+    def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:
+        aborted: tuple[AbortedTransaction, ...] | None = None
+        if request.isolation_level is IsolationLevel.READ_COMMITTED:
+            aborted = ()
+            if found.records:
+                aborted = self.replica.log.aborted_transactions(
+                    request.fetch_offset, found.next_offset
+                )
+        return structs.replace(
+            self._bounds(ErrorCode.NONE), aborted_transactions=aborted, records=found.records
+        )
+
+    def _bounds(self, error: ErrorCode) -> FetchReply:
+        machine = self.replica.machine
+        return FetchReply(
+            error=error,
+            high_watermark=machine.high_watermark,
+            last_stable_offset=machine.last_stable_offset,
+            log_start_offset=machine.log_start_offset,
+        )
+
+    # --- life-cycle -----------------------------------------------------------------------
+
+    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
+        """Raise the log start, durably; the files of what is hidden go later."""
+        replica = self.replica
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        if not replica.topic.is_deleted:
+            return request.failed(
+                ErrorCode.POLICY_VIOLATION,
+                f"cleanup_policy={replica.topic.cleanup_policy!r} keeps the last value of each key",
+            )
+        high_watermark = replica.machine.high_watermark
+        offset = high_watermark if request.offset == TO_HIGH_WATERMARK else request.offset
+        if not 0 <= offset <= high_watermark:
+            return request.failed(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset={request.offset} is beyond the high watermark: give 0 to {high_watermark}",
+            )
+        error = await raise_log_start(replica, offset)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, replica.failure or "")
+        self.on_log_start_raised()
+        return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
+
+    async def configure(self, request: ConfigureRequest) -> ConfigureReply:
+        """Follow new settings of the topic from now on."""
+        error = self._check(request.topic_partition, -1)
+        if error is ErrorCode.NONE and request.topic_id != self.replica.leadership.topic_id:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        self.replica.configure(request.settings, request.settings_version)
+        return ConfigureReply()
+
+    # --- offsets, markers, producers ------------------------------------------------------
+
+    async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsReply:
+        """Answer a position for a time, or the earliest, latest or newest-timestamp one."""
+        error = self._check(request.topic_partition, request.leader_epoch)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        machine = self.replica.machine
+        bound = machine.fetch_bound(request.isolation_level)
+        if request.timestamp_ms == LATEST_TIMESTAMP:
+            error = machine.check_latest()
+            if error is not ErrorCode.NONE:
+                return request.failed(error)
+            return ListOffsetsReply(offset=bound, timestamp_ms=NO_TIMESTAMP)
+        if request.timestamp_ms == EARLIEST_TIMESTAMP:
+            return ListOffsetsReply(offset=machine.log_start_offset, timestamp_ms=NO_TIMESTAMP)
+        if request.timestamp_ms < 0 and request.timestamp_ms != MAX_TIMESTAMP:
+            return request.failed(
+                ErrorCode.INVALID_REQUEST,
+                f"timestamp_ms={request.timestamp_ms}: allowed are -3, -2, -1 and times from 0 on",
+            )
+        try:
+            found = self._find_time(request.timestamp_ms, bound)
+        except CorruptDataError as damage:
+            return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
+        except OSError as refusal:
+            return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
+        if found is None:
+            # Right after a failover the record may be there and not yet be readable.
+            error = machine.check_latest()
+            return ListOffsetsReply() if error is ErrorCode.NONE else request.failed(error)
+        return ListOffsetsReply(offset=found[0], timestamp_ms=found[1])
+
+    def _find_time(self, timestamp_ms: int, bound: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of what was asked for, below ``bound`` (exclusive); reads the log."""
+        log = self.replica.log
+        if timestamp_ms != MAX_TIMESTAMP:
+            return log.offset_for_timestamp(timestamp_ms, bound)
+        found = log.max_timestamp()
+        return found if found is not None and found[0] < bound else None
+
+    async def write_txn_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersReply:
+        """Write markers; each result is ``NONE`` only when its marker is committed."""
+        now_ms = self._clock.now_ms()
+        appended: list[tuple[TxnMarker, TopicPartition, AppendOutcome]] = []
+        for marker in request.markers:
+            for tp in marker.partitions:
+                if tp == self.replica.topic_partition:
+                    outcome = self.replica.append_marker(marker, request.coordinator_epoch, now_ms)
+                else:
+                    outcome = AppendOutcome(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                appended.append((marker, tp, outcome))
+        results = []
+        for marker, tp, outcome in appended:
+            error = outcome.error
+            if error is ErrorCode.NONE:
+                error = await self.replica.committed(outcome.next_offset)
+            results.append(
+                MarkerResult(producer_id=marker.producer_id, topic_partition=tp, error=error)
+            )
+        return WriteTxnMarkersReply(results=tuple(results))
+
+    async def describe_producers(self, request: DescribeProducersRequest) -> DescribeProducersReply:
+        """Describe the producers this leader has state of."""
+        error = self._check(request.topic_partition, -1)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return DescribeProducersReply(
+            producers=self.replica.machine.describe_producers(request.producer_ids)
+        )
+
+    def _check(self, topic_partition: TopicPartition, leader_epoch: int) -> ErrorCode:
+        if topic_partition != self.replica.topic_partition:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        error = self.replica.availability()
+        if error is not ErrorCode.NONE:
+            return error
+        return self.replica.machine.check_leader(leader_epoch)

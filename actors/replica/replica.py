@@ -1,0 +1,260 @@
+"""One replica of a partition: how it comes to lead, what it is told meanwhile, and how it stops.
+
+What every log-holding actor is made of. What it does while it leads is in ``replica.log``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
+from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.messages import DescribeReplicaReply
+from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.actors.replica.group_sync import DISK_RETRY_MS
+from oncelog.actors.replica.log import ReplicaLog
+from oncelog.actors.replica.opening import (
+    EPOCH_RETRY_MAX_MS,
+    LOCK_RETRY_MS,
+    ExpectedLog,
+    MissingLogError,
+    ReplicaDirectory,
+    ask_until_told,
+    log_settings,
+)
+from oncelog.storage.disk.errors import is_passing
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.model import INTERNAL_TOPICS, NO_LEADER_EPOCH, NO_OFFSET
+
+_logger = logging.getLogger(__name__)
+
+MISSING_LOG_RETRY_MS: Final = 1_000
+"""How often a replica whose log is missing looks whether it is there again."""
+
+START_RETRY_MAX_MS: Final = 10_000
+"""The longest pause between two attempts of a start that the disk refused, as a full one does."""
+
+
+class Replica(ReplicaLog):
+    """The log of one partition with its directory and its role.
+
+    ``epoch_source`` asks for the epoch to lead with, given the last epoch found in the log; it is
+    asked again until it answers ``NONE``. ``log_source`` asks what the controller knows of the log,
+    ``None`` when it did not say; a log that no controller knows of is given none.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ReplicaConfig,
+        filesystem: FileSystem,
+        clock: Clock,
+        background: Background,
+        epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
+        log_source: Callable[[], Awaitable[ExpectedLog | None]] | None = None,
+    ) -> None:
+        super().__init__(config=config, background=background)
+        self.broker_id = config.broker_id
+        self.directory = ReplicaDirectory(
+            config=config, filesystem=filesystem, clock=clock, machine=self.machine
+        )
+        self.keys = NO_KEYS
+        self._epoch_source = epoch_source
+        self._log_source = log_source
+        self.waits_for = ""
+        """What a start, which goes on, is refused by the disk at present."""
+        self._is_stopped = False
+        self._opening = asyncio.Lock()
+        self._settings_version = 0
+
+    # --- state ----------------------------------------------------------------------------
+
+    def describe(self, process_id: int) -> DescribeReplicaReply:
+        """Describe bounds, role and process, for people, metrics and fault tests."""
+        log, machine = self._log, self.machine
+        reason = self.failure or self.waits_for
+        damaged = self.damage.places(machine.log_start_offset)
+        cut = self.directory.cut
+        return DescribeReplicaReply(
+            error=ErrorCode.KAFKA_STORAGE_ERROR if reason else ErrorCode.NONE,
+            detail=reason,
+            topic_partition=self.topic_partition,
+            process_id=process_id,
+            is_leader=self._is_leading,
+            leader_epoch=self.leader_epoch,
+            log_start_offset=machine.log_start_offset,
+            last_stable_offset=machine.last_stable_offset,
+            high_watermark=machine.high_watermark,
+            log_end_offset=machine.log_end_offset,
+            size_bytes=log.size_bytes if log else 0,
+            producer_count=machine.producer_count,
+            open_transaction_count=machine.open_transaction_count,
+            segment_count=log.segment_count if log else 0,
+            damaged_offset=damaged[0][0] if damaged else NO_OFFSET,
+            damaged_place_count=len(damaged),
+            cut_offset=NO_OFFSET if cut is None else cut.offset,
+            cut_bytes=0 if cut is None else cut.cut_bytes,
+        )
+
+    def known_topic_id(self) -> str:
+        """The id of the topic it leads or, before it leads, of the one whose files it has."""
+        return self.leadership.topic_id or self.directory.topic_id()
+
+    # --- start and stop -------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the directory, recover the log, sync it, get an epoch and lead.
+
+        Never raises for the disk: what may pass is tried again, less and less often, and any other
+        failure leaves the replica offline with its reason. One whose log is missing is offline
+        until it is there. ``stop`` ends it early, once no file of the log is in use.
+        """
+        if not await self._manage("open", self._open):
+            return
+        last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else NO_LEADER_EPOCH
+        self.leadership = await ask_until_told(
+            self._epoch_source, last_epoch, is_wanted=lambda: not self._is_stopped
+        )
+        self._check_epoch()
+        if not await self._manage("write the leader epoch in", self._begin_epoch):
+            return
+        self.learn_keys(self.leadership.keys)
+        self.machine.become_leader(self.leader_epoch, self.leadership.topic_id, self.keys)
+        self.configure(self.leadership.settings, self.leadership.settings_version)
+        self._is_leading = True
+
+    async def _manage(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> bool:
+        """Attempt it until it succeeds; false if the replica is offline or stopped instead."""
+        delay_ms = DISK_RETRY_MS
+        while self._may_go_on():
+            try:
+                await attempt()
+                self.waits_for = ""
+                return self._may_go_on()
+            except CorruptDataError as error:
+                self._go_offline(f"cannot {doing} {self.config.directory}: {error}")
+            except OSError as error:
+                log = self._log
+                is_lost = log is not None and log.failure is not None
+                if is_lost or not is_passing(error):
+                    self._give_up(doing, error)
+                    continue
+                self.failure = None
+                self.waits_for = f"cannot {doing} {self.config.directory} yet: {error}"
+                _logger.warning("%s %s", self.topic_partition, self.waits_for)
+                await asyncio.sleep(delay_ms / 1000)
+                delay_ms = min(2 * delay_ms, START_RETRY_MAX_MS)
+        return False
+
+    async def _open(self) -> None:
+        await self._take_directory()
+        await self._use(lambda: self.directory.open(self.topic))
+
+    def refuse(self, reason: str) -> None:
+        """Do not lead: the log is not what it should be."""
+        self._go_offline(reason)
+
+    async def _take_directory(self) -> None:
+        """Take the directory for this process and this topic, once the log is known to be there.
+
+        Nothing is made in a directory that may be another's, or a disk's that is not mounted.
+        """
+        while not self._is_stopped:
+            try:
+                self.directory.check_owner()
+                expected = await self._expected_log()
+                if expected is not None:
+                    self.directory.check_log(expected)
+                await self.directory.lock(is_wanted=lambda: not self._is_stopped)
+                if expected is not None:
+                    await self._claim(expected)
+                self.failure = None
+                return
+            except MissingLogError as missing:
+                self.directory.release()
+                if self.failure != str(missing):
+                    self._go_offline(str(missing))
+            await asyncio.sleep(MISSING_LOG_RETRY_MS / 1000)
+
+    async def _expected_log(self) -> ExpectedLog | None:
+        """What the controller knows of the log; ``None`` if it is none of a controller's."""
+        delay_ms = LOCK_RETRY_MS
+        while self._log_source is not None and not self._is_stopped:
+            expected = await self._log_source()
+            if expected is not None:
+                return expected
+            await asyncio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)
+        return None
+
+    async def _claim(self, expected: ExpectedLog) -> None:
+        async with self._opening:
+            if not self._is_stopped:
+                await self._background.run(lambda: self.directory.claim(expected))
+
+    def _check_epoch(self) -> None:
+        """Go offline if the log knows an epoch that the controller, by what it gave, does not."""
+        if not self._may_go_on():
+            return
+        newest = self.log.leader_epochs[-1][0] if self.log.leader_epochs else NO_LEADER_EPOCH
+        if self.leader_epoch <= newest:
+            self._go_offline(
+                f"{self.config.directory} was led in epoch {newest}, and the controller gave "
+                f"{self.leader_epoch}: its metadata log is an older copy, or another cluster's"
+            )
+
+    async def _begin_epoch(self) -> None:
+        """Make the start of the epoch durable."""
+        self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
+
+    def learn_keys(self, keys: ClusterKeys) -> None:
+        """Issue and judge tickets by these keys from now on, unless newer ones are known."""
+        if keys.version >= self.keys.version:
+            self.keys = keys
+            self.machine.learn_keys(keys)
+
+    def configure(self, settings: Sequence[tuple[str, str]], version: int) -> None:
+        """Follow the settings of the topic, unless newer ones than ``version`` are known."""
+        if version < self._settings_version:
+            return
+        self._settings_version = version
+        if self.config.topic in INTERNAL_TOPICS:
+            self.topic = internal_topic_config(self.config.topic, self.config.cluster)
+        else:
+            self.topic = TopicConfig.from_text(dict(settings))
+        self.log.settings = log_settings(self.topic)
+
+    async def _use(self, opened: Callable[[], PartitionLog]) -> None:
+        """Open a log beside the event loop and take it, which is durable to its end, for ours."""
+        async with self._opening:
+            if not self._is_stopped:
+                self._log = await self._background.run(opened)
+                self._sync.begin(self._log)
+
+    def _may_go_on(self) -> bool:
+        return self.failure is None and not self._is_stopped
+
+    async def stop(self, *, remove_data: bool = False) -> None:
+        """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
+
+        ``remove_data`` deletes the directory afterwards: its topic is gone. While ``start`` has
+        files in work, that is waited for.
+        """
+        self._is_stopped = True
+        self._is_leading = False
+        self._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        await self._sync.drain()
+        async with self._opening:
+            log, self._log = self._log, None
+            try:
+                self.directory.close(log, is_sound=self.failure is None, remove_data=remove_data)
+            except OSError as error:
+                self._go_offline(f"cannot close {self.config.directory}: {error}")
+            self.directory.release()

@@ -1,0 +1,72 @@
+"""What a replica does for its log beside serving: raise its start, and remove what nobody may read.
+
+Both wait for the disk, so whatever was true before a wait is looked at again after it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+
+async def raise_log_start(replica: Replica, offset: int) -> ErrorCode:
+    """Hide what lies below ``offset`` (at most the high watermark), durably on ``NONE``.
+
+    A lower offset than the log start changes nothing. Producers are remembered all the same.
+    """
+    if offset > replica.log.recovery_point:
+        # Only with ``flush="os"``: readers may be ahead of the disk, the log start may not.
+        error = await replica.sync_all()
+        if error is not ErrorCode.NONE:
+            return error
+    error = replica.advance_log_start(offset)
+    return error if error is not ErrorCode.NONE else await replica.sync_all()
+
+
+def has_old_segments(replica: Replica, now_ms: int) -> bool:
+    """Whether ``remove_old_segments`` would find any now."""
+    return _retained_from(replica, now_ms) > replica.log.head.first_base_offset
+
+
+def _retained_from(replica: Replica, now_ms: int) -> int:
+    """Inclusive offset from which the topic's retention keeps the log."""
+    log = replica.log
+    return log.head.retained_from(
+        replica.topic.retention,
+        log_start_offset=log.log_start_offset,
+        upper_offset=min(replica.machine.high_watermark, log.recovery_point),
+        now_ms=now_ms,
+    )
+
+
+async def remove_old_segments(replica: Replica, now_ms: int) -> int:
+    """Apply the topic's retention once; returns how many segments are gone.
+
+    The active segment is rolled when it is to go as well. An error of the disk while files are
+    removed is logged and no more: the files are below the log start, and found again later.
+    """
+    log, machine = replica.log, replica.machine
+    retained_from = _retained_from(replica, now_ms)
+    if retained_from <= log.head.first_base_offset:
+        return 0
+    if retained_from == machine.log_end_offset or log.head.needs_snapshot(retained_from):
+        log.roll(machine.snapshot())
+    if log.head.needs_snapshot(retained_from):
+        log.write_snapshot(machine.snapshot())
+    error = await replica.sync_all()
+    if error is ErrorCode.NONE:
+        error = await raise_log_start(replica, retained_from)
+    if error is not ErrorCode.NONE:
+        return 0
+    removed = log.head.take_below(log.log_start_offset)
+    try:
+        for files in removed:
+            await replica.run_beside(files.run)
+    except OSError as failure:
+        _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)
+    _logger.info("%s begins at %d now", replica.topic_partition, log.log_start_offset)
+    return max(len(removed) - 1, 0)

@@ -1,0 +1,177 @@
+"""``Transport`` to actors: Ray finds them, connections of our own carry the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import Any, Final, Protocol
+
+from oncelog.actors.interfaces import Transport
+from oncelog.actors.protocol.messages.messages import ReplyT, Request
+from oncelog.actors.rpc.connection import Connection, connect
+from oncelog.actors.rpc.listener import ListenerAddress
+from oncelog.actors.rpc.message_codec import answers_on_connections
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS: Final = 10_000
+FAILURES_BEFORE_RAY: Final = 2
+"""One may be of a process that dies in between; at the second, in a row, Ray carries the calls."""
+
+UNREACHABLE_MAX: Final = 1_000
+"""Actors that could not be connected and are remembered; beyond it all are tried anew."""
+
+UNREACHABLE_RETRY_S: Final = 30.0
+"""How long an actor that Ray reaches and a connection does not is called through Ray."""
+
+
+class RayCalls(Transport, Protocol):
+    """What Ray is asked for: where actors listen, and calls to those that cannot be connected."""
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        """Where ``actor`` listens; ``None`` if it does not; or why Ray does not know."""
+        ...
+
+
+class ActorTransport:
+    """Calls actors by name over one connection each and event loop, made at the first call.
+
+    A connection ends with its actor's process, and then all its calls at once. The next call asks
+    Ray where the actor listens now. Where no connection can be made, calls go through Ray.
+    """
+
+    def __init__(self, ray_calls: RayCalls) -> None:
+        self._ray_calls = ray_calls
+        self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+        if not answers_on_connections(request):
+            return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
+        loop = asyncio.get_running_loop()
+        connections = self._of_loop.get(loop) or self._begin(loop)
+        connection = connections.usable(actor)
+        if connection is None:
+            deadline = loop.time() + timeout_ms / 1000
+            made = await connections.make(actor, timeout_ms=timeout_ms)
+            timeout_ms = int(1000 * (deadline - loop.time()))
+            if made is None:
+                return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
+            if isinstance(made, ErrorCode):
+                return request.failed(made)
+            connection = made
+        return await connection.call(request, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        """Close every connection, on whatever loop. Later calls would open new ones."""
+        for loop, connections in list(self._of_loop.items()):
+            if connections.keeper is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(connections.keeper.cancel)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> _LoopConnections:
+        """The first call on ``loop``; what loops left that were closed without their tasks goes."""
+        for known in [known for known in self._of_loop if known.is_closed()]:
+            del self._of_loop[known]
+        connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
+        keeper: Any = loop.create_task(self._close_at_end(loop, connections))
+        # A program that closes its loop without its tasks has nothing to do with this one.
+        keeper._log_destroy_pending = False
+        connections.keeper = keeper
+        return connections
+
+    async def _close_at_end(
+        self, loop: asyncio.AbstractEventLoop, connections: _LoopConnections
+    ) -> None:
+        """Wait until the loop ends, which cancels its tasks, and close what was opened on it."""
+        try:
+            await loop.create_future()
+        finally:
+            # The collector may end this too, in any thread, or in the child of a fork: the
+            # connections are those of the loop that runs, or not ours to touch.
+            if asyncio._get_running_loop() is loop:
+                self._of_loop.pop(loop, None)
+                connections.close()
+
+
+class _LoopConnections:
+    """The connections of one event loop."""
+
+    def __init__(self, ray_calls: RayCalls) -> None:
+        self.keeper: asyncio.Task[None] | None = None
+        self._ray_calls = ray_calls
+        self._connections: dict[str, Connection] = {}
+        self._making: dict[str, asyncio.Task[Connection | ErrorCode | None]] = {}
+        self._failures: dict[str, int] = {}
+        self._without_until: dict[str, float] = {}
+
+    def usable(self, actor: str) -> Connection | None:
+        """The connection to ``actor``, if there is one to make calls on."""
+        connection = self._connections.get(actor)
+        return connection if connection is not None and connection.is_usable else None
+
+    async def make(self, actor: str, *, timeout_ms: int) -> Connection | ErrorCode | None:
+        """A new connection, shared by all who wait for it; ``None``: call through Ray instead."""
+        if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
+            return None
+        making = self._making.get(actor)
+        if making is None:
+            making = asyncio.ensure_future(self._make(actor))
+            self._making[actor] = making
+        done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
+        return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    async def _make(self, actor: str) -> Connection | ErrorCode | None:
+        try:
+            address = await self._ray_calls.listener_of(actor, timeout_ms=CONNECT_TIMEOUT_MS)
+            if address is None:
+                self._call_through_ray(actor)
+            if not isinstance(address, ListenerAddress):
+                return address
+            connection = await connect(address, timeout_ms=CONNECT_TIMEOUT_MS)
+            if connection is None:
+                return self._failed(actor, address)
+            self._connections[actor] = connection
+            connection.on_lost = functools.partial(self._forget, actor, connection)
+            self._failures.pop(actor, None)
+            return connection
+        finally:
+            del self._making[actor]
+
+    def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
+        """Ray reached the actor, we did not: it has just died, or there is no way to it."""
+        if len(self._failures) >= UNREACHABLE_MAX:
+            self._failures.clear()
+        failures = self._failures[actor] = self._failures.get(actor, 0) + 1
+        if failures < FAILURES_BEFORE_RAY:
+            return ErrorCode.NETWORK_EXCEPTION
+        _logger.warning(
+            "%s cannot be connected at %s:%d: it is called through Ray, which is slower",
+            actor,
+            address.host,
+            address.port,
+        )
+        self._call_through_ray(actor)
+        return None
+
+    def _call_through_ray(self, actor: str) -> None:
+        if len(self._without_until) >= UNREACHABLE_MAX:
+            self._without_until.clear()
+        self._without_until[actor] = _soon()
+
+    def _forget(self, actor: str, connection: Connection) -> None:
+        if self._connections.get(actor) is connection:
+            del self._connections[actor]
+
+
+def _soon() -> float:
+    """When an actor that is called through Ray is tried again, on the loop's clock."""
+    return asyncio.get_running_loop().time() + UNREACHABLE_RETRY_S

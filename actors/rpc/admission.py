@@ -1,0 +1,178 @@
+"""What the callers of one actor may take up together: places, requests in progress, bytes.
+
+Nobody is told an error for it: a caller that is over a bound is read no further, and goes on, in
+the order they came, when there is room. Only connections beyond their bound are closed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from oncelog.storage.records.batch import Buffer
+
+CONNECTIONS_MAX: Final = 4_000
+"""Of callers that have shown the token. Kafka's ``max.connections``."""
+
+HALF_OPEN_MAX: Final = 64
+"""Connections whose token has not come yet: strangers take no place of a caller's."""
+
+REQUESTS_PER_CONNECTION_MAX: Final = 1_000
+"""In progress, calls that are parked or wait for records included."""
+
+REQUESTS_MAX: Final = 10_000
+"""In progress, of all connections."""
+
+REQUEST_BYTES_MAX: Final = 512 * 1_048_576
+"""Of requests beyond 64 KiB, from first byte to answer. Kafka's ``queued.max.request.bytes``."""
+
+
+UNREAD_MAX_BYTES: Final = 512 * 1_048_576
+"""Of answers to all connections that are not read further; beyond, the one with most is closed."""
+
+
+class Caller(Protocol):
+    """Whose requests are answered, and what they take up."""
+
+    in_progress: int
+    last_used: float
+    is_held: bool
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of answers that it has not read."""
+        ...
+
+    def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
+        """Send an answer."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+    def go_on(self) -> None:
+        """Look again whether the next frame may be taken."""
+        ...
+
+    def has_room(self, size_bytes: int) -> None:
+        """The bytes that were waited for are the caller's now."""
+        ...
+
+
+class Places:
+    """The connections of one actor. Each method that makes room answers whom to close for it."""
+
+    def __init__(self) -> None:
+        self._half_open: dict[Caller, None] = {}
+        self._trusted: dict[Caller, None] = {}
+        self._slow: dict[Caller, None] = {}
+
+    def begin(self, caller: Caller) -> Caller | None:
+        """A new connection; beyond ``HALF_OPEN_MAX`` the oldest that has not shown its token goes.
+
+        A caller of ours shows it at once, and so is not among those for long.
+        """
+        self._half_open[caller] = None
+        if len(self._half_open) <= HALF_OPEN_MAX:
+            return None
+        oldest = next(iter(self._half_open))
+        del self._half_open[oldest]
+        return oldest
+
+    def trust(self, caller: Caller) -> Caller | None:
+        """A connection has shown the token; beyond ``CONNECTIONS_MAX`` the idlest one goes.
+
+        If none is idle it is the new one.
+        """
+        self._half_open.pop(caller, None)
+        if len(self._trusted) < CONNECTIONS_MAX:
+            self._trusted[caller] = None
+            return None
+        idle = [known for known in self._trusted if not known.in_progress]
+        self._trusted[caller] = None
+        gone = min(idle, key=lambda known: known.last_used, default=caller)
+        del self._trusted[gone]
+        return gone
+
+    def slow_down(self, caller: Caller) -> None:
+        """A connection is read no further, as its caller does not read."""
+        self._slow[caller] = None
+
+    def speed_up(self, caller: Caller) -> None:
+        """Its caller has read."""
+        self._slow.pop(caller, None)
+
+    def slowest(self) -> Caller | None:
+        """Whose connection goes for the bytes that it leaves unread, if those are too many."""
+        if sum(caller.unread_bytes for caller in self._slow) <= UNREAD_MAX_BYTES:
+            return None
+        return max(self._slow, key=lambda caller: caller.unread_bytes)
+
+    def end(self, caller: Caller) -> None:
+        """A connection is lost."""
+        self._slow.pop(caller, None)
+        self._half_open.pop(caller, None)
+        self._trusted.pop(caller, None)
+
+
+class Progress:
+    """Counts the requests in progress, of each caller and of all."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._held: dict[Caller, None] = {}
+
+    def begin(self, caller: Caller) -> None:
+        """One more request."""
+        self.count += 1
+        caller.in_progress += 1
+
+    def is_full(self, caller: Caller) -> bool:
+        """Whether no more requests of ``caller`` are to be read before others have ended."""
+        if self.count < REQUESTS_MAX:
+            return caller.in_progress >= REQUESTS_PER_CONNECTION_MAX
+        self._held[caller] = None
+        return True
+
+    def end(self, caller: Caller) -> None:
+        """One less; whoever waited for it goes on."""
+        self.count -= 1
+        caller.in_progress -= 1
+        if caller.is_held and caller not in self._held:
+            caller.go_on()
+        while self._held and self.count < REQUESTS_MAX:
+            first = next(iter(self._held))
+            del self._held[first]
+            first.go_on()
+
+
+class RequestRoom:
+    """The bytes of large requests. A frame has all its bytes before it is read, so it can end."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self._waiting: dict[Caller, int] = {}
+
+    def take(self, caller: Caller, size_bytes: int) -> bool:
+        """Take room for a frame; if there is none ``caller.has_room`` is called when there is."""
+        if self._waiting or self.used_bytes + size_bytes > REQUEST_BYTES_MAX:
+            self._waiting[caller] = size_bytes
+            return False
+        self.used_bytes += size_bytes
+        return True
+
+    def give(self, size_bytes: int) -> None:
+        """Give room back, to those who have waited longest."""
+        self.used_bytes -= size_bytes
+        while self._waiting:
+            caller, wanted_bytes = next(iter(self._waiting.items()))
+            if self.used_bytes + wanted_bytes > REQUEST_BYTES_MAX:
+                return
+            del self._waiting[caller]
+            self.used_bytes += wanted_bytes
+            caller.has_room(wanted_bytes)
+
+    def forget(self, caller: Caller) -> None:
+        """A connection is lost: it waits no more."""
+        if self._waiting.pop(caller, None) is not None:
+            self.give(0)

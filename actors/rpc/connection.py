@@ -1,0 +1,162 @@
+"""One connection to an actor: many calls at a time, each with its own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from oncelog.actors.protocol.messages.messages import Reply, ReplyT, Request
+from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
+from oncelog.actors.rpc.listener import ListenerAddress
+from oncelog.storage.errors import ErrorCode
+
+SILENCE_MS: Final = 1_000
+"""A connection that is silent for less may just be that of a slow call."""
+
+_HELLO_ID: Final = 0
+
+
+class Connection(FramedProtocol):
+    """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
+
+    ``is_usable`` tells whether new calls may be made on it. It is no more, for good, once the
+    connection breaks, or a call gets no answer while nothing else comes in either: the process
+    may be stopped, or be one that Ray has replaced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_usable = False
+        self.on_lost: Callable[[], None] | None = None
+        self._next_id = _HELLO_ID + 1
+        self._last_received = 0.0
+        self._pending: dict[int, tuple[Request[Any], asyncio.Future[Reply | None]]] = {}
+        self._accepted: asyncio.Future[bool] = self.loop.create_future()
+        self._drained: asyncio.Future[None] = self.loop.create_future()
+        """Done when calls that waited for the actor to read may go on."""
+
+    async def call(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
+        began = self.loop.time()
+        deadline = began + timeout_ms / 1000
+        if self.is_congested:
+            await self._room(deadline)
+        if self.is_closing:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if self.is_congested:
+            return self._unanswered(request, began, timeout_ms)
+        correlation_id, self._next_id = self._next_id, self._next_id + 1
+        answer: asyncio.Future[Any] = self.loop.create_future()
+        method = request.method.encode("ascii")
+        try:
+            message = message_codec.encode_in_parts(request)
+            self.send(correlation_id, len(method), method, *message)
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
+        self._pending[correlation_id] = (request, answer)
+        timer = self.loop.call_at(deadline, _settle, answer, None)
+        try:
+            reply: ReplyT | None = await answer
+        finally:
+            timer.cancel()
+            self._pending.pop(correlation_id, None)
+            if not self.is_usable:
+                self._close_when_idle()
+        return self._unanswered(request, began, timeout_ms) if reply is None else reply
+
+    async def _room(self, deadline: float) -> None:
+        """Wait until the actor reads, the connection is lost, or the time is over."""
+        while self.is_congested and not self.is_closing and self.loop.time() < deadline:
+            await asyncio.wait({self._drained}, timeout=deadline - self.loop.time())
+
+    def drained(self) -> None:
+        """Let the calls go on that wait; those that fill the connection again wait again."""
+        drained, self._drained = self._drained, self.loop.create_future()
+        _settle(drained, None)
+
+    def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
+        if self._last_received < began and timeout_ms >= SILENCE_MS:
+            self.retire()
+        return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+    def retire(self) -> None:
+        """Take no more calls; close when the last open one has ended."""
+        self.is_usable = False
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        if not self._pending:
+            self.close()
+
+    async def greet(self, token: bytes) -> bool:
+        """Show the token; return whether it was accepted and calls may be made."""
+        method = HELLO.encode("ascii")
+        self.send(_HELLO_ID, len(method), method, token)
+        return await self._accepted
+
+    def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
+        """A reply. One that nobody waits for any more is dropped."""
+        self._last_received = self.loop.time()
+        if correlation_id == _HELLO_ID:
+            self.is_usable = kind == Outcome.REPLY
+            _settle(self._accepted, self.is_usable)
+            return
+        request, answer = self._pending.get(correlation_id, (None, None))
+        if request is not None and answer is not None:
+            _settle(answer, _reply(request, kind, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Every open call may have run or not: its caller decides what that means."""
+        self.is_usable = False
+        if self.on_lost is not None:
+            self.on_lost()
+        _settle(self._accepted, False)
+        _settle(self._drained, None)
+        for request, answer in self._pending.values():
+            _settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
+
+
+async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
+    """Open a connection; ``None`` if nobody who knows the token answers there in time."""
+    loop = asyncio.get_running_loop()
+    opening = loop.create_connection(Connection, address.host, address.port)
+    deadline = loop.time() + timeout_ms / 1000
+    try:
+        _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
+    except (OSError, asyncio.TimeoutError):
+        return None
+    timer = loop.call_at(deadline, connection.close)
+    try:
+        is_accepted = await connection.greet(address.token)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        timer.cancel()
+    if not is_accepted:
+        connection.close()
+    return connection if connection.is_usable else None
+
+
+def _reply(request: Request[Any], kind: int, body: memoryview) -> Reply:
+    if kind == Outcome.REPLY:
+        try:
+            return message_codec.decode_reply(request.method, body)
+        except ValueError as error:
+            return _failed(request, ErrorCode.UNKNOWN_SERVER_ERROR, f"unreadable reply: {error}")
+    text = bytes(body).decode("utf-8", "replace")
+    is_refused = kind == Outcome.REFUSED
+    code = ErrorCode.INVALID_REQUEST if is_refused else ErrorCode.UNKNOWN_SERVER_ERROR
+    return _failed(request, code, text)
+
+
+def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
+    reply: Reply = request.failed(error, detail)
+    return reply
+
+
+def _settle(answer: asyncio.Future[Any], value: Any) -> None:
+    if not answer.done():
+        answer.set_result(value)

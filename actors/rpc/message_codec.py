@@ -1,0 +1,108 @@
+"""Messages as bytes: MessagePack, checked against the declared types when they are read.
+
+Whoever may send a message can make nothing but a message of it: unlike ``pickle``, reading runs no
+code of the sender. Fields travel by name, so a reader skips what it does not know and gives what
+is missing its default.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from types import ModuleType
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import structs
+
+from oncelog.actors.protocol.messages import admin as admin_messages
+from oncelog.actors.protocol.messages import cluster as cluster_messages
+from oncelog.actors.protocol.messages import group as group_messages
+from oncelog.actors.protocol.messages import messages
+from oncelog.actors.protocol.messages.messages import FetchReply, ProduceRequest, Reply, Request
+from oncelog.storage.records.batch import Buffer
+
+_MODULES: Final = (messages, group_messages, cluster_messages, admin_messages)
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+_encoder = msgspec.msgpack.Encoder()
+
+
+LONG_BYTES: Final = 16_384
+"""A last field that is longer is a part of its own."""
+
+_LAST_FIELDS: Final[dict[type[Any], str]] = {ProduceRequest: "batch", FetchReply: "records"}
+"""Of the messages that carry batches: fields are written in the order of their declaration."""
+
+_BIN32: Final = struct.Struct(">BI")
+_BIN32_TAG: Final = 0xC6
+_EMPTY_BIN: Final = b"\xc4\x00"
+
+
+def _requests_of(module: ModuleType) -> dict[str, type[Request[Any]]]:
+    return {
+        kind.method: kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Request) and kind is not Request
+    }
+
+
+REQUESTS: Final[dict[str, type[Request[Any]]]] = functools.reduce(
+    lambda known, module: known | _requests_of(module), _MODULES, {}
+)
+"""Every request an actor of the log answers, by its method."""
+
+
+def answers_on_connections(request: Request[Any]) -> bool:
+    """Whether ``request`` is one of ``REQUESTS``, and not of an actor with other messages."""
+    return REQUESTS.get(request.method) is type(request)
+
+
+def encode(message: Request[Any] | Reply) -> bytes:
+    """``message`` as bytes; ``ValueError`` if a value is not of its type or beyond 64 bits."""
+    try:
+        return _encoder.encode(message)
+    except (OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise ValueError(f"{type(message).__name__} cannot be sent: {error}") from error
+
+
+def encode_in_parts(message: Request[Any] | Reply) -> tuple[Buffer, ...]:
+    """``encode``, cut before the batches that ``message`` carries, so that they are not copied.
+
+    What is returned refers to them: they must not change until it is sent.
+    """
+    name = _LAST_FIELDS.get(type(message), "")
+    content = getattr(message, name, None)
+    if not isinstance(content, bytes | bytearray | memoryview) or len(content) <= LONG_BYTES:
+        return (encode(message),)
+    head = encode(structs.replace(cast("Any", message), **{name: b""}))
+    return head.removesuffix(_EMPTY_BIN) + _BIN32.pack(_BIN32_TAG, len(content)), content
+
+
+def decode_request(method: str, data: bytes | memoryview) -> Request[Any]:
+    """The request to ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none.
+
+    A batch in it is a view of ``data``, which must not change any more.
+    """
+    request: Request[Any] = _decode(REQUESTS[method], data)
+    return request
+
+
+def decode_reply(method: str, data: bytes | memoryview) -> Reply:
+    """The reply of ``method``, one of ``REQUESTS``; ``ValueError`` if ``data`` is none."""
+    reply: Reply = _decode(REQUESTS[method].reply_type, data)
+    return reply
+
+
+def _decode(kind: type[Any], data: bytes | memoryview) -> Any:
+    try:
+        return _decoder(kind).decode(data)
+    except RecursionError as error:
+        raise ValueError(f"{kind.__name__} nested too deep") from error
+
+
+def _decoder(kind: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    """The decoder of ``kind``, made at its first use: there are many, and a process needs few."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return decoder

@@ -1,0 +1,135 @@
+"""Calls of Ray actors by name, with deadlines; Ray's failures become retriable codes.
+
+The only file that submits calls to Ray: for actors that do not listen themselves, for where the
+others listen, and for those that cannot be connected (``actor_transport.py``). A failed call may
+have run, and one given up on may still run: every request is made so that neither matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any, cast
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from oncelog.actors.interfaces import NAMESPACE, ResultT
+from oncelog.actors.process.background import settle
+from oncelog.actors.protocol.messages.messages import ReplyT, Request
+from oncelog.actors.rpc.listener import ListenerAddress
+from oncelog.actors.rpc.message_codec import answers_on_connections, decode_reply, encode
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RayFailure:
+    """Why there is no answer."""
+
+    error: ErrorCode
+    detail: str = ""
+
+
+class RayTransport:
+    """``Transport`` over Ray actor handles, looked up by name and kept until they die."""
+
+    def __init__(self, namespace: str = NAMESPACE) -> None:
+        self._namespace = namespace
+        self._handles: dict[str, Any] = {}
+
+    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+        is_encoded = answers_on_connections(request)
+        try:
+            argument = encode(request) if is_encoded else request
+        except ValueError as error:
+            return request.failed(ErrorCode.INVALID_REQUEST, str(error))
+        answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
+        if isinstance(answer, RayFailure):
+            return request.failed(answer.error, answer.detail)
+        if not is_encoded:
+            return cast("ReplyT", answer)
+        try:
+            return cast("ReplyT", decode_reply(request.method, answer))
+        except (TypeError, ValueError) as error:
+            text = f"unreadable reply: {error}"
+            return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, text)
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        """Where ``actor`` listens; see ``RayCalls.listener_of``."""
+        answer = await self._submit(actor, "listener_address", timeout_ms=timeout_ms)
+        if not isinstance(answer, RayFailure):
+            address: ListenerAddress = answer
+            return address
+        # An actor that fails at it, or is none of ours, may still answer calls.
+        return None if answer.error is ErrorCode.UNKNOWN_SERVER_ERROR else answer.error
+
+    async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
+        """What ``method`` of ``actor`` returns, or a ``RayFailure``."""
+        try:
+            handle = self._handles.get(actor)
+            if handle is None:
+                handle = await asyncio.to_thread(ray.get_actor, actor, self._namespace)
+                self._handles[actor] = handle
+            remote = getattr(handle, method, None)
+            if remote is None:
+                # Another program's actor has the name.
+                return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
+            answer = await _within(timeout_ms, remote.remote(*arguments).future())
+        except RayTaskError as error:
+            # First: one of a ValueError is a ValueError as well.
+            _logger.exception("%s.%s raised", actor, method)
+            return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
+        except ActorUnavailableError:
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION)
+        except (ActorDiedError, RayActorError, ValueError):
+            # The name is free, or belongs to a new actor: look it up again next time.
+            self._handles.pop(actor, None)
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION)
+        except RayError as error:
+            return RayFailure(ErrorCode.NETWORK_EXCEPTION, str(error))
+        return RayFailure(ErrorCode.REQUEST_TIMED_OUT) if answer is None else answer
+
+
+async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -> ResultT | None:
+    """The value of ``answer``, or ``None`` when it does not come in time.
+
+    One future and one timer, where asyncio's own helpers make a task and more of each. Awaiting a
+    bare future is also what lets a cancellation win that meets the answer in one turn: a task that
+    was told to end does not go on with it.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[ResultT | None] = loop.create_future()
+    answer.add_done_callback(functools.partial(_hand_over, loop, waiting))
+    timer = loop.call_later(timeout_ms / 1000, settle, waiting, None, None)
+    try:
+        return await waiting
+    finally:
+        timer.cancel()
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop,
+    waiting: asyncio.Future[ResultT | None],
+    answer: concurrent.futures.Future[ResultT],
+) -> None:
+    """Bring an answer, which comes in one of Ray's threads, to the loop that waits for it."""
+    error = answer.exception()
+    result = answer.result() if error is None else None
+    try:
+        loop.call_soon_threadsafe(settle, waiting, result, error)
+    except RuntimeError:
+        _logger.debug("an answer came after the event loop that asked was closed")

@@ -1,0 +1,480 @@
+"""The coordinator of one shard of transactional ids, on the log partition it leads.
+
+Decisions are the machine's. This shell brings what they need (producer ids, topics, what the
+leaders hold), has them logged, issues tickets only afterwards, and sees every decided transaction
+through to COMPLETE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from msgspec import structs
+
+from oncelog.actors.coordination.cluster_view import ClusterView
+from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
+from oncelog.actors.coordination.runtime import CoordinatorRuntime
+from oncelog.actors.interfaces import Clock, DriverWatch, Transport
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.admin import (
+    AbortTransactionReply,
+    AbortTransactionRequest,
+    DeleteTransactionalIdReply,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsReply,
+    DescribeTransactionsRequest,
+)
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.messages import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistReply,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    PartitionEnrolment,
+)
+from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.transaction.checks import FINE, Refusal, check_transactional_id
+from oncelog.actors.protocol.transaction.machine import NOTHING_HELD, TransactionMachine
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.completions import TransactionCompletions
+from oncelog.actors.transactions.held_records import HeldRecordsReader
+from oncelog.actors.transactions.marker_sender import MarkerSender
+from oncelog.actors.transactions.plain_producers import PlainProducers
+from oncelog.actors.transactions.scans import TransactionScans
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    GROUP_ID_MAX_BYTES,
+    TopicPartition,
+    shard_of,
+)
+
+_logger = logging.getLogger(__name__)
+
+TOPIC_AGE_MAX_MS: Final = 1_000
+"""How old the topic ids may be that go into tickets."""
+
+LOAD_BATCHES_PER_TURN: Final = 500
+"""Batches read back before the event loop gets a turn."""
+
+
+def _raise_in_loop(error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "a task of the transaction coordinator failed", "exception": error}
+    )
+
+
+class TransactionCoordinator:
+    """Serves the transactional ids of one shard. Call ``start`` once the replica leads.
+
+    ``on_failure`` gets what a background task died of; it is a bug, so production ends the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        transport: Transport,
+        clock: Clock,
+        rng: random.Random,
+        drivers: DriverWatch,
+        on_failure: Callable[[BaseException], None] = _raise_in_loop,
+    ) -> None:
+        cluster = replica.config.cluster
+        self.replica = replica
+        self._config = cluster
+        self._transport = transport
+        self._clock = clock
+        self._rng = rng
+        self._on_failure = on_failure
+        self._producer_ids = ProducerIdBlocks()
+        self.machine = TransactionMachine(
+            producer_ids=self._producer_ids,
+            transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
+            transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
+        )
+        self._runtime = CoordinatorRuntime(
+            replica=replica,
+            clock=clock,
+            apply=self.machine.apply,
+            abandon=self.machine.abandon,
+            on_failure=on_failure,
+        )
+        timeout_ms = cluster.internal_call_timeout_ms
+        self._cluster = ClusterView(transport=transport, call_timeout_ms=timeout_ms)
+        self._reservation = ProducerIdReservation(
+            producer_ids=self._producer_ids,
+            transport=transport,
+            broker_id=replica.broker_id,
+            call_timeout_ms=timeout_ms,
+            spawn=self._spawn,
+        )
+        self._plain = PlainProducers(replica, clock, self._producer_ids, self._reservation)
+        self._completions = TransactionCompletions(
+            machine=self.machine,
+            runtime=self._runtime,
+            markers=self._marker_sender(),
+            rng=rng,
+            visibility_wait_ms=cluster.transaction_visibility_wait_ms,
+            spawn=self._spawn,
+        )
+        self._scans = self._transaction_scans(drivers)
+        self._held_records = HeldRecordsReader(
+            transport=transport, cluster=self._cluster, rng=rng, call_timeout_ms=timeout_ms
+        )
+        self._is_stopped = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._refresh: asyncio.Task[Any] | None = None
+        """The one under way of what is known of topics, beside commits."""
+
+    def _marker_sender(self) -> MarkerSender:
+        return MarkerSender(
+            transport=self._transport,
+            cluster=self._cluster,
+            rng=self._rng,
+            call_timeout_ms=self._config.internal_call_timeout_ms,
+            shard=self.replica.topic_partition,
+        )
+
+    def _transaction_scans(self, drivers: DriverWatch) -> TransactionScans:
+        return TransactionScans(
+            machine=self.machine,
+            runtime=self._runtime,
+            completions=self._completions,
+            reservation=self._reservation,
+            drivers=drivers,
+            config=self._config,
+            clock=self._clock,
+        )
+
+    # --- start and stop -------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the log, resume what was decided and not completed, then serve.
+
+        Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.
+        Raises ``CorruptDataError``.
+        """
+        if self.replica.availability() is not ErrorCode.NONE:
+            return
+        for number, batch in enumerate(self.replica.replay()):
+            for record in batch.records:
+                self.machine.apply(LogRecord(record.key, record.value))
+            if number % LOAD_BATCHES_PER_TURN == 0:
+                await asyncio.sleep(0)
+                if self._is_stopped:
+                    return
+        self._runtime.is_loaded = True
+        self._completions.resume()
+        self._spawn(self._scans.abort_left_open())
+        self._spawn(self._scans.forget_idle())
+
+    async def stop(self) -> None:
+        """Stop sending markers and looking for timeouts; call it before the replica stops."""
+        self._is_stopped = True
+        self._runtime.is_loaded = False
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        """Give a producer its id and epoch, durably; with a transactional id, fence others."""
+        transactional_id = request.transactional_id
+        if transactional_id is None:
+            error = self._runtime.unavailable()
+            if error is not ErrorCode.NONE:
+                return request.failed(error)
+            return await self._plain.identity(request)
+        error, detail = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(
+            transactional_id,
+            lambda now_ms: self.machine.decide_init_producer_id(request, now_ms),
+            refused=request.failed,
+        )
+        self._completions.ensure(transactional_id)
+        return reply
+
+    async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
+        """Begin a run of a distributed write, durably; older ones are fenced."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_begin_run(request, now_ms),
+            refused=request.failed,
+        )
+        self._completions.ensure(request.transactional_id)
+        return reply
+
+    async def enlist(self, request: EnlistRequest) -> EnlistReply:
+        """Make the caller a member of the distributed write, durably."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_enlist(request, now_ms),
+            refused=request.failed,
+        )
+        self._completions.ensure(request.transactional_id)
+        return reply
+
+    async def add_partitions_to_txn(
+        self, request: AddPartitionsToTxnRequest
+    ) -> AddPartitionsToTxnReply:
+        """Enrol partitions, durably, and answer their tickets."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        names = {tp.topic for tp in request.partitions}
+        error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
+        if error is not ErrorCode.NONE and len(topics) < len(names):
+            return request.failed(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
+            )
+        self._hear_of_newer_keys()
+        counts = {name: len(topic.partitions) for name, topic in topics.items()}
+        reply = await self._runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_add_partitions(request, now_ms, counts),
+            refused=request.failed,
+        )
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        return self._with_tickets(request, reply, topics)
+
+    async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
+        """Enrol the offsets partition of a group, durably, and answer its ticket."""
+        if not 0 < len(request.group_id.encode("utf-8", "replace")) <= GROUP_ID_MAX_BYTES:
+            return request.failed(
+                ErrorCode.INVALID_GROUP_ID, f"group_id: give 1 to {GROUP_ID_MAX_BYTES} bytes"
+            )
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        shard = shard_of(request.group_id, self.replica.leadership.offsets_partitions)
+        return await self.add_partitions_to_txn(
+            AddPartitionsToTxnRequest(
+                transactional_id=request.transactional_id,
+                producer_id=request.producer_id,
+                producer_epoch=request.producer_epoch,
+                partitions=(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard),),
+            )
+        )
+
+    async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
+        """Decide a transaction, durably; answer once it is visible, or soon if that takes long."""
+        transactional_id = request.transactional_id
+        error, detail = self._refusal(transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        held = NOTHING_HELD
+        partitions = self.machine.winner_partitions(request)
+        if partitions:
+            producer_ids = [winner.producer_id for winner in request.winners]
+            read = await self._held_records.read(partitions, producer_ids)
+            if read is None:
+                return request.failed(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE, "a partition of a winner does not answer"
+                )
+            held = read
+        counts = self._counts_ahead(request)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(
+            transactional_id,
+            lambda now_ms: self.machine.decide_end_txn(request, now_ms, held, counts),
+            refused=request.failed,
+        )
+        completion = self._completions.ensure(transactional_id)
+        if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
+            return reply
+        visible = await self._completions.is_visible(completion)
+        enrolments = self._enrolled_ahead(request, reply)
+        return structs.replace(reply, visible=visible, enrolments=enrolments)
+
+    def _counts_ahead(self, request: EndTxnRequest) -> Mapping[str, int]:
+        """Partitions of the topics that a commit enrols ahead, as far as they are known.
+
+        A commit never waits for the controller: what is old is asked for anew beside it.
+        """
+        names = {tp.topic for tp in request.next_partitions}
+        as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
+        is_refreshing = self._refresh is not None and not self._refresh.done()
+        if not is_refreshing and len(self._cluster.cached(names, as_of_ms=as_of_ms)) < len(names):
+            self._refresh = self._spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
+        known = self._cluster.cached(names)
+        return {name: len(topic.partitions) for name, topic in known.items()}
+
+    def _enrolled_ahead(
+        self, request: EndTxnRequest, reply: EndTxnReply
+    ) -> tuple[PartitionEnrolment, ...]:
+        """What the commit has enrolled in the transaction after it, durable with the decision.
+
+        Nothing if that has ended meanwhile. With tickets once it is open, which is after every
+        marker of the commit, and if the ids of the topics are new enough.
+        """
+        metadata = self.machine.metadata(request.transactional_id)
+        if not request.next_partitions or metadata is None:
+            return ()
+        if metadata.state not in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT):
+            return ()
+        self._hear_of_newer_keys()
+        owner = (metadata.producer_id, metadata.producer_epoch)
+        names = {tp.topic for tp in metadata.ahead_partitions}
+        as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
+        topics = self._cluster.cached(names, as_of_ms=as_of_ms)
+        if owner != (reply.producer_id, reply.producer_epoch):
+            return ()
+        is_open = metadata.state is TransactionState.ONGOING
+        if not is_open or len(topics) < len(names):
+            return tuple(
+                PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE)
+                for tp in sorted(metadata.ahead_partitions)
+            )
+        return tuple(
+            self._enrolment(tp, topics[tp.topic].topic_id, metadata, owner)
+            for tp in sorted(metadata.ahead_partitions)
+        )
+
+    async def describe_transactions(
+        self, request: DescribeTransactionsRequest
+    ) -> DescribeTransactionsReply:
+        """Describe transactional ids of this shard."""
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        if request.transactional_ids is None:
+            found = self.machine.matching(request, self._clock.now_ms())
+            return DescribeTransactionsReply(transactions=found)
+        found = self.machine.describe(request.transactional_ids)
+        known = {description.transactional_id for description in found}
+        unknown = [name for name in request.transactional_ids if name not in known]
+        return DescribeTransactionsReply(
+            error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else ErrorCode.NONE,
+            detail=f"there is no transactional id {', '.join(map(repr, unknown))}"
+            if unknown
+            else "",
+            transactions=found,
+        )
+
+    async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
+        """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(
+            request.transactional_id,
+            lambda now_ms: self.machine.decide_abort(request, now_ms),
+            refused=request.failed,
+        )
+        completion = self._completions.ensure(request.transactional_id)
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        return structs.replace(reply, visible=await self._completions.is_visible(completion))
+
+    async def delete_transactional_id(
+        self, request: DeleteTransactionalIdRequest
+    ) -> DeleteTransactionalIdReply:
+        """Forget an id at rest, durably."""
+        error, detail = self._refusal(request.transactional_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error, detail)
+        return await self._runtime.execute(
+            request.transactional_id,
+            lambda _now_ms: self.machine.decide_delete(request),
+            refused=request.failed,
+        )
+
+    def _refusal(self, transactional_id: str) -> Refusal:
+        """What every request meets first: a sound id, a loaded shard, and the right one."""
+        error, detail = check_transactional_id(transactional_id)
+        if error is not ErrorCode.NONE:
+            return error, detail
+        error = self._runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return error, self.replica.failure or ""
+        shard = shard_of(transactional_id, self.replica.leadership.transaction_state_partitions)
+        if shard != self.replica.topic_partition.partition:
+            return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
+        return FINE
+
+    def _hear_of_newer_keys(self) -> None:
+        if self._cluster.cluster_key_version > self.replica.keys.version:
+            self.replica.on_newer_keys()
+
+    def _with_tickets(
+        self,
+        request: AddPartitionsToTxnRequest,
+        reply: AddPartitionsToTxnReply,
+        topics: Mapping[str, TopicMetadata],
+    ) -> AddPartitionsToTxnReply:
+        """Add the tickets: the enrolment is durable now."""
+        metadata = self.machine.metadata(request.transactional_id)
+        if metadata is None:
+            return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        owner = (request.producer_id, request.producer_epoch)
+        enrolments = tuple(
+            self._enrolment(tp, topics[tp.topic].topic_id, metadata, owner)
+            for tp in request.partitions
+        )
+        return structs.replace(reply, enrolments=enrolments)
+
+    def _enrolment(
+        self,
+        tp: TopicPartition,
+        topic_id: str,
+        metadata: TransactionMetadata,
+        owner: tuple[int, int],
+    ) -> PartitionEnrolment:
+        """A durable enrolment of ``owner``, a producer id and epoch, with its ticket."""
+        ticket = issue_ticket(
+            cluster_key=self.replica.keys.current,
+            key_version=self.replica.keys.version,
+            producer_id=owner[0],
+            producer_epoch=owner[1],
+            topic_id=topic_id,
+            partition=tp.partition,
+            # The logged start, not now: no coordinator can freshen an old ticket.
+            issued_ms=metadata.start_ms,
+            transaction_timeout_ms=metadata.transaction_timeout_ms,
+        )
+        return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
+
+    # --- tasks ----------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._on_failure(error)

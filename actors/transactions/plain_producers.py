@@ -1,0 +1,82 @@
+"""Producer ids for plain production, each with the ticket that proves whose it is.
+
+Nothing of it is logged. An id is fresh out of a reserved block, so it never was and never will be
+one of a transactional id: that is what a plain ticket says.
+"""
+
+from __future__ import annotations
+
+from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.messages.messages import InitProducerIdReply, InitProducerIdRequest
+from oncelog.actors.protocol.tickets import (
+    TicketVerdict,
+    check_plain_ticket,
+    issue_plain_ticket,
+)
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_ID
+
+
+class PlainProducers:
+    """Serves the producers without transactions at one coordinator."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        clock: Clock,
+        producer_ids: ProducerIdBlocks,
+        reservation: ProducerIdReservation,
+    ) -> None:
+        self._replica = replica
+        self._clock = clock
+        self._producer_ids = producer_ids
+        self._reservation = reservation
+
+    async def identity(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        """A fresh producer id that only ever de-duplicates, or a newer ticket of one."""
+        if request.producer_id != NO_PRODUCER_ID:
+            return self._renewed(request)
+        await self._reservation.ensure()
+        producer_id = self._producer_ids.take()
+        if producer_id is None:
+            return request.failed(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "no producer id is reserved at the moment"
+            )
+        return InitProducerIdReply(
+            producer_id=producer_id, producer_epoch=0, ticket=self._ticket(producer_id)
+        )
+
+    def _renewed(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        """The ticket under the current key, for whoever has a sound one."""
+        verdict = check_plain_ticket(
+            request.ticket,
+            keys=self._replica.keys,
+            producer_id=request.producer_id,
+            now_ms=self._clock.now_ms(),
+        )
+        if verdict is TicketVerdict.NEWER_KEY:
+            self._replica.on_newer_keys()
+            return request.failed(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the key of the ticket is not known yet"
+            )
+        if verdict is TicketVerdict.INVALID:
+            return request.failed(
+                ErrorCode.UNKNOWN_PRODUCER_ID, f"no sound ticket of producer {request.producer_id}"
+            )
+        return InitProducerIdReply(
+            producer_id=request.producer_id,
+            producer_epoch=request.producer_epoch,
+            ticket=self._ticket(request.producer_id),
+        )
+
+    def _ticket(self, producer_id: int) -> bytes:
+        keys = self._replica.keys
+        return issue_plain_ticket(
+            cluster_key=keys.current,
+            key_version=keys.version,
+            producer_id=producer_id,
+            issued_ms=self._clock.now_ms(),
+        )

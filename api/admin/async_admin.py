@@ -1,0 +1,418 @@
+"""``AsyncAdmin``: topics, groups and transactions, for asyncio programs.
+
+Every call is retried while that may help, and is safe to repeat. Descriptions are the messages of
+``actors/protocol``: frozen structs with the fields that the actors themselves answer with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any, Final
+
+from oncelog.actors.config import TopicConfig, check_range, check_setting_name
+from oncelog.actors.process.metrics import LATE_GRACE_MS
+from oncelog.actors.protocol.messages.admin import (
+    ANY_DURATION_MS,
+    AbortTransactionRequest,
+    DeleteTransactionalIdRequest,
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
+from oncelog.actors.protocol.messages.cluster import (
+    AlterTopicRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    MetadataReply,
+    MetadataRequest,
+    RotateClusterKeyRequest,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.group import (
+    DeleteGroupRequest,
+    DescribeGroupsRequest,
+    GroupDescription,
+    OffsetAndMetadata,
+)
+from oncelog.actors.protocol.messages.messages import (
+    DeleteRecordsRequest,
+    DescribeProducersRequest,
+    DescribeReplicaReply,
+    DescribeReplicaRequest,
+    ProducerDescription,
+)
+from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.api.admin.calls import ATTEMPT_TIMEOUT_MS, TIMEOUT_MS, AdminCalls, check
+from oncelog.api.admin.hanging import HangingTransaction, abort_hanging, find_hanging
+from oncelog.api.consuming.consumer import as_committed
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.offsets import commit_offsets, fetch_committed, list_offsets
+from oncelog.api.session.retry import call_with_retries
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    GroupIdNotFoundError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    InvalidTopicError,
+    TransactionalIdNotFoundError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    IsolationLevel,
+    TopicPartition,
+    is_valid_topic_name,
+)
+
+DURATION_MAX_MS: Final = 2**63 - 1
+TRANSACTION_STATES: Final = tuple(
+    state.value for state in TransactionState if state is not TransactionState.DEAD
+)
+"""The states that a transactional id can be found in."""
+
+
+class AsyncAdmin:
+    """``Admin`` for asyncio programs: the same methods, awaited. Belongs to one event loop."""
+
+    def __init__(self, router: Router, *, random: Random, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._calls = AdminCalls(router, random=random, timeout_ms=timeout_ms)
+        self._router = router
+        self._random = random
+        self._timeout_ms = timeout_ms
+
+    # --- topics -------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        *,
+        exist_ok: bool = False,
+        **settings: Any,
+    ) -> str:
+        """See ``Admin.create_topic``."""
+        if not isinstance(name, str) or not is_valid_topic_name(name):
+            raise InvalidTopicError(
+                f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
+                "and '-', but not '.' or '..'"
+            )
+        _check_partitions(partitions)
+        if not _is_whole(replication_factor):
+            raise InvalidReplicationFactorError(
+                f"replication_factor={replication_factor!r}: give a whole number"
+            )
+        config = TopicConfig.from_text({key: str(value) for key, value in settings.items()})
+        request = CreateTopicRequest(
+            name=name,
+            topic_id=f"{self._random.getrandbits(128):032x}",
+            partitions=partitions,
+            replication_factor=replication_factor,
+            settings=config.to_text(),
+        )
+        reply = await self._calls.controller(request)
+        if exist_ok and reply.error is ErrorCode.TOPIC_ALREADY_EXISTS:
+            found = (await self._router.metadata((name,), refresh=True)).get(name)
+            if found is not None:
+                await self._wait_until_led(name, len(found.partitions))
+                return found.topic_id
+        check(reply)
+        await self._wait_until_led(name, partitions)
+        return reply.topic_id
+
+    async def create_partitions(self, name: str, partitions: int) -> None:
+        """See ``Admin.create_partitions``."""
+        _check_partitions(partitions)
+        request = CreatePartitionsRequest(name=name, partitions=partitions)
+        reply = await self._calls.controller(request)
+        check(reply, f"topic {name!r} cannot be given partitions")
+        await self._wait_until_led(name, partitions)
+
+    async def _wait_until_led(self, name: str, partitions: int) -> None:
+        """Wait until every partition's actor leads; the topic exists even if that takes longer."""
+        await self._router.metadata((name,), refresh=True)
+        request = DescribeReplicaRequest()
+
+        async def ask(topic_partition: TopicPartition) -> DescribeReplicaReply:
+            reply = await self._router.call_leader(
+                topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            )
+            if reply.error is ErrorCode.NONE and not reply.is_leader:
+                return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return reply
+
+        async def wait(topic_partition: TopicPartition) -> None:
+            await call_with_retries(
+                lambda: ask(topic_partition), random=self._random, timeout_ms=self._timeout_ms
+            )
+
+        await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
+
+    async def alter_topic(self, name: str, **settings: Any) -> None:
+        """See ``Admin.alter_topic``."""
+        changed = {key: str(value) for key, value in settings.items() if value is not None}
+        TopicConfig.from_text(changed)
+        for key in settings:
+            check_setting_name(TopicConfig, key)
+        changes = tuple((key, changed.get(key)) for key in settings)
+        reply = await self._calls.controller(AlterTopicRequest(name=name, changes=changes))
+        check(reply, f"topic {name!r} cannot be altered")
+
+    async def delete_records(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """See ``Admin.delete_records``."""
+        for topic_partition, offset in offsets.items():
+            if topic_partition.topic in INTERNAL_TOPICS:
+                raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
+            if not _is_whole(offset):
+                raise InvalidRequestError(
+                    f"records of {topic_partition}: {offset!r} is no offset; give a whole number"
+                )
+        replies = await asyncio.gather(
+            *(
+                self._calls.leader(tp, DeleteRecordsRequest(topic_partition=tp, offset=offset))
+                for tp, offset in offsets.items()
+            )
+        )
+        for topic_partition, reply in zip(offsets, replies, strict=True):
+            check(reply, f"records of {topic_partition} cannot be deleted")
+        return {tp: reply.log_start_offset for tp, reply in zip(offsets, replies, strict=True)}
+
+    async def list_offsets(
+        self,
+        times_ms: Mapping[TopicPartition, int],
+        *,
+        isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """See ``Admin.list_offsets``."""
+        found = await list_offsets(
+            self._router,
+            times_ms,
+            isolation_level=isolation_level,
+            random=self._random,
+            timeout_ms=self._timeout_ms,
+        )
+        return {topic_partition: reply.offset for topic_partition, reply in found.items()}
+
+    async def delete_topic(self, name: str) -> None:
+        """See ``Admin.delete_topic``."""
+        request = DeleteTopicRequest(name=name)
+        reply = await self._calls.delete(
+            lambda: self._router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
+            gone=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
+        check(reply, f"there is no topic {name!r}")
+
+    async def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        """See ``Admin.list_topics``."""
+        cluster = await self.describe_cluster()
+        return sorted(
+            topic.name
+            for topic in cluster.topics
+            if include_internal or topic.name not in INTERNAL_TOPICS
+        )
+
+    async def describe_topic(self, name: str) -> TopicMetadata:
+        """See ``Admin.describe_topic``."""
+        reply = await self._calls.controller(MetadataRequest(topics=(name,)))
+        check(reply)
+        for topic in reply.topics:
+            if topic.name == name:
+                return topic
+        raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+
+    async def describe_cluster(self) -> MetadataReply:
+        """See ``Admin.describe_cluster``."""
+        reply = await self._calls.controller(MetadataRequest())
+        check(reply)
+        return reply
+
+    async def rotate_ticket_key(self) -> int:
+        """See ``Admin.rotate_ticket_key``."""
+        seen = await self.describe_cluster()
+        request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)
+        reply = await self._calls.controller(request)
+        check(reply)
+        return reply.key_version
+
+    # --- groups -------------------------------------------------------------------------------
+
+    async def list_groups(self) -> list[GroupDescription]:
+        """See ``Admin.list_groups``."""
+        replies = await self._calls.shards(CONSUMER_OFFSETS_TOPIC, DescribeGroupsRequest())
+        groups = [group for reply in replies for group in reply.groups]
+        return sorted(groups, key=lambda group: group.group_id)
+
+    async def describe_group(self, group_id: str) -> GroupDescription:
+        """See ``Admin.describe_group``."""
+        reply = await self._calls.group(group_id, DescribeGroupsRequest(group_ids=(group_id,)))
+        check(reply)
+        for group in reply.groups:
+            if group.group_id == group_id:
+                return group
+        raise GroupIdNotFoundError(f"there is no group {group_id!r}")
+
+    async def delete_group(self, group_id: str) -> None:
+        """See ``Admin.delete_group``."""
+        request = DeleteGroupRequest(group_id=group_id)
+        reply = await self._calls.delete(
+            lambda: self._router.call_group_coordinator(
+                group_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            ),
+            gone=ErrorCode.GROUP_ID_NOT_FOUND,
+        )
+        check(reply)
+
+    async def list_group_offsets(
+        self, group_id: str, *, require_stable: bool = True
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """See ``Admin.list_group_offsets``."""
+        return await fetch_committed(
+            self._router,
+            group_id,
+            None,
+            random=self._random,
+            timeout_ms=self._timeout_ms,
+            require_stable=require_stable,
+        )
+
+    async def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
+        """See ``Admin.alter_group_offsets``."""
+        await commit_offsets(
+            self._router,
+            ConsumerGroupMetadata(group_id=group_id),
+            {topic_partition: as_committed(offset) for topic_partition, offset in offsets.items()},
+            random=self._random,
+            timeout_ms=self._timeout_ms,
+        )
+
+    # --- transactions -------------------------------------------------------------------------
+
+    async def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        running_longer_than_ms: int | None = None,
+    ) -> list[TransactionDescription]:
+        """See ``Admin.list_transactions``."""
+        wanted = tuple(states)
+        for state in wanted:
+            if state not in TRANSACTION_STATES:
+                raise InvalidRequestError(
+                    f"states={state!r} is not a state: give one of {', '.join(TRANSACTION_STATES)}"
+                )
+        if running_longer_than_ms is not None:
+            check_range("running_longer_than_ms", running_longer_than_ms, 0, DURATION_MAX_MS)
+        request = DescribeTransactionsRequest(
+            states=wanted,
+            producer_ids=tuple(producer_ids),
+            running_longer_than_ms=(
+                ANY_DURATION_MS if running_longer_than_ms is None else running_longer_than_ms
+            ),
+        )
+        replies = await self._calls.shards(TRANSACTION_STATE_TOPIC, request)
+        found = [transaction for reply in replies for transaction in reply.transactions]
+        return sorted(found, key=lambda transaction: transaction.transactional_id)
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        """See ``Admin.describe_transaction``."""
+        request = DescribeTransactionsRequest(transactional_ids=(transactional_id,))
+        reply = await self._calls.transaction(transactional_id, request)
+        check(reply, f"there is no transactional id {transactional_id!r}")
+        for transaction in reply.transactions:
+            if transaction.transactional_id == transactional_id:
+                return transaction
+        raise TransactionalIdNotFoundError(f"there is no transactional id {transactional_id!r}")
+
+    async def abort_transaction(self, transactional_id: str) -> bool:
+        """See ``Admin.abort_transaction``."""
+        seen = await self.describe_transaction(transactional_id)
+        request = AbortTransactionRequest(
+            transactional_id=transactional_id,
+            producer_id=seen.producer_id,
+            producer_epoch=seen.producer_epoch,
+        )
+        reply = await self._calls.transaction(transactional_id, request)
+        check(reply)
+        return reply.visible
+
+    async def delete_transactional_id(self, transactional_id: str) -> None:
+        """See ``Admin.delete_transactional_id``."""
+        request = DeleteTransactionalIdRequest(transactional_id=transactional_id)
+        reply = await self._calls.delete(
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            ),
+            gone=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+        )
+        check(reply)
+
+    async def find_hanging_transactions(
+        self,
+        *,
+        broker_id: int | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        older_than_ms: int | None = None,
+    ) -> list[HangingTransaction]:
+        """See ``Admin.find_hanging_transactions``."""
+        if older_than_ms is not None:
+            check_range("older_than_ms", older_than_ms, 0, DURATION_MAX_MS)
+        if partition is not None and topic is None:
+            raise InvalidRequestError(f"partition={partition} needs a topic: give both")
+        cluster = await self.describe_cluster()
+        if older_than_ms is None:
+            older_than_ms = cluster.transaction_max_timeout_ms + LATE_GRACE_MS
+        found = [
+            TopicPartition(described.name, led.partition)
+            for described in cluster.topics
+            if described.name != TRANSACTION_STATE_TOPIC and topic in (None, described.name)
+            for led in described.partitions
+            if partition in (None, led.partition) and broker_id in (None, led.leader)
+        ]
+        if topic is not None and not found:
+            where = "" if broker_id is None else f" led by broker {broker_id}"
+            what = topic if partition is None else str(TopicPartition(topic, partition))
+            raise UnknownTopicOrPartitionError(f"there is no {what!r}{where}")
+        return await find_hanging(self._calls, found, older_than_ms=older_than_ms)
+
+    async def abort_hanging_transaction(
+        self, topic_partition: TopicPartition, *, start_offset: int
+    ) -> HangingTransaction:
+        """See ``Admin.abort_hanging_transaction``."""
+        return await abort_hanging(self._calls, topic_partition, start_offset=start_offset)
+
+    async def describe_producers(
+        self, topic_partition: TopicPartition
+    ) -> tuple[ProducerDescription, ...]:
+        """See ``Admin.describe_producers``."""
+        request = DescribeProducersRequest(topic_partition=topic_partition)
+        reply = await self._calls.leader(topic_partition, request)
+        check(reply)
+        return reply.producers
+
+    async def describe_replica(self, topic_partition: TopicPartition) -> DescribeReplicaReply:
+        """See ``Admin.describe_replica``."""
+        reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
+        check(reply)
+        return reply
+
+
+def _check_partitions(partitions: object) -> None:
+    """Refuse what is no number here; which numbers are good the controller says."""
+    if not _is_whole(partitions):
+        raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

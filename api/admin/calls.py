@@ -1,0 +1,98 @@
+"""How the admin client asks: every question is retried while that may help.
+
+What is asked this way is safe to repeat. Unknown topics are answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final
+
+from oncelog.actors.protocol.messages.messages import Reply, ReplyT, Request
+from oncelog.api.session.offsets import is_retriable
+from oncelog.api.session.retry import call_with_retries
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import exception_for
+from oncelog.storage.model import TopicPartition
+
+TIMEOUT_MS: Final = 60_000
+"""How long a call goes on trying."""
+
+ATTEMPT_TIMEOUT_MS: Final = 30_000
+"""How long one attempt may take: deleting a topic stops its actors first."""
+
+
+class AdminCalls:
+    """Calls to the controller, to leaders and to coordinators. Belongs to one event loop."""
+
+    def __init__(self, router: Router, *, random: Random, timeout_ms: int = TIMEOUT_MS) -> None:
+        self.router = router
+        self.random = random
+        self.timeout_ms = timeout_ms
+
+    async def retried(self, attempt: Callable[[], Coroutine[Any, Any, ReplyT]]) -> ReplyT:
+        """Repeat ``attempt`` until its answer is final or the time is up; the last answer."""
+        return await call_with_retries(
+            attempt, random=self.random, timeout_ms=self.timeout_ms, is_retriable=is_retriable
+        )
+
+    async def delete(
+        self, attempt: Callable[[], Coroutine[Any, Any, ReplyT]], *, gone: ErrorCode
+    ) -> Reply:
+        """Repeat a deletion; ``gone`` after an attempt without an answer means that it was done."""
+        attempts = 0
+
+        async def counted() -> Reply:
+            nonlocal attempts
+            attempts += 1
+            reply = await attempt()
+            return Reply() if attempts > 1 and reply.error is gone else reply
+
+        return await self.retried(counted)
+
+    async def controller(self, request: Request[ReplyT]) -> ReplyT:
+        """Ask the controller."""
+        return await self.retried(
+            lambda: self.router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS)
+        )
+
+    async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
+        """Ask the coordinator of a group."""
+        return await self.retried(
+            lambda: self.router.call_group_coordinator(
+                group_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            )
+        )
+
+    async def transaction(self, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
+        """Ask the coordinator of a transactional id."""
+        return await self.retried(
+            lambda: self.router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            )
+        )
+
+    async def leader(self, topic_partition: TopicPartition, request: Request[ReplyT]) -> ReplyT:
+        """Ask the leader of a partition."""
+        return await self.retried(
+            lambda: self.router.call_leader(topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS)
+        )
+
+    async def shards(self, topic: str, request: Request[ReplyT]) -> list[ReplyT]:
+        """The answer of every shard of coordinators, one call each; raises what one refuses."""
+        count = await self.router.partition_count(topic)
+        replies = await asyncio.gather(
+            *(self.leader(TopicPartition(topic, shard), request) for shard in range(count))
+        )
+        for reply in replies:
+            check(reply)
+        return replies
+
+
+def check(reply: Reply, detail: str = "") -> None:
+    """Raise what a reply's error becomes for a user."""
+    if reply.error is not ErrorCode.NONE:
+        raise exception_for(reply.error, reply.detail or detail)

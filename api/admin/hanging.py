@@ -1,0 +1,361 @@
+"""Hanging transactions: open on a partition, and no coordinator will ever end them.
+
+Rules. A partition's open transaction is *owned* by the transactional id that has its producer id,
+in that epoch, with the partition enrolled; its marker will come. To tell, the leader is asked
+first, then every coordinator, then the leader again: a transaction that ended between the first
+two answers had its marker before its coordinator forgot it, so the third answer shows that.
+A transaction is therefore never called hanging because it was about to end. Whoever does not answer
+is named, and what the others told is reported all the same; without every coordinator, nobody's
+transaction can be called hanging that none of the others owns.
+
+Aborting writes the marker that is missing, to one partition. Its epoch is one above that of the
+data, so that it can close nothing but that transaction or an older one, and its coordinator epoch
+is the one that the leader knows, so that it fences no coordinator. What an id may still end or
+write to is refused, without exception: a part of a live transaction would be aborted and the rest
+committed. Its owner has to be ended first.
+
+Source: KIP-664; KIP-98, "Tools"; the epochs of markers are those of KIP-890.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.protocol.messages.admin import (
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
+from oncelog.actors.protocol.messages.messages import (
+    DescribeProducersRequest,
+    ProducerDescription,
+    Reply,
+    TxnMarker,
+    WriteTxnMarkersReply,
+    WriteTxnMarkersRequest,
+)
+from oncelog.api.admin.calls import ATTEMPT_TIMEOUT_MS, AdminCalls, check
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    InvalidTxnStateError,
+    RequestTimedOutError,
+    exception_for,
+)
+from oncelog.storage.model import NO_OFFSET, TRANSACTION_STATE_TOPIC, TopicPartition
+
+_ONGOING: Final = "Ongoing"
+_PREPARED: Final = ("PrepareCommit", "PrepareAbort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangingTransaction:
+    """One transaction that is open on one partition and ended everywhere else.
+
+    ``start_offset`` is that of its first record; readers of committed records stop there.
+    ``transactional_id`` is set when its producer id still belongs to one, which moved on.
+    """
+
+    topic_partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+    coordinator_epoch: int
+    transactional_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A partition whose leader, or a shard whose coordinator, did not answer, and why."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode
+    detail: str = ""
+
+    def __str__(self) -> str:
+        reason = f"{self.error.name}: {self.detail}" if self.detail else self.error.name
+        return f"{self.topic_partition} ({reason})"
+
+
+class IncompleteSearchError(RequestTimedOutError):
+    """Not everybody answered, so there may be more; ``found`` and ``unanswered`` say what is known.
+
+    ``found`` is what is hanging for certain.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        found: Sequence[HangingTransaction] = (),
+        unanswered: Sequence[Unanswered] = (),
+    ) -> None:
+        super().__init__(message)
+        self.found = tuple(found)
+        self.unanswered = tuple(unanswered)
+
+    def __reduce__(self) -> tuple[Callable[[], IncompleteSearchError], tuple[()]]:
+        again = partial(
+            IncompleteSearchError, str(self), found=self.found, unanswered=self.unanswered
+        )
+        return again, ()
+
+
+async def find_hanging(
+    calls: AdminCalls, partitions: Iterable[TopicPartition], *, older_than_ms: int
+) -> list[HangingTransaction]:
+    """The hanging transactions of ``partitions``, by partition and start offset.
+
+    Only those whose newest record is older than ``older_than_ms``, by this client's clock and
+    the records' timestamps. Raises ``IncompleteSearchError`` when somebody did not answer.
+    """
+    search = _Search(calls)
+    wanted = sorted(set(partitions))
+    seen = await search.open_on(dict.fromkeys(wanted))
+    horizon_ms = calls.router.clock.now_ms() - older_than_ms
+    suspects = {
+        tp: [one for one in producers if one.last_timestamp_ms <= horizon_ms]
+        for tp, producers in seen.items()
+    }
+    producer_ids = {one.producer_id for producers in suspects.values() for one in producers}
+    ids = await search.ids_of(producer_ids)
+    unowned = {
+        tp: [one for one in producers if not _is_owned(ids.get(one.producer_id), one, tp)]
+        for tp, producers in suspects.items()
+        if ids is not None
+    }
+    ids = ids or {}
+    still = await search.still_open({tp: found for tp, found in unowned.items() if found})
+    hanging = [
+        HangingTransaction(
+            topic_partition=tp,
+            producer_id=one.producer_id,
+            producer_epoch=one.producer_epoch,
+            start_offset=one.current_txn_first_offset,
+            last_timestamp_ms=one.last_timestamp_ms,
+            coordinator_epoch=one.coordinator_epoch,
+            transactional_id=_name(ids.get(one.producer_id)),
+        )
+        for tp, producers in still.items()
+        for one in producers
+    ]
+    if search.unanswered:
+        raise _incomplete(hanging, search.unanswered)
+    return hanging
+
+
+async def abort_hanging(
+    calls: AdminCalls, topic_partition: TopicPartition, *, start_offset: int
+) -> HangingTransaction:
+    """Abort the transaction that began at ``start_offset`` of one partition; what it was.
+
+    Durable on return. ``InvalidTxnStateError`` when none is open there, or when a transactional
+    id may still end it or write to it.
+    """
+    search = _Search(calls)
+    seen = await search.open_on({topic_partition: None})
+    search.check()
+    for one in seen[topic_partition]:
+        if one.current_txn_first_offset == start_offset:
+            break
+    else:
+        raise _none_open(topic_partition, start_offset)
+    ids = await search.ids_of({one.producer_id})
+    search.check()
+    owner = (ids or {}).get(one.producer_id)
+    if owner is not None and (_is_owned(owner, one, topic_partition) or _may_join(owner, one)):
+        raise _owned(owner, one, topic_partition)
+    still = await search.still_open({topic_partition: (one,)})
+    search.check()
+    if not still[topic_partition]:
+        raise _none_open(topic_partition, start_offset)
+    await _write_marker(calls, topic_partition, one)
+    return HangingTransaction(
+        topic_partition=topic_partition,
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        start_offset=start_offset,
+        last_timestamp_ms=one.last_timestamp_ms,
+        coordinator_epoch=one.coordinator_epoch,
+        transactional_id=_name(owner),
+    )
+
+
+async def _write_marker(
+    calls: AdminCalls, topic_partition: TopicPartition, one: ProducerDescription
+) -> None:
+    request = WriteTxnMarkersRequest(
+        coordinator_epoch=max(one.coordinator_epoch, 0),
+        markers=(
+            TxnMarker(
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch + 1,
+                committed=False,
+                partitions=(topic_partition,),
+            ),
+        ),
+    )
+
+    async def attempt() -> WriteTxnMarkersReply:
+        reply = await calls.router.call_leader(
+            topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+        )
+        errors = [result.error for result in reply.results]
+        return structs.replace(reply, error=errors[0]) if errors else reply
+
+    reply = await calls.retried(attempt)
+    check(reply, f"the abort marker was refused by {topic_partition}: look again what is open")
+
+
+class _Search:
+    """The questions of one search. ``unanswered`` collects who did not answer, and why."""
+
+    def __init__(self, calls: AdminCalls) -> None:
+        self._calls = calls
+        self.unanswered: list[Unanswered] = []
+
+    async def open_on(
+        self, wanted: Mapping[TopicPartition, tuple[int, ...] | None]
+    ) -> dict[TopicPartition, list[ProducerDescription]]:
+        """The producers with an open transaction on each partition that answers, by first offset.
+
+        ``wanted`` says which producers to ask for; ``None`` is all.
+        """
+        replies = await asyncio.gather(
+            *(
+                self._calls.leader(
+                    tp, DescribeProducersRequest(topic_partition=tp, producer_ids=ids)
+                )
+                for tp, ids in wanted.items()
+            )
+        )
+        found = {}
+        for tp, reply in zip(wanted, replies, strict=True):
+            if self._has_answered(tp, reply):
+                open_here = (one for one in reply.producers if _is_open(one))
+                found[tp] = sorted(open_here, key=lambda one: one.current_txn_first_offset)
+        return found
+
+    async def still_open(
+        self, suspects: Mapping[TopicPartition, Sequence[ProducerDescription]]
+    ) -> dict[TopicPartition, list[ProducerDescription]]:
+        """Those of ``suspects`` whose transaction is open as it was."""
+        found = await self.open_on(
+            {tp: tuple(one.producer_id for one in before) for tp, before in suspects.items()}
+        )
+        known = {
+            (tp, one.producer_id, one.current_txn_first_offset)
+            for tp, before in suspects.items()
+            for one in before
+        }
+        return {
+            tp: [one for one in now if (tp, one.producer_id, one.current_txn_first_offset) in known]
+            for tp, now in found.items()
+        }
+
+    async def ids_of(self, producer_ids: set[int]) -> Mapping[int, TransactionDescription] | None:
+        """The transactional id of each producer id that has one; ``None`` if a shard is silent."""
+        if not producer_ids:
+            return {}
+        request = DescribeTransactionsRequest(producer_ids=tuple(sorted(producer_ids)))
+        count = await self._calls.router.partition_count(TRANSACTION_STATE_TOPIC)
+        shards = [TopicPartition(TRANSACTION_STATE_TOPIC, number) for number in range(count)]
+        replies = await asyncio.gather(*(self._calls.leader(shard, request) for shard in shards))
+        have_answered = [self._has_answered(*pair) for pair in zip(shards, replies, strict=True)]
+        if not all(have_answered):
+            return None
+        found: dict[int, TransactionDescription] = {}
+        for reply in replies:
+            for description in reply.transactions:
+                members = [member.producer_id for member in description.members]
+                for producer_id in (description.producer_id, *members):
+                    found[producer_id] = description
+        return found
+
+    def check(self) -> None:
+        """Raise what somebody answered instead: nothing may be done on half of the truth."""
+        for one in self.unanswered:
+            raise exception_for(one.error, one.detail or f"producers of {one.topic_partition}")
+
+    def _has_answered(self, topic_partition: TopicPartition, reply: Reply) -> bool:
+        if reply.error is ErrorCode.NONE:
+            return True
+        self.unanswered.append(
+            Unanswered(topic_partition=topic_partition, error=reply.error, detail=reply.detail)
+        )
+        return False
+
+
+def _incomplete(
+    found: Sequence[HangingTransaction], unanswered: Sequence[Unanswered]
+) -> IncompleteSearchError:
+    silent = sorted(unanswered, key=lambda one: one.topic_partition)
+    names = ", ".join(map(str, silent))
+    return IncompleteSearchError(
+        f"no answer from {names}; there may be more hanging transactions, ask again later",
+        found=found,
+        unanswered=silent,
+    )
+
+
+def _is_open(one: ProducerDescription) -> bool:
+    return one.current_txn_first_offset != NO_OFFSET
+
+
+def _is_owned(
+    owner: TransactionDescription | None, one: ProducerDescription, tp: TopicPartition
+) -> bool:
+    """Whether the marker of this very transaction will come to the partition."""
+    if owner is None:
+        return False
+    epoch, partitions = _part_of(owner, one.producer_id)
+    if owner.state == _ONGOING:
+        return one.producer_epoch == epoch and tp in partitions
+    return owner.state in _PREPARED and one.producer_epoch == epoch - 1 and tp in partitions
+
+
+def _may_join(owner: TransactionDescription, one: ProducerDescription) -> bool:
+    """Whether the id may yet enrol the partition and write on in the same transaction."""
+    return _part_of(owner, one.producer_id)[0] == one.producer_epoch
+
+
+def _part_of(
+    owner: TransactionDescription, producer_id: int
+) -> tuple[int, tuple[TopicPartition, ...]]:
+    """Epoch and partitions of one of the producer ids of an id."""
+    for member in owner.members:
+        if member.producer_id == producer_id:
+            return member.producer_epoch, member.partitions
+    return owner.producer_epoch, owner.partitions
+
+
+def _name(owner: TransactionDescription | None) -> str | None:
+    return None if owner is None else owner.transactional_id
+
+
+def _owned(
+    owner: TransactionDescription, one: ProducerDescription, topic_partition: TopicPartition
+) -> InvalidTxnStateError:
+    call = "abort_transaction" if owner.state == _ONGOING else "delete_transactional_id"
+    advice = (
+        "wait until it is complete"
+        if owner.state in _PREPARED
+        else f"use {call}({owner.transactional_id!r}) first"
+    )
+    return InvalidTxnStateError(
+        f"the transaction at {one.current_txn_first_offset} of {topic_partition} may still be "
+        f"ended or written to by the transactional id {owner.transactional_id!r}, which is in "
+        f"state {owner.state}; {advice}"
+    )
+
+
+def _none_open(topic_partition: TopicPartition, start_offset: int) -> InvalidTxnStateError:
+    return InvalidTxnStateError(
+        f"no transaction is open from offset {start_offset} of {topic_partition} on; look with "
+        "find_hanging_transactions() or `oncelog transactions find-hanging`"
+    )

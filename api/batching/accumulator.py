@@ -1,0 +1,389 @@
+"""Records waiting to be sent, gathered into one batch per partition at a time.
+
+Pure: no clock, no loop, no call. Threads of the application append; the producer's event loop
+takes batches out. A lock makes each step whole, and ``Wake`` tells the appending thread whether
+the loop has to be woken, so that most records cross no thread at all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.api.batching.batch_rows import Rows
+from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
+from oncelog.api.batching.open_batches import (
+    RECORD_OVERHEAD_BYTES,
+    OpenBatch,
+    OpenBatches,
+    TopicBatches,
+)
+from oncelog.api.batching.partitioner import StickyPartitions, partition_for_key
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.codec import RecordInput
+
+HEADER_OVERHEAD_BYTES: Final = 10
+"""The most that the two lengths of one header take."""
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+def record_size_bytes(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+    """The most that a record takes in a batch."""
+    size_bytes = RECORD_OVERHEAD_BYTES + len(value or b"") + len(key or b"")
+    for name, content in headers:
+        size_bytes += HEADER_OVERHEAD_BYTES + len(name.encode()) + len(content or b"")
+    return size_bytes
+
+
+class Wake(enum.Enum):
+    """What the event loop has to be told after an append."""
+
+    NOTHING = 0
+    LINGER = 1
+    """A batch was begun and nobody is waiting to send it: start the linger time."""
+    FULL = 2
+    """A batch is full: send it now."""
+
+
+class PendingBatch:
+    """One batch from its first record until its outcome is known."""
+
+    __slots__ = ("created_s", "delivery", "rows")
+
+    def __init__(self, rows: Rows, delivery: BatchDelivery, created_s: float) -> None:
+        self.rows = rows
+        self.delivery = delivery
+        self.created_s = created_s
+
+    def split(self) -> tuple[PendingBatch, PendingBatch]:
+        """Two halves, whose deliveries together make up that of the whole."""
+        first, second = self.rows.split()
+        deliveries = self.delivery.split((first.record_count, second.record_count))
+        return (
+            PendingBatch(first, deliveries[0], self.created_s),
+            PendingBatch(second, deliveries[1], self.created_s),
+        )
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The closed batches of one partition, in order.
+
+    ``is_due`` means that the open batch has lingered long enough to be sent as it is.
+    """
+
+    topic_partition: TopicPartition
+    closed: deque[PendingBatch]
+    is_due: bool = False
+
+
+class Accumulator:
+    """Batches per partition. ``gate`` raises when no record may be accepted now.
+
+    ``on_done`` is called, on the event loop, when the outcome of any batch is known, ``on_taken``
+    when a batch was taken to be sent. ``now`` gives the seconds since some point in time, from any
+    thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_batches: OpenBatches,
+        batch_bytes: int,
+        random: Random,
+        gate: Callable[[], None],
+        on_done: Callable[[], None],
+        on_taken: Callable[[], None] = lambda: None,
+        now: Callable[[], float],
+    ) -> None:
+        self._open = open_batches
+        self._lock = open_batches.lock
+        self._batch_bytes = batch_bytes
+        self._gate = gate
+        self._on_done = on_done
+        self._on_taken = on_taken
+        self._now = now
+        self._sticky = StickyPartitions(random)
+        self._queues: dict[str, list[_Queue]] = {}
+        # With the time at which each was begun, and so in that order.
+        self._undelivered: dict[BatchDelivery, float] = {}
+        self._is_linger_told = False
+        self._is_full_told = False
+        self.closed_count = 0
+        """Batches that are full, or closed for another reason, and were not taken yet."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Estimated bytes of all batches whose outcome is not known yet."""
+        return self._open.buffered_bytes
+
+    # --- application threads ------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        metadata: TopicMetadata,
+        partition: int | None,
+        record: RecordInput,
+        size_bytes: int,
+    ) -> tuple[RecordFuture, Wake]:
+        """Add one record; by key, or sticky without one, if ``partition`` is ``None``.
+
+        The long way of ``OpenBatches.add``, for every record that it does not take.
+        """
+        with self._lock:
+            self._gate()
+            batches = self._topic(topic, metadata)
+            is_sticky = partition is None and record[0] is None
+            if partition is None:
+                partition = self._choose(topic, batches, record[0])
+            elif not 0 <= partition < len(batches.batches):
+                raise UnknownTopicOrPartitionError(
+                    f"topic {topic!r} has partitions 0 to {len(batches.batches) - 1}, "
+                    f"not {partition}"
+                )
+            is_full = False
+            batch = batches.batches[partition]
+            if batch is not None and (
+                batch.size_bytes + size_bytes > self._batch_bytes or not batch.takes_time(record[2])
+            ):
+                self._close(topic, partition)
+                is_full = True
+                batch = None
+                if is_sticky:
+                    partition = self._sticky.advance(topic, len(batches.batches))
+                    batch = batches.batches[partition]
+            is_new = batch is None
+            if batch is None:
+                batch = self._new_batch(self._queues[topic][partition])
+            future = self._open.put(batch, record, size_bytes)
+            if is_new:
+                # Only now, so that nobody adds a record before its first one.
+                batches.batches[partition] = batch
+            if is_sticky:
+                batches.sticky = batch
+            if batch.size_bytes >= self._batch_bytes:
+                self._close(topic, partition)
+                is_full = True
+            return future, self._wake(is_full)
+
+    def append_rows(
+        self, topic_partition: TopicPartition, rows: Rows, size_bytes: int
+    ) -> tuple[BatchDelivery, Wake]:
+        """Add a whole batch, after everything that the partition has."""
+        with self._lock:
+            self._gate()
+            topic, partition = topic_partition.topic, topic_partition.partition
+            queue = self._grow(topic, partition + 1)[partition]
+            self._close(topic, partition)
+            delivery = BatchDelivery(topic_partition, rows.record_count)
+            created_s = self._undelivered[delivery] = self._now()
+            self._enqueue(queue, PendingBatch(rows, delivery, created_s))
+            self._open.hold(size_bytes)
+            self._release_later(delivery, size_bytes)
+            return delivery, self._wake(True)
+
+    def sticky_partition(self, topic: str, partition_count: int) -> int:
+        """Another partition for a block of records without keys."""
+        with self._lock:
+            return self._sticky.advance(topic, partition_count)
+
+    # --- event loop ---------------------------------------------------------------------------
+
+    def linger_over(self) -> None:
+        """The linger time has passed: what is open may be sent as it is."""
+        with self._lock:
+            self._is_linger_told = False
+            for queue in self._all_queues():
+                queue.is_due = self._has_open(queue)
+
+    def fulls_seen(self) -> bool:
+        """The loop looks at full batches now; a later one is told of again.
+
+        Whether a linger time has to begin: the record that fills a batch may have opened the next.
+        """
+        with self._lock:
+            self._is_full_told = False
+            begins = not self._is_linger_told and any(map(self._has_open, self._all_queues()))
+            self._is_linger_told = self._is_linger_told or begins
+            return begins
+
+    def close_open(self) -> frozenset[BatchDelivery]:
+        """Close every open batch, as a flush does; all batches whose outcome is not known."""
+        with self._lock:
+            self._close_all()
+            return frozenset(self._undelivered)
+
+    def is_delivered(self, deliveries: frozenset[BatchDelivery]) -> bool:
+        """Whether the outcome of all of ``deliveries`` is known."""
+        with self._lock:
+            return deliveries.isdisjoint(self._undelivered)
+
+    def waiting(self) -> list[TopicPartition]:
+        """The partitions that have records waiting, be they due or not."""
+        with self._lock:
+            return [
+                queue.topic_partition
+                for queue in self._all_queues()
+                if queue.closed or self._has_open(queue)
+            ]
+
+    def has_due(self) -> bool:
+        """Whether any partition has a batch that may be sent now."""
+        with self._lock:
+            return any(
+                queue.closed or (queue.is_due and self._has_open(queue))
+                for queue in self._all_queues()
+            )
+
+    def take(self, topic_partition: TopicPartition) -> PendingBatch | None:
+        """The next batch of a partition that is full or due, or ``None``."""
+        with self._lock:
+            queues = self._queues.get(topic_partition.topic, [])
+            if topic_partition.partition >= len(queues):
+                return None
+            queue = queues[topic_partition.partition]
+            if not queue.closed and queue.is_due:
+                self._close(topic_partition.topic, topic_partition.partition)
+            if not queue.closed:
+                return None
+            batch = queue.closed.popleft()
+            self.closed_count -= 1
+        self._on_taken()
+        return batch
+
+    def oldest_s(self) -> float | None:
+        """When the oldest batch whose outcome is not known was begun; ``None`` without one."""
+        with self._lock:
+            return next(iter(self._undelivered.values()), None)
+
+    def take_old(self, begun_before_s: float) -> list[PendingBatch]:
+        """Every batch that was not taken and was begun no later than ``begun_before_s``."""
+        with self._lock:
+            old: list[PendingBatch] = []
+            for queue in self._all_queues():
+                topic, partition = queue.topic_partition.topic, queue.topic_partition.partition
+                if self._has_open(queue):
+                    batch = self._open.topics[topic].batches[partition]
+                    if batch is not None and batch.created_s <= begun_before_s:
+                        self._close(topic, partition)
+                while queue.closed and queue.closed[0].created_s <= begun_before_s:
+                    old.append(queue.closed.popleft())
+            self.closed_count -= len(old)
+            return old
+
+    def drop(self) -> list[PendingBatch]:
+        """Every batch that was not taken yet, for the caller to fail."""
+        with self._lock:
+            dropped: list[PendingBatch] = []
+            self._close_all()
+            for queue in self._all_queues():
+                dropped.extend(queue.closed)
+                queue.closed.clear()
+            self.closed_count = 0
+            return dropped
+
+    # --- internals, under the lock ------------------------------------------------------------
+
+    def _all_queues(self) -> list[_Queue]:
+        return [queue for queues in self._queues.values() for queue in queues]
+
+    def _grow(self, topic: str, partition_count: int) -> list[_Queue]:
+        queues = self._queues.setdefault(topic, [])
+        for partition in range(len(queues), partition_count):
+            queues.append(_Queue(TopicPartition(topic, partition), deque()))
+        return queues
+
+    def _topic(self, topic: str, metadata: TopicMetadata) -> TopicBatches:
+        """The open batches of a topic, as many partitions as it now has."""
+        batches = self._open.topics.get(topic)
+        if batches is not None and batches.metadata is metadata:
+            return batches
+        count = len(metadata.partitions)
+        self._grow(topic, count)
+        if batches is not None and len(batches.batches) == count:
+            batches.metadata = metadata
+            return batches
+        if batches is not None:
+            # Keys go elsewhere from now on; what was gathered is sent first.
+            for partition in range(len(batches.batches)):
+                self._close(topic, partition)
+        batches = self._open.topics[topic] = self._open.new_topic(metadata, count)
+        return batches
+
+    def _choose(self, topic: str, batches: TopicBatches, key: bytes | None) -> int:
+        count = len(batches.batches)
+        if key is not None:
+            return partition_for_key(key, count)
+        partition = self._sticky.current(topic, count)
+        if batches.batches[partition] is None:
+            # Its batch was sent: the next one may as well fill another partition's.
+            partition = self._sticky.advance(topic, count)
+        return partition
+
+    def _has_open(self, queue: _Queue) -> bool:
+        partition = queue.topic_partition.partition
+        batches = self._open.topics.get(queue.topic_partition.topic)
+        return (
+            batches is not None
+            and partition < len(batches.batches)
+            and batches.batches[partition] is not None
+        )
+
+    def _new_batch(self, queue: _Queue) -> OpenBatch:
+        batch = self._open.new_batch(BatchDelivery(queue.topic_partition), self._now())
+        self._undelivered[batch.delivery] = batch.created_s
+        return batch
+
+    def _close_all(self) -> None:
+        for topic, batches in self._open.topics.items():
+            for partition in range(len(batches.batches)):
+                self._close(topic, partition)
+
+    def _close(self, topic: str, partition: int) -> None:
+        queue = self._queues[topic][partition]
+        queue.is_due = False
+        batches = self._open.topics.get(topic)
+        if batches is None or partition >= len(batches.batches):
+            return
+        batch = batches.batches[partition]
+        if batch is None:
+            return
+        # First out of reach of ``OpenBatches.add``, then looked at.
+        batches.batches[partition] = None
+        if batches.sticky is batch:
+            batches.sticky = None
+        rows = batch.rows()
+        batch.delivery.record_count = rows.record_count
+        self._enqueue(queue, PendingBatch(rows, batch.delivery, batch.created_s))
+        self._release_later(batch.delivery, batch.size_bytes)
+
+    def _enqueue(self, queue: _Queue, batch: PendingBatch) -> None:
+        queue.closed.append(batch)
+        self.closed_count += 1
+
+    def _release_later(self, delivery: BatchDelivery, size_bytes: int) -> None:
+        def release() -> None:
+            with self._lock:
+                self._undelivered.pop(delivery, None)
+                self._open.hold(-size_bytes)
+            self._on_done()
+
+        delivery.add_done_callback(release)
+
+    def _wake(self, is_full: bool) -> Wake:
+        if is_full:
+            if not self._is_full_told:
+                self._is_full_told = True
+                return Wake.FULL
+        elif not self._is_linger_told:
+            self._is_linger_told = True
+            return Wake.LINGER
+        return Wake.NOTHING

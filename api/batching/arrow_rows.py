@@ -1,0 +1,328 @@
+"""Tables to batches: split by partition, cut to size, no Python object per record.
+
+A table has the columns ``value`` and, if wanted, ``key``, ``timestamp``, ``headers`` and
+``partition``. It is worked through in blocks of rows, so that the memory needed beside the table
+is that of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncelog.api.batching.accumulator import HEADER_OVERHEAD_BYTES
+from oncelog.api.batching.batch_rows import Rows
+from oncelog.api.batching.open_batches import RECORD_OVERHEAD_BYTES
+from oncelog.api.batching.partitioner import partitions_for_keys
+from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.codec import encode_columns
+from oncelog.storage.records.compression import Codec
+
+COLUMN_BATCH_BYTES: Final = 900_000
+"""The size to which a table is cut: few calls, and below a topic's limit of 1 MiB."""
+
+BLOCK_BYTES: Final = 16_777_216
+"""How much of a table is split at a time."""
+
+COLUMNS: Final = ("key", "value", "timestamp", "headers", "partition")
+
+_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnRows:
+    """Records as columns of equal length; slices share memory with the table."""
+
+    columns: pa.RecordBatch
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return int(self.columns.num_rows)
+
+    def encode(
+        self,
+        *,
+        codec: Codec,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        is_transactional: bool,
+    ) -> bytearray:
+        """The whole batch, sealed."""
+        names = self.columns.schema.names
+        return encode_columns(
+            keys=self.columns["key"] if "key" in names else None,
+            values=self.columns["value"],
+            timestamps_ms=self.columns["timestamp"],
+            headers=self.columns["headers"] if "headers" in names else None,
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            is_transactional=is_transactional,
+        )
+
+    def split(self) -> tuple[Rows, Rows]:
+        """Two halves, in order."""
+        middle = self.record_count // 2
+        return ColumnRows(self.columns.slice(0, middle)), ColumnRows(self.columns.slice(middle))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBatch:
+    """A batch to be, for one partition. ``size_bytes`` is an upper estimate, uncompressed."""
+
+    topic_partition: TopicPartition
+    rows: ColumnRows
+    size_bytes: int
+
+
+def as_table(data: object) -> pa.Table:
+    """``data`` as a table with columns that can be sent; ``TypeError`` or ``ValueError`` if not."""
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if not isinstance(data, pa.Table):
+        raise TypeError(
+            f"send_arrow takes a pyarrow Table or RecordBatch, not {type(data).__name__}"
+        )
+    names = data.schema.names
+    unknown = [name for name in names if name not in COLUMNS]
+    if "value" not in names or unknown or len(set(names)) != len(names):
+        raise ValueError(
+            f"send_arrow takes the column 'value' and optionally 'key', 'timestamp', 'headers' "
+            f"and 'partition', each once; the table has {names}"
+        )
+    for name in names:
+        _check_type(name, data.schema.field(name).type)
+    return data
+
+
+def highest_partition(table: pa.Table) -> int | None:
+    """The highest partition that a row of ``table`` (from ``as_table``) is to go to, if any."""
+    if "partition" not in table.schema.names:
+        return None
+    highest: int | None = pc.max(table["partition"]).as_py()
+    return highest
+
+
+def split_table(
+    table: pa.Table,
+    *,
+    topic: str,
+    partition_count: int,
+    now_ms: int,
+    record_bytes_max: int,
+    sticky_partition: Callable[[], int],
+) -> Iterator[ColumnBatch]:
+    """The batches of ``table`` (from ``as_table``), in row order within each partition.
+
+    Rows without partition go by key; those without key to ``sticky_partition()``, asked again
+    for each block. A missing timestamp is ``now_ms``. Raises ``MessageTooLargeError`` and
+    ``UnknownTopicOrPartitionError`` before the first batch is given.
+    """
+    _check_rows(table, topic, partition_count, record_bytes_max)
+    for block in _blocks(table):
+        partitions = _partitions(block, partition_count, sticky_partition)
+        columns = _normalise(block, now_ms)
+        sizes = _row_bytes(columns)
+        for partition, rows in _by_partition(partitions):
+            topic_partition = TopicPartition(topic, partition)
+            order = slice(None) if rows is None else rows
+            taken = columns if rows is None else columns.take(pa.array(rows))
+            yield from _cut(topic_partition, taken, sizes[order], record_bytes_max)
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_bytes(kind.value_type)
+    return (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_null(kind)
+        or kind in (pa.binary_view(), pa.string_view())
+    )
+
+
+def _check_type(name: str, kind: pa.DataType) -> None:
+    if name in ("key", "value"):
+        is_right, wanted = _is_bytes(kind), "binary or string"
+    elif name == "timestamp":
+        is_right = pa.types.is_integer(kind) or pa.types.is_timestamp(kind)
+        wanted = "a timestamp, or an integer of milliseconds since the epoch"
+    elif name == "partition":
+        is_right, wanted = pa.types.is_integer(kind), "an integer"
+    else:
+        is_right = (
+            pa.types.is_map(kind)
+            or pa.types.is_null(kind)
+            or (
+                (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+                and pa.types.is_struct(kind.value_type)
+                and {field.name for field in kind.value_type} == {"key", "value"}
+            )
+        )
+        wanted = "list<struct<key: string, value: binary>>"
+    if not is_right:
+        raise TypeError(f"column {name!r} must be {wanted}, not {kind}")
+
+
+def _check_rows(table: pa.Table, topic: str, partition_count: int, record_bytes_max: int) -> None:
+    if "partition" in table.schema.names and table.num_rows:
+        bounds = pc.min_max(table["partition"]).as_py()
+        low, high = bounds["min"], bounds["max"]
+        if low is not None and (low < 0 or high >= partition_count):
+            wrong = low if low < 0 else high
+            raise UnknownTopicOrPartitionError(
+                f"topic {topic!r} has partitions 0 to {partition_count - 1}, not {wrong}"
+            )
+    position = 0
+    for block in _blocks(table):
+        columns = _normalise(block, 0)
+        if "headers" in columns.schema.names and columns["headers"].flatten().field(0).null_count:
+            raise ValueError("a header has a null key; nothing of the table was sent")
+        sizes = _row_bytes(columns)
+        if int(sizes.max()) > record_bytes_max:
+            row = int(sizes.argmax())
+            raise MessageTooLargeError(
+                f"row {position + row} takes {int(sizes[row])} bytes, more than "
+                f"max_request_size={record_bytes_max}; nothing of the table was sent"
+            )
+        position += len(sizes)
+
+
+def _blocks(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in slices of about ``BLOCK_BYTES``, none of them empty."""
+    row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+    block_rows = max(1, BLOCK_BYTES // row_bytes)
+    for start in range(0, table.num_rows, block_rows):
+        yield table.slice(start, block_rows)
+
+
+# --- columns ----------------------------------------------------------------------------------
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        # A block of one chunk shares the table's memory; combining would copy it.
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _plain_bytes(array: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type == pa.string_view():
+        array = array.cast(pa.string())
+    return array.cast(pa.binary())
+
+
+def _normalise(block: pa.Table, now_ms: int) -> pa.RecordBatch:
+    """Columns value, timestamp and, if there, key and headers, of one plain type each."""
+    columns = {"value": _plain_bytes(_one_array(block["value"]))}
+    names = block.schema.names
+    if "key" in names:
+        columns["key"] = _plain_bytes(_one_array(block["key"]))
+    if "timestamp" in names:
+        stamps = _one_array(block["timestamp"])
+        if pa.types.is_timestamp(stamps.type):
+            stamps = stamps.cast(pa.timestamp("ms", stamps.type.tz), safe=False)
+        columns["timestamp"] = stamps.cast(pa.int64()).fill_null(now_ms)
+    else:
+        columns["timestamp"] = pa.array(np.full(block.num_rows, now_ms, dtype=np.int64))
+    if "headers" in names:
+        headers = _one_array(block["headers"])
+        if not pa.types.is_null(headers.type):
+            columns["headers"] = headers.cast(_HEADERS_TYPE)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _row_bytes(columns: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """An upper estimate of the encoded size of each row."""
+    sizes: npt.NDArray[Any] = np.full(columns.num_rows, RECORD_OVERHEAD_BYTES, dtype=np.int64)
+    names = columns.schema.names
+    for name in ("key", "value"):
+        if name in names:
+            sizes += pc.binary_length(columns[name]).fill_null(0).to_numpy(zero_copy_only=False)
+    if "headers" in names:
+        headers = columns["headers"]
+        parents = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+        flat = headers.flatten()
+        lengths = HEADER_OVERHEAD_BYTES + sum(
+            pc.binary_length(part).fill_null(0).to_numpy(zero_copy_only=False)
+            for part in flat.flatten()
+        )
+        np.add.at(sizes, parents, lengths)
+    return sizes
+
+
+# --- partitions -------------------------------------------------------------------------------
+
+
+def _partitions(
+    block: pa.Table, partition_count: int, sticky_partition: Callable[[], int]
+) -> npt.NDArray[np.int64]:
+    names = block.schema.names
+    if "key" in names:
+        keys = _one_array(block["key"])
+        if not pa.types.is_dictionary(keys.type):
+            keys = _plain_bytes(keys)
+        chosen = partitions_for_keys(keys, partition_count)
+    else:
+        chosen = np.full(block.num_rows, -1, dtype=np.int64)
+    if "partition" in names:
+        given = _one_array(block["partition"]).cast(pa.int64()).fill_null(-1).to_numpy()
+        chosen = np.where(given >= 0, given, chosen)
+    if (chosen < 0).any():
+        chosen = np.where(chosen < 0, sticky_partition(), chosen)
+    return chosen
+
+
+def _by_partition(
+    partitions: npt.NDArray[np.int64],
+) -> Iterator[tuple[int, npt.NDArray[np.int64] | None]]:
+    """Each partition with its row numbers in order; ``None`` stands for all rows."""
+    first = int(partitions[0])
+    if (partitions == first).all():
+        yield first, None
+        return
+    order = np.argsort(partitions, kind="stable")
+    counts = np.bincount(partitions)
+    ends = np.cumsum(counts)
+    for partition in np.flatnonzero(counts).tolist():
+        yield partition, order[ends[partition] - counts[partition] : ends[partition]]
+
+
+def _cut(
+    topic_partition: TopicPartition,
+    columns: pa.RecordBatch,
+    sizes: npt.NDArray[np.int64],
+    record_bytes_max: int,
+) -> Iterator[ColumnBatch]:
+    """Cut rows of one partition into batches of at most ``COLUMN_BATCH_BYTES``, or one row."""
+    limit = min(COLUMN_BATCH_BYTES, record_bytes_max)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        yield ColumnBatch(
+            topic_partition,
+            ColumnRows(columns.slice(start, end - start)),
+            int(ends[end - 1]) - before,
+        )
+        start = end

@@ -1,0 +1,140 @@
+"""The records of one batch on their way, before they have a header."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from oncelog.storage.records.block import RecordBlock, seal_block
+from oncelog.storage.records.codec import RecordInput, decode_tuples, encode_records
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.varint import encode_varlong
+
+
+class Rows(Protocol):
+    """The records of a batch, encoded when it is sent and not before."""
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are, at least one."""
+        ...
+
+    def encode(
+        self,
+        *,
+        codec: Codec,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        is_transactional: bool,
+    ) -> bytearray:
+        """The whole batch, sealed; nobody changes it any more."""
+        ...
+
+    def split(self) -> tuple[Rows, Rows]:
+        """Two halves, in order, of at least two records."""
+        ...
+
+
+class RecordRows:
+    """Records that were sent one by one."""
+
+    __slots__ = ("records",)
+
+    def __init__(self, records: list[RecordInput]) -> None:
+        self.records = records
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return len(self.records)
+
+    def encode(
+        self,
+        *,
+        codec: Codec,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        is_transactional: bool,
+    ) -> bytearray:
+        """The whole batch, sealed."""
+        return encode_records(
+            self.records,
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            is_transactional=is_transactional,
+        )
+
+    def split(self) -> tuple[Rows, Rows]:
+        """Two halves, in order."""
+        middle = len(self.records) // 2
+        return RecordRows(self.records[:middle]), RecordRows(self.records[middle:])
+
+
+class BlockRows:
+    """Records that were encoded as they were sent; ``block`` has room for the header."""
+
+    __slots__ = ("_block", "_is_sealed")
+
+    def __init__(self, block: RecordBlock) -> None:
+        self._block = block
+        self._is_sealed = False
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return self._block.record_count
+
+    def encode(
+        self,
+        *,
+        codec: Codec,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        is_transactional: bool,
+    ) -> bytearray:
+        """The whole batch, sealed: the block itself the first time, then a copy each time."""
+        block = self._block
+        if self._is_sealed:
+            # Somebody may still be sending, or hold, what was made before.
+            block = dataclasses.replace(block, data=bytearray(block.data))
+        self._is_sealed = True
+        return seal_block(
+            block,
+            codec=codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            is_transactional=is_transactional,
+        )
+
+    def split(self) -> tuple[Rows, Rows]:
+        """Two halves, in order."""
+        batch = self.encode(
+            codec=Codec.NONE,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            is_transactional=False,
+        )
+        return RecordRows(
+            [
+                (key, value, timestamp_ms, tuple(headers))
+                for _, timestamp_ms, key, value, headers in decode_tuples(batch)
+            ]
+        ).split()
+
+
+def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """The headers of one record, their count first, as they stand in the record."""
+    parts = [encode_varlong(len(headers))]
+    for name, value in headers:
+        encoded = name.encode()
+        parts += (encode_varlong(len(encoded)), encoded)
+        parts.append(encode_varlong(-1) if value is None else encode_varlong(len(value)) + value)
+    return b"".join(parts)

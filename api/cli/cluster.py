@@ -1,0 +1,279 @@
+"""``oncelog start`` and ``oncelog stop``: the process that holds a local cluster.
+
+``start`` leaves ``oncelog.api.cli.head`` running, detached from the terminal, with its output in
+``<data directory>/oncelog.log``; ``stop`` ends it. With ``--address`` both work on the log of a
+Ray cluster that somebody else runs, and no process is left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.api.cli import head
+from oncelog.api.cli.connect import connect, data_dir_of, find, quiet_libraries, running_on
+from oncelog.api.cli.output import PROGRAM, CliError, UsageError, say, split_advice
+from oncelog.api.session import connection
+from oncelog.storage.exceptions import ConnectionFailedError
+
+LOG_FILE: Final = "oncelog.log"
+START_TIMEOUT_S: Final = 120.0
+POLL_S: Final = 0.1
+LOG_TAIL_BYTES: Final = 65_536
+
+
+# --- start ------------------------------------------------------------------------------------
+
+
+def start(args: argparse.Namespace) -> int:
+    """Start a cluster on the data directory, or the log on the Ray cluster at ``--address``."""
+    settings = head.parse_settings(args.config)
+    connection.check_cluster_settings(settings)
+    if args.address:
+        if args.num_cpus is not None or args.dashboard_port is not None:
+            raise UsageError(
+                "--num-cpus and --dashboard-port belong to a Ray cluster that is started here",
+                "leave them out with --address",
+            )
+        return _start_on(args, settings)
+    path = connection.check_data_dir(data_dir_of(args))
+    running = running_on(path)
+    if running is not None:
+        if args.config or args.num_cpus is not None or args.dashboard_port is not None:
+            _check_running(running, path, args, settings)
+        say(f"runs already, process {running.process_id}")
+        _describe(path, running)
+        return 0
+    connection.forget_discovery(path)
+    if args.dashboard_port is not None:
+        check_port(args.dashboard_port)
+    _describe(path, _spawn(args, path))
+    return 0
+
+
+def _check_running(
+    running: connection.Discovery,
+    path: Path,
+    args: argparse.Namespace,
+    settings: dict[str, Any],
+) -> None:
+    """Refuse settings that the running cluster does not have."""
+    quiet_libraries()
+    from oncelog.api import client
+
+    client.init(
+        path,
+        address=running.address,
+        num_cpus=args.num_cpus,
+        dashboard_port=args.dashboard_port,
+        **settings,
+    ).close()
+
+
+def check_port(port: int) -> None:
+    """Refuse a port of the dashboard that is taken or may not be used."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CliError(
+                f"port {port} cannot be used for the dashboard ({error.strerror})",
+                "give a free one with --dashboard-port, or leave it out to have one chosen",
+            ) from None
+
+
+def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
+    found = find(args)
+    quiet_libraries()
+    from oncelog.api import client
+
+    cluster = client.init(data_dir_of(args), address=found.address, **settings)
+    say(f"serving {cluster.data_dir}")
+    say(f"cluster    {cluster.cluster_id}")
+    say(f"address    {cluster.address}")
+    say(f"dashboard  {cluster.dashboard_url or 'none'}")
+    say(f"reach it with --address {cluster.address}, or export RAY_ADDRESS={cluster.address}")
+    cluster.close()
+    return 0
+
+
+def _spawn(args: argparse.Namespace, path: Path) -> connection.Discovery:
+    """Start the head process and wait until it serves; what it said if it does not."""
+    command = [sys.executable, "-m", head.MODULE, "--data-dir", str(path)]
+    if args.num_cpus is not None:
+        command += ["--num-cpus", str(args.num_cpus)]
+    if args.dashboard_port is not None:
+        command += ["--dashboard-port", str(args.dashboard_port)]
+    for pair in args.config:
+        command += ["--config", pair]
+    log_path = path / LOG_FILE
+    with log_path.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=path,
+            start_new_session=True,
+        )
+    try:
+        return _wait_until_served(process, path, log_start)
+    except BaseException:
+        _end(process.pid)
+        raise
+
+
+def _wait_until_served(
+    process: subprocess.Popen[bytes], path: Path, log_start: int
+) -> connection.Discovery:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            process.wait(timeout=POLL_S)
+        except subprocess.TimeoutExpired:
+            discovery = connection.read_discovery(path)
+            if discovery is not None and discovery.process_id == process.pid:
+                return discovery
+            continue
+        what, advice = last_error(path / LOG_FILE, log_start)
+        raise CliError(what, advice or f"see {path / LOG_FILE}")
+    raise CliError(
+        f"the cluster did not start within {START_TIMEOUT_S:.0f} s",
+        f"see {path / LOG_FILE}, then try again",
+    )
+
+
+def last_error(log_path: Path, start: int) -> tuple[str, str]:
+    """What the head process said last, from byte ``start`` of its log: what, and what to do."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(start, log_path.stat().st_size - LOG_TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError as error:
+        text = f"its log cannot be read: {error.strerror}"
+    lines = [line for line in text.splitlines() if line.strip()]
+    prefix = f"{PROGRAM}: "
+    for line in reversed(lines):
+        if line.startswith(prefix):
+            return split_advice(line.removeprefix(prefix))
+    return f"the cluster did not start ({lines[-1].strip() if lines else 'it said nothing'})", ""
+
+
+def _describe(path: Path, discovery: connection.Discovery) -> None:
+    say(f"serving {path}")
+    say(f"address    {discovery.address}")
+    say(f"dashboard  {discovery.dashboard_url or 'none'}")
+    say(f"process    {discovery.process_id}")
+    say(f"log        {path / LOG_FILE}")
+
+
+# --- keys -------------------------------------------------------------------------------------
+
+
+def rotate_key(args: argparse.Namespace) -> int:
+    """Make a new secret for tickets."""
+    with connect(args) as cluster:
+        version = cluster.admin().rotate_ticket_key()
+    say(f"tickets are made with key {version} now; those of key {version - 1} stay good for 12 h")
+    return 0
+
+
+# --- stop -------------------------------------------------------------------------------------
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Stop the cluster cleanly and wait until it is gone; its data stays."""
+    found = find(args)
+    if found.discovery is not None and is_head(found.discovery.process_id):
+        return _stop_head(found.discovery, data_dir_of(args), args.timeout_ms)
+    quiet_libraries()
+    from oncelog.api import client
+
+    try:
+        cluster = client.connect(found.address)
+    except ConnectionFailedError as error:
+        # Its node is away, or its log is missing: there is nobody to flush anything.
+        if not connection.end_log():
+            raise
+        say(f"stopped without its controller ({error}); what was acknowledged is on its disk")
+        return 0
+    path = Path(cluster.data_dir)
+    holder = connection.read_discovery(path)
+    if holder is not None and holder.address == cluster.address and is_head(holder.process_id):
+        cluster.close()
+        return _stop_head(holder, path, args.timeout_ms)
+    cluster.shutdown()
+    say(f"stopped; the Ray cluster at {cluster.address} goes on")
+    return 0
+
+
+def is_head(process_id: int) -> bool:
+    """Whether the process is one of ours, and not another that has got its number since."""
+    try:
+        command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return head.MODULE.encode() in command.split(b"\0")
+
+
+def _stop_head(discovery: connection.Discovery, path: Path, timeout_ms: int) -> int:
+    process_id = discovery.process_id
+    log_path = path / LOG_FILE
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    try:
+        os.kill(process_id, signal.SIGTERM)
+    except ProcessLookupError:
+        say("stopped")
+        return 0
+    except PermissionError:
+        raise CliError(
+            f"process {process_id} belongs to another user", "stop it as that user"
+        ) from None
+    if wait_until_gone(process_id, timeout_ms):
+        # A clean end takes the word in the data directory back.
+        if not (path / connection.DISCOVERY_FILE).exists():
+            say("stopped")
+            return 0
+        connection.forget_discovery(path)
+        what, _ = last_error(log_path, log_start)
+        raise CliError(
+            f"stopped, but not cleanly ({what})",
+            f"nothing acknowledged is lost, the next start recovers the log; see {log_path}",
+        )
+    _end(process_id)
+    connection.forget_discovery(path)
+    raise CliError(
+        f"process {process_id} did not stop within {timeout_ms:,} ms and was killed",
+        "nothing acknowledged is lost; the next start recovers the log",
+    )
+
+
+def wait_until_gone(process_id: int, timeout_ms: int) -> bool:
+    """Wait until the process has ended; whether it has in time."""
+    try:
+        descriptor = os.pidfd_open(process_id)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_ms / 1_000)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _end(process_id: int) -> None:
+    """Kill the head process; its Ray processes end with it."""
+    try:
+        os.kill(process_id, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    wait_until_gone(process_id, 5_000)

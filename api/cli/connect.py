@@ -1,0 +1,125 @@
+"""How a command finds its cluster: an address, a data directory, or Ray's own variable."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from oncelog.api.cli import signals as cli_signals
+from oncelog.api.cli.output import CliError, is_debugging
+from oncelog.api.session import connection
+
+if TYPE_CHECKING:
+    from oncelog.api.client import Cluster
+
+ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
+PROBE_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A cluster that runs: its Ray address and, if a data directory named it, its starter."""
+
+    address: str
+    discovery: connection.Discovery | None = None
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cluster is meant."""
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="Ray address of the cluster, or 'auto'"
+    )
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help=f"data directory of the cluster (default: {connection.DEFAULT_DATA_DIR})",
+    )
+
+
+def data_dir_of(args: argparse.Namespace) -> Path:
+    """The data directory that the arguments name, made absolute; it need not exist."""
+    return Path(args.data_dir or connection.DEFAULT_DATA_DIR).expanduser().absolute()
+
+
+def running_on(data_dir: Path) -> connection.Discovery | None:
+    """Where the cluster of ``data_dir`` runs, ``None`` if none does.
+
+    A starter that was killed leaves its word behind, and its process id may be another's by now:
+    what counts is whether the address answers.
+    """
+    if data_dir.exists() and not os.access(data_dir, os.R_OK | os.X_OK):
+        raise CliError(
+            f"the data directory {str(data_dir)!r} cannot be read by this user",
+            "change its permissions, or give another one with --data-dir",
+        )
+    discovery = connection.read_discovery(data_dir)
+    if discovery is None or not answers(discovery.address):
+        return None
+    return discovery
+
+
+def answers(address: str) -> bool:
+    """Whether anything listens at ``address`` (host:port)."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def find(args: argparse.Namespace) -> Found:
+    """The cluster that the arguments mean.
+
+    In this order: ``--address``, the cluster that runs on the data directory, ``RAY_ADDRESS``. A
+    data directory that was asked for by name is never replaced by the variable.
+    """
+    if args.address:
+        return Found(address=_checked(args.address, "--address"))
+    path = data_dir_of(args)
+    discovery = running_on(path)
+    if discovery is not None:
+        return Found(address=discovery.address, discovery=discovery)
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    if address and args.data_dir is None:
+        return Found(address=_checked(address, ADDRESS_VARIABLE))
+    raise CliError(
+        f"no cluster runs on the data directory {str(path)!r}",
+        "start one with `oncelog start`, or name a running one with --data-dir or --address",
+    )
+
+
+def _checked(address: str, source: str) -> str:
+    """``address`` if something listens there; Ray itself would take long to find out."""
+    if address == "auto" or answers(address):
+        return address
+    raise CliError(
+        f"no Ray cluster answers at {source} {address!r}",
+        "start one with `oncelog start`, or give the host:port of one that runs",
+    )
+
+
+def connect(args: argparse.Namespace) -> Cluster:
+    """Connect to the cluster that the arguments mean."""
+    found = find(args)
+    quiet_libraries()
+    with cli_signals.blocked_termination():
+        connection.join_ray(found.address)
+        # Only now: whoever joins Ray is given its handlers.
+        cli_signals.end_in_order()
+    from oncelog.api import client
+
+    return client.connect(found.address)
+
+
+def quiet_libraries() -> None:
+    """Keep what libraries log off the terminal, unless debugging: an error is one line here."""
+    if is_debugging():
+        logging.basicConfig(level=logging.DEBUG)
+        return
+    logging.getLogger("oncelog").addHandler(logging.NullHandler())

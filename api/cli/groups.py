@@ -1,0 +1,347 @@
+"""``oncelog groups``: what consumer groups have read, and where they go on."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from oncelog.actors.protocol.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment
+from oncelog.actors.protocol.messages.group import GroupDescription
+from oncelog.api.cli.arguments import INT64_MAX, Commands, add_command, whole_number
+from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.output import CliError, UsageError, say, table
+from oncelog.api.cli.topics import checked_partition, known_topic
+from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
+from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.api.admin.admin import Admin
+    from oncelog.api.client import Cluster
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``oncelog groups`` and its actions."""
+    text = "List, describe, reset or delete consumer groups."
+    groups = commands.add_parser("groups", help=text, description=text, allow_abbrev=False)
+    actions = groups.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = add_command(actions, "list", "List the groups.", list_groups)
+    describe = add_command(
+        actions, "describe", "Show a group's members, offsets and lag.", describe_group
+    )
+    reset = _add_reset(actions)
+    delete = add_command(
+        actions, "delete", "Delete a group without members, and its offsets.", delete_group
+    )
+    for action in (describe, reset, delete):
+        action.add_argument("group", metavar="GROUP")
+    for action in (listing, describe, reset):
+        action.add_argument("--json", action="store_true", help="for programs")
+    for action in (listing, describe, reset, delete):
+        add_cluster_arguments(action)
+
+
+def _add_reset(actions: Commands) -> argparse.ArgumentParser:
+    reset = add_command(
+        actions,
+        "reset-offsets",
+        "Set where a group without members goes on; shows what it would do unless --execute.",
+        reset_offsets,
+    )
+    reset.add_argument(
+        "--topic",
+        action="append",
+        default=[],
+        metavar="TOPIC[:N,N...]",
+        help="all or some partitions of this topic; may be given more than once",
+    )
+    reset.add_argument("--all-topics", action="store_true", help="whatever the group has committed")
+    target = reset.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to-earliest", action="store_true", help="the first record there is")
+    target.add_argument(
+        "--to-latest", action="store_true", help="the end of what is committed to the topic"
+    )
+    target.add_argument("--to-current", action="store_true", help="where it is now")
+    target.add_argument("--to-offset", type=whole_number(0, INT64_MAX), metavar="O")
+    target.add_argument(
+        "--to-datetime",
+        type=time_ms,
+        metavar="TIME",
+        help="the first record at or after this time: 2026-01-31T12:00 (UTC unless it says else)",
+    )
+    target.add_argument(
+        "--shift-by",
+        type=whole_number(-INT64_MAX, INT64_MAX),
+        metavar="N",
+        help="so many records on, or back if N is negative",
+    )
+    reset.add_argument("--execute", action="store_true", help="do it, durably")
+    return reset
+
+
+def time_ms(text: str) -> int:
+    """An argument type: a date or a time of ISO 8601, as milliseconds since 1970."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time like 2026-01-31T12:00 or 2026-01-31T12:00+01:00"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return max(int(moment.timestamp() * 1_000), 0)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def list_groups(args: argparse.Namespace) -> int:
+    """Show every group, one per line."""
+    with connect(args) as cluster:
+        groups = cluster.admin().list_groups()
+    if args.json:
+        say(json.dumps([as_json(group) for group in groups], indent=2))
+    elif groups:
+        rows = (
+            (group.group_id, group.state, group.generation_id, len(group.members))
+            for group in groups
+        )
+        say(table(("group", "state", "generation", "members"), rows))
+    else:
+        say("no groups")
+    return 0
+
+
+def describe_group(args: argparse.Namespace) -> int:
+    """Show a group: its members, and for each partition what it committed and what it lacks."""
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        group = admin.describe_group(args.group)
+        committed = admin.list_group_offsets(args.group, require_stable=False)
+        places = {tp: position.offset for tp, position in committed.items()}
+        ends = _ends(cluster, places)
+    if args.json:
+        shown = as_json(group)
+        shown["offsets"] = [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "offset": offset,
+                "metadata": committed[tp].metadata,
+                "end_offset": ends.get(tp),
+                "lag": _lag(offset, ends.get(tp)),
+            }
+            for tp, offset in sorted(places.items())
+        ]
+        say(json.dumps(shown, indent=2))
+        return 0
+    for name, value in (
+        ("group", group.group_id),
+        ("state", group.state),
+        ("generation", group.generation_id),
+        ("protocol", group.protocol_name or "none"),
+    ):
+        say(f"{name:<11} {value}")
+    owners = _owners(group)
+    if group.members:
+        say()
+        rows = [
+            (member.member_id, member.group_instance_id, len(_assigned(group, member.assignment)))
+            for member in group.members
+        ]
+        say(table(("member", "instance", "partitions"), rows))
+    if places:
+        say()
+        lines = [
+            (
+                tp.topic,
+                tp.partition,
+                offset,
+                ends.get(tp),
+                _lag(offset, ends.get(tp)),
+                owners.get(tp),
+            )
+            for tp, offset in sorted(places.items())
+        ]
+        say(table(("topic", "partition", "offset", "end", "lag", "member"), lines))
+    return 0
+
+
+def delete_group(args: argparse.Namespace) -> int:
+    """Delete a group that has no members."""
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        _refuse_members(admin.describe_group(args.group), "delete")
+        admin.delete_group(args.group)
+    say(f"deleted {args.group}")
+    return 0
+
+
+def reset_offsets(args: argparse.Namespace) -> int:
+    """Show, and with ``--execute`` make, the new offsets of a group."""
+    if bool(args.topic) == args.all_topics:
+        raise UsageError("it is not clear what to reset", "give --topic TOPIC or --all-topics")
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        try:
+            _refuse_members(admin.describe_group(args.group), "reset the offsets of")
+        except GroupIdNotFoundError:
+            if args.all_topics:
+                raise
+        committed = admin.list_group_offsets(args.group, require_stable=args.execute)
+        current = {tp: position.offset for tp, position in committed.items()}
+        wanted = sorted(current) if args.all_topics else _partitions(cluster, args.topic)
+        planned = _planned(admin, args, wanted, current)
+        if args.execute:
+            admin.alter_group_offsets(args.group, planned)
+    _say_plan(args, planned, current)
+    return 0
+
+
+def _say_plan(
+    args: argparse.Namespace,
+    planned: Mapping[TopicPartition, int],
+    current: Mapping[TopicPartition, int],
+) -> None:
+    if args.json:
+        shown = [
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "from_offset": current.get(tp),
+                "to_offset": offset,
+            }
+            for tp, offset in sorted(planned.items())
+        ]
+        say(json.dumps({"executed": args.execute, "offsets": shown}, indent=2))
+        return
+    rows = [
+        (tp.topic, tp.partition, current.get(tp), offset) for tp, offset in sorted(planned.items())
+    ]
+    say(table(("topic", "partition", "from", "to"), rows))
+    if not args.execute:
+        say()
+        say("nothing is changed yet: give --execute to do it")
+
+
+# --- offsets ----------------------------------------------------------------------------------
+
+
+def _partitions(cluster: Cluster, topics: list[str]) -> list[TopicPartition]:
+    """The partitions that arguments like ``flights`` and ``flights:0,2`` name."""
+    wanted: set[TopicPartition] = set()
+    for text in topics:
+        name, colon, numbers = text.partition(":")
+        topic = known_topic(cluster, name)
+        chosen = [partition.partition for partition in topic.partitions]
+        if colon:
+            if not all(number.isdecimal() for number in numbers.split(",")):
+                raise UsageError(
+                    f"--topic {text!r} is not TOPIC or TOPIC:N,N", "give it like t:0,2"
+                )
+            chosen = [checked_partition(topic, int(number)) for number in numbers.split(",")]
+        wanted.update(TopicPartition(name, number) for number in chosen)
+    return sorted(wanted)
+
+
+def _planned(
+    admin: Admin,
+    args: argparse.Namespace,
+    wanted: list[TopicPartition],
+    current: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """The new offset of each partition, inside what its log holds."""
+    firsts = admin.list_offsets(dict.fromkeys(wanted, EARLIEST_TIMESTAMP))
+    ends = admin.list_offsets(dict.fromkeys(wanted, LATEST_TIMESTAMP))
+    if args.to_earliest:
+        targets: Mapping[TopicPartition, int] = firsts
+    elif args.to_latest:
+        targets = ends
+    elif args.to_offset is not None:
+        targets = dict.fromkeys(wanted, args.to_offset)
+    elif args.to_datetime is not None:
+        found = admin.list_offsets(dict.fromkeys(wanted, args.to_datetime))
+        targets = {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
+    else:
+        without = [str(tp) for tp in wanted if tp not in current]
+        if without:
+            raise CliError(
+                f"the group has committed nothing for {', '.join(without)}",
+                "give --to-earliest, --to-latest or --to-offset",
+            )
+        shift = args.shift_by or 0
+        targets = {tp: current[tp] + shift for tp in wanted}
+    return {tp: min(max(targets[tp], firsts[tp]), ends[tp]) for tp in wanted}
+
+
+def _ends(
+    cluster: Cluster, committed: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int]:
+    """Where committed readers end on each partition that still exists."""
+    topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
+    known = {
+        tp: LATEST_TIMESTAMP
+        for tp in committed
+        if tp.topic in topics and tp.partition < len(topics[tp.topic].partitions)
+    }
+    return cluster.admin().list_offsets(known)
+
+
+def _lag(offset: int, end: int | None) -> int | None:
+    return None if end is None else max(end - offset, 0)
+
+
+# --- members ----------------------------------------------------------------------------------
+
+
+def _refuse_members(group: GroupDescription, verb: str) -> None:
+    """Whoever is in the group would go on where it is, and commit over what was set."""
+    count = len(group.members)
+    if count:
+        raise CliError(
+            f"cannot {verb} group {group.group_id!r}: it has {count} "
+            f"{'member' if count == 1 else 'members'}",
+            "stop its consumers first",
+        )
+
+
+def _assigned(group: GroupDescription, assignment: bytes) -> tuple[TopicPartition, ...]:
+    """What a member was given; nothing when its assignor is not one of ours."""
+    if group.protocol_type != PROTOCOL_TYPE:
+        return ()
+    try:
+        return decode_assignment(assignment).partitions
+    except CorruptDataError:
+        return ()
+
+
+def _owners(group: GroupDescription) -> dict[TopicPartition, str]:
+    return {
+        tp: member.member_id
+        for member in group.members
+        for tp in _assigned(group, member.assignment)
+    }
+
+
+def as_json(group: GroupDescription) -> dict[str, Any]:
+    """A group for programs."""
+    return {
+        "group": group.group_id,
+        "state": group.state,
+        "generation": group.generation_id,
+        "protocol": group.protocol_name or None,
+        "members": [
+            {
+                "member_id": member.member_id,
+                "instance_id": member.group_instance_id,
+                "client_id": member.client_id,
+                "partitions": [str(tp) for tp in _assigned(group, member.assignment)],
+            }
+            for member in group.members
+        ],
+    }

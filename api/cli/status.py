@@ -1,0 +1,294 @@
+"""``oncelog status``: what every actor of the log says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.messages import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.api.cli.connect import find, quiet_libraries
+from oncelog.api.cli.output import STATUS_ERROR, CliError, report, say, size_text, table
+from oncelog.api.session import connection
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+
+CALL_TIMEOUT_MS: Final = 5_000
+
+_HEADINGS: Final = (
+    "topic",
+    "partition",
+    "epoch",
+    "log start",
+    "last stable",
+    "high watermark",
+    "log end",
+    "size",
+    "producers",
+    "open txns",
+    "late txns",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorStatus:
+    """One actor, the partition it holds, and its answer."""
+
+    name: str
+    topic_partition: TopicPartition
+    reply: DescribeReplicaReply
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it answers and leads its partition."""
+        return self.reply.error is ErrorCode.NONE and self.reply.is_leader
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether some of its records are known to be unreadable."""
+        return self.reply.damaged_place_count > 0
+
+    @property
+    def state(self) -> str:
+        """``serving``, with what is damaged or its start has cut, or why it does not serve."""
+        if self.is_serving and self.is_damaged:
+            more = self.reply.damaged_place_count - 1
+            places = f" and {more} more" if more else ""
+            return f"serving, but damaged at offset {self.reply.damaged_offset}{places}"
+        if self.is_serving and self.reply.cut_offset >= 0:
+            return f"serving; cut {self.reply.cut_bytes} bytes at offset {self.reply.cut_offset}"
+        if self.is_serving:
+            return "serving"
+        if self.reply.error is ErrorCode.NETWORK_EXCEPTION:
+            return "gone or restarting"
+        if self.reply.error is ErrorCode.REQUEST_TIMED_OUT:
+            return "does not answer"
+        reason = self.reply.detail or self.reply.error.name
+        return "starting" if self.reply.error is ErrorCode.NONE else f"offline: {reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The whole cluster at one moment; ``metadata`` carries the controller's own error."""
+
+    address: str
+    dashboard_url: str
+    codec: str
+    metadata: MetadataReply
+    actors: tuple[ActorStatus, ...]
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the controller and every other actor serve."""
+        return self.metadata.error is ErrorCode.NONE and all(
+            actor.is_serving for actor in self.actors
+        )
+
+    @property
+    def active_transactional_id_count(self) -> int:
+        """How many transactional ids have a transaction, as far as coordinators answer."""
+        return sum(actor.reply.active_transactional_id_count or 0 for actor in self.actors)
+
+    @property
+    def data_dirs(self) -> list[str]:
+        """Data directory of each broker."""
+        return [broker.data_dir for broker in self.metadata.brokers]
+
+
+# --- asking -----------------------------------------------------------------------------------
+
+
+async def collect(
+    transport: Transport, *, address: str, dashboard_url: str, codec: str
+) -> ClusterStatus:
+    """Ask the controller what there is, then every actor at once how it does."""
+    from oncelog.actors.interfaces import actor_of
+
+    metadata = await transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=CALL_TIMEOUT_MS)
+    places = [(CONTROLLER_ACTOR, TopicPartition(CLUSTER_METADATA_TOPIC, 0))]
+    for topic in metadata.topics:
+        for partition in topic.partitions:
+            tp = TopicPartition(topic.name, partition.partition)
+            places += [(actor_of(tp, broker_id), tp) for broker_id in partition.replicas]
+    replies = await asyncio.gather(
+        *(
+            transport.call(name, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for name, _ in places
+        )
+    )
+    return ClusterStatus(
+        address=address,
+        dashboard_url=dashboard_url,
+        codec=codec,
+        metadata=metadata,
+        actors=tuple(
+            ActorStatus(name=name, topic_partition=tp, reply=reply)
+            for (name, tp), reply in zip(places, replies, strict=True)
+        ),
+    )
+
+
+def status(args: argparse.Namespace) -> int:
+    """Show the cluster; the exit status is 0 only if everything serves."""
+    found = find(args)
+    quiet_libraries()
+    connection.join_ray(found.address)
+    if not connection.has_controller():
+        raise CliError(
+            f"the Ray cluster at {connection.ray_address()} runs no oncelog",
+            f"start it there with `oncelog start --address {connection.ray_address()}`",
+        )
+    from oncelog.actors.rpc.actor_transport import ActorTransport
+    from oncelog.actors.rpc.ray_transport import RayTransport
+    from oncelog.storage.records.codec import CODEC_BACKEND
+
+    seen = asyncio.run(
+        collect(
+            ActorTransport(RayTransport()),
+            address=connection.ray_address(),
+            dashboard_url=connection.dashboard_url(),
+            codec=CODEC_BACKEND,
+        )
+    )
+    if seen.metadata.error is ErrorCode.UNKNOWN_SERVER_ERROR:
+        raise CliError(
+            f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
+            f"({seen.metadata.detail})",
+            "stop it, or use another Ray cluster",
+        )
+    say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
+    if seen.is_serving:
+        damaged = [actor for actor in seen.actors if actor.is_damaged]
+        return report(has_damage(damaged)) if damaged else 0
+    idle = [actor.name for actor in seen.actors if not actor.is_serving]
+    return report(not_serving(idle)) if idle else STATUS_ERROR
+
+
+def has_damage(actors: list[ActorStatus]) -> CliError:
+    """The error of a cluster that serves, but not all of its records."""
+    shown = ", ".join(
+        f"{actor.name} at offset {actor.reply.damaged_offset}" for actor in actors[:3]
+    )
+    more = f" and {len(actors) - 3} more" if len(actors) > 3 else ""
+    return CliError(
+        f"damaged: {shown}{more}",
+        "readers get an error there and can go on behind it: `oncelog consume --skip-damaged`; "
+        "`oncelog dump PATH --verify` shows what is damaged",
+    )
+
+
+def not_serving(names: list[str]) -> CliError:
+    """The error of a cluster in which some actors do not serve."""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return CliError(
+        f"not serving: {shown}",
+        "look again in a few seconds, actors restart by themselves; if it stays, see the state "
+        "above and the actor's log in the Ray dashboard",
+    )
+
+
+# --- showing ----------------------------------------------------------------------------------
+
+
+def as_text(seen: ClusterStatus) -> str:
+    """The status for people: the cluster, its partitions, its actors."""
+    metadata = seen.metadata
+    facts = (
+        ("cluster", metadata.cluster_id or "unknown"),
+        ("state", _state(seen)),
+        ("data dir", ", ".join(seen.data_dirs) or "unknown"),
+        ("address", seen.address),
+        ("dashboard", seen.dashboard_url or "none"),
+        ("version", metadata.version or "unknown"),
+        ("codec", seen.codec),
+        ("open ids", f"{seen.active_transactional_id_count:,}"),
+    )
+    actors = table(
+        ("actor", "process", "state"),
+        ((actor.name, str(_process(actor) or "-"), actor.state) for actor in seen.actors),
+    )
+    head = "\n".join(f"{name:<10} {value}" for name, value in facts)
+    return f"{head}\n\n{table(_HEADINGS, map(_row, seen.actors))}\n\n{actors}"
+
+
+def _state(seen: ClusterStatus) -> str:
+    if not seen.is_serving:
+        return "not serving"
+    is_damaged = any(actor.is_damaged for actor in seen.actors)
+    return "serving, but damaged" if is_damaged else "serving"
+
+
+def _row(actor: ActorStatus) -> list[object]:
+    reply = actor.reply
+    values: list[object] = [
+        reply.leader_epoch,
+        reply.log_start_offset,
+        reply.last_stable_offset,
+        reply.high_watermark,
+        reply.log_end_offset,
+        size_text(reply.size_bytes),
+        reply.producer_count,
+        reply.open_transaction_count,
+        reply.late_transaction_count,
+    ]
+    if reply.topic_partition is None:
+        values = [None] * len(values)
+    return [actor.topic_partition.topic, actor.topic_partition.partition, *values]
+
+
+def as_json(seen: ClusterStatus) -> dict[str, Any]:
+    """The status for programs; what an actor did not tell is null."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for actor in seen.actors:
+        held = topics.setdefault(actor.topic_partition.topic, [])
+        held.append({"partition": actor.topic_partition.partition, **_bounds(actor.reply)})
+    return {
+        "cluster_id": seen.metadata.cluster_id or None,
+        "serving": seen.is_serving,
+        "data_dirs": seen.data_dirs,
+        "address": seen.address,
+        "dashboard": seen.dashboard_url or None,
+        "version": seen.metadata.version or None,
+        "codec": seen.codec,
+        "topics": [{"name": name, "partitions": held} for name, held in topics.items()],
+        "actors": [
+            {"name": actor.name, "process_id": _process(actor), "state": actor.state}
+            for actor in seen.actors
+        ],
+    }
+
+
+def _bounds(reply: DescribeReplicaReply) -> dict[str, int | None]:
+    names = (
+        "leader_epoch",
+        "log_start_offset",
+        "last_stable_offset",
+        "high_watermark",
+        "log_end_offset",
+        "size_bytes",
+        "producer_count",
+        "open_transaction_count",
+        "late_transaction_count",
+        "oldest_open_transaction_age_ms",
+        "damaged_place_count",
+        "cut_bytes",
+    )
+    has_answered = reply.topic_partition is not None
+    shown: dict[str, int | None] = {
+        name: getattr(reply, name) if has_answered else None for name in names
+    }
+    if reply.damaged_place_count:
+        shown["damaged_offset"] = reply.damaged_offset
+    if reply.cut_bytes:
+        shown["cut_offset"] = reply.cut_offset
+    if reply.active_transactional_id_count is not None:
+        shown["active_transactional_id_count"] = reply.active_transactional_id_count
+    return shown
+
+
+def _process(actor: ActorStatus) -> int | None:
+    return actor.reply.process_id if actor.reply.process_id > 0 else None

@@ -1,0 +1,180 @@
+"""``oncelog topics``: list, create, describe, alter, delete, and delete their oldest records."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from typing import TYPE_CHECKING, Any
+
+from oncelog.actors.config import TopicConfig, check_setting_name
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.api.cli.connect import connect
+from oncelog.api.cli.head import parse_settings
+from oncelog.api.cli.output import CliError, say, table
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.api.client import Cluster
+
+
+def list_topics(args: argparse.Namespace) -> int:
+    """Show every topic, one per line."""
+    with connect(args) as cluster:
+        topics = [
+            topic
+            for topic in sorted(
+                cluster.admin().describe_cluster().topics, key=lambda topic: topic.name
+            )
+            if args.internal or topic.name not in INTERNAL_TOPICS
+        ]
+    if args.json:
+        say(json.dumps([as_json(topic) for topic in topics], indent=2))
+    elif topics:
+        rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in topics)
+        say(table(("topic", "partitions", "id"), rows))
+    else:
+        say("no topics")
+    return 0
+
+
+def create_topic(args: argparse.Namespace) -> int:
+    """Create a topic; it can be written to when this returns."""
+    settings = parse_settings(args.config)
+    TopicConfig.from_text({name: str(value) for name, value in settings.items()})
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        # Looked for first, so that what is said is true; if it is made meanwhile, that is fine too.
+        if args.if_not_exists and args.topic in {
+            topic.name for topic in admin.describe_cluster().topics
+        }:
+            say(f"{args.topic} exists already and is left as it is")
+            return 0
+        admin.create_topic(
+            args.topic, partitions=args.partitions, exist_ok=args.if_not_exists, **settings
+        )
+    say(f"created {args.topic}, partitions 0 to {args.partitions - 1}")
+    return 0
+
+
+def alter_topic(args: argparse.Namespace) -> int:
+    """Change settings of a topic, or give it more partitions; the rest stays as it is."""
+    settings = parse_settings(args.config)
+    TopicConfig.from_text({name: str(value) for name, value in settings.items()})
+    for name in args.reset:
+        check_setting_name(TopicConfig, name)
+        if name in settings:
+            raise CliError(f"--reset {name} contradicts --config {name}", "give one of them")
+        settings[name] = None
+    if not settings and args.partitions is None:
+        advice = "give --config NAME=VALUE, --reset NAME or --partitions N"
+        raise CliError("nothing to change", advice)
+    changed = sorted(settings)
+    with connect(args) as cluster:
+        known_topic(cluster, args.topic)
+        if settings:
+            cluster.admin().alter_topic(args.topic, **settings)
+        if args.partitions is not None:
+            cluster.admin().create_partitions(args.topic, args.partitions)
+            changed.append(f"partitions 0 to {args.partitions - 1}")
+    say(f"altered {args.topic}: {', '.join(changed)}")
+    return 0
+
+
+def describe_topic(args: argparse.Namespace) -> int:
+    """Show a topic's id, settings and partitions."""
+    with connect(args) as cluster:
+        topic = known_topic(cluster, args.topic)
+    if args.json:
+        say(json.dumps(as_json(topic), indent=2))
+        return 0
+    say(f"topic     {topic.name}")
+    say(f"id        {topic.topic_id}")
+    settings = ", ".join(f"{name}={value}" for name, value in topic.settings)
+    say(f"settings  {settings or 'all default'}")
+    say()
+    rows = (
+        (
+            partition.partition,
+            partition.leader if partition.leader >= 0 else None,
+            partition.leader_epoch,
+            ", ".join(map(str, partition.replicas)),
+            ", ".join(map(str, partition.isr)),
+        )
+        for partition in topic.partitions
+    )
+    say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
+    return 0
+
+
+def delete_topic(args: argparse.Namespace) -> int:
+    """Delete a topic, data included."""
+    with connect(args) as cluster:
+        known_topic(cluster, args.topic)
+        cluster.admin().delete_topic(args.topic)
+    say(f"deleted {args.topic}")
+    return 0
+
+
+def delete_records(args: argparse.Namespace) -> int:
+    """Delete the oldest records of a topic; where each partition begins now."""
+    with connect(args) as cluster:
+        topic = known_topic(cluster, args.topic)
+        numbers = [partition.partition for partition in topic.partitions]
+        if args.partition is not None:
+            numbers = [checked_partition(topic, args.partition)]
+        offset = -1 if args.all else args.before_offset
+        wanted = {TopicPartition(args.topic, number): offset for number in numbers}
+        starts = cluster.admin().delete_records(wanted)
+    rows = ((tp.topic, tp.partition, start) for tp, start in sorted(starts.items()))
+    say(table(("topic", "partition", "log start"), rows))
+    return 0
+
+
+def checked_partition(topic: TopicMetadata, number: int) -> int:
+    """``number`` if the topic has that partition."""
+    count = len(topic.partitions)
+    if number >= count:
+        raise CliError(
+            f"topic {topic.name!r} has no partition {number}", f"give one from 0 to {count - 1}"
+        )
+    return number
+
+
+def known_topic(cluster: Cluster, name: str) -> TopicMetadata:
+    """The topic of this name, asked for once, so that a wrong name is answered at once.
+
+    Raises ``UnknownTopicOrPartitionError``, and ``CliError`` for an internal topic.
+    """
+    if name in INTERNAL_TOPICS:
+        raise CliError(
+            f"{name!r} is an internal topic", "`oncelog topics list` shows those that are yours"
+        )
+    topics = {topic.name: topic for topic in cluster.admin().describe_cluster().topics}
+    if name in topics:
+        return topics[name]
+    close = difflib.get_close_matches(name, topics.keys() - INTERNAL_TOPICS, n=1)
+    hint = f"did you mean {close[0]!r}? If not, " if close else ""
+    raise UnknownTopicOrPartitionError(
+        f"there is no topic {name!r}; {hint}create it with `oncelog topics create {name}`"
+    )
+
+
+def as_json(topic: TopicMetadata) -> dict[str, Any]:
+    """A topic for programs."""
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "settings": dict(topic.settings),
+        "partitions": [
+            {
+                "partition": partition.partition,
+                "leader": partition.leader if partition.leader >= 0 else None,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": list(partition.replicas),
+                "isr": list(partition.isr),
+            }
+            for partition in topic.partitions
+        ],
+    }

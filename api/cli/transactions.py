@@ -1,0 +1,361 @@
+"""``oncelog transactions``: look at transactional ids, and end what nobody else will end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncelog.actors.protocol.messages.admin import TransactionDescription
+from oncelog.actors.protocol.messages.messages import ProducerDescription
+from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
+from oncelog.api.cli.arguments import INT64_MAX, Commands, add_command, whole_number
+from oncelog.api.cli.connect import add_cluster_arguments, connect
+from oncelog.api.cli.output import UsageError, bytes_as_json, duration_text, report, say, table
+from oncelog.storage.model import TopicPartition
+
+STATES: Final = tuple(
+    state.value for state in TransactionState if state is not TransactionState.DEAD
+)
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def add_commands(commands: Commands) -> None:
+    """Add ``oncelog transactions`` and its actions."""
+    text = "Look at transactional ids, find hanging transactions, abort and delete."
+    transactions = commands.add_parser(
+        "transactions", help=text, description=text, allow_abbrev=False
+    )
+    actions = transactions.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_list(actions)
+    describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
+    describe.add_argument("transactional_id", metavar="ID")
+    producers = add_command(
+        actions, "describe-producers", "Show the producers of a partition.", describe_producers
+    )
+    producers.add_argument("topic", metavar="TOPIC")
+    producers.add_argument("--partition", type=whole_number(0), required=True, metavar="N")
+    _add_find_hanging(actions)
+    _add_abort(actions)
+    delete = add_command(
+        actions,
+        "delete",
+        "Forget a transactional id and its commit token; for jobs that are over.",
+        delete_transactional_id,
+    )
+    delete.add_argument("transactional_id", metavar="ID")
+    for name, action in actions.choices.items():
+        add_cluster_arguments(action)
+        if name not in {"abort", "delete"}:
+            action.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_list(actions: Commands) -> None:
+    listing = add_command(actions, "list", "List the transactional ids.", list_transactions)
+    listing.add_argument(
+        "--state",
+        action="append",
+        default=[],
+        choices=STATES,
+        metavar="STATE",
+        help=f"only those in this state ({', '.join(STATES)}); may be given more than once",
+    )
+    listing.add_argument(
+        "--producer-id",
+        action="append",
+        default=[],
+        type=whole_number(0, INT64_MAX),
+        metavar="N",
+        help="only the id that this producer id belongs to; may be given more than once",
+    )
+    listing.add_argument(
+        "--running-longer-than-ms",
+        type=whole_number(0, INT64_MAX),
+        metavar="T",
+        help="only transactions that have been open for longer",
+    )
+
+
+def _add_find_hanging(actions: Commands) -> None:
+    find = add_command(
+        actions,
+        "find-hanging",
+        "Find transactions that are open on a partition and that nobody will end.",
+        find_hanging,
+    )
+    find.add_argument("--broker", type=whole_number(0), metavar="N", help="led by this broker")
+    find.add_argument("--topic", metavar="TOPIC", help="of this topic")
+    find.add_argument("--partition", type=whole_number(0), metavar="N", help="of this partition")
+    find.add_argument(
+        "--older-than-ms",
+        type=whole_number(0, INT64_MAX),
+        metavar="T",
+        help="with no record for this long (default: the longest transaction timeout + 5 min)",
+    )
+
+
+def _add_abort(actions: Commands) -> None:
+    abort = add_command(
+        actions,
+        "abort",
+        "Abort the open transaction of an id, or a hanging one of one partition.",
+        abort_transaction,
+    )
+    abort.add_argument("transactional_id", metavar="ID", nargs="?", help="a transactional id")
+    abort.add_argument("--topic", metavar="TOPIC", help="of a hanging transaction")
+    abort.add_argument("--partition", type=whole_number(0), metavar="N")
+    abort.add_argument(
+        "--start-offset",
+        type=whole_number(0, INT64_MAX),
+        metavar="O",
+        help="where the hanging transaction begins, as find-hanging shows it",
+    )
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def list_transactions(args: argparse.Namespace) -> int:
+    """Show the transactional ids that pass the filters, one per line."""
+    with connect(args) as cluster:
+        found = cluster.admin().list_transactions(
+            states=args.state,
+            producer_ids=args.producer_id,
+            running_longer_than_ms=args.running_longer_than_ms,
+        )
+    if args.json:
+        say(json.dumps([as_json(one) for one in found], indent=2))
+    elif found:
+        headings = ("transactional id", "state", "producer id", "epoch", "open for", "partitions")
+        rows = (
+            (
+                one.transactional_id,
+                one.state,
+                str(one.producer_id),
+                one.producer_epoch,
+                _open_for(one),
+                len(one.partitions),
+            )
+            for one in found
+        )
+        say(table(headings, rows))
+    else:
+        say("no transactional ids")
+    return 0
+
+
+def describe_transaction(args: argparse.Namespace) -> int:
+    """Show all that its coordinator knows of one transactional id."""
+    with connect(args) as cluster:
+        one = cluster.admin().describe_transaction(args.transactional_id)
+    if args.json:
+        say(json.dumps(as_json(one), indent=2))
+        return 0
+    token = one.commit_token
+    facts = (
+        ("id", one.transactional_id),
+        ("state", one.state),
+        ("producer", f"{one.producer_id}, epoch {one.producer_epoch}"),
+        ("timeout", duration_text(one.transaction_timeout_ms)),
+        ("open for", _open_for(one) or "not open"),
+        ("token", "none" if token is None else json.dumps(bytes_as_json(token))),
+    )
+    for name, value in facts:
+        say(f"{name:<9} {value}")
+    if one.members:
+        say()
+        rows = [
+            (
+                str(member.producer_id),
+                member.producer_epoch,
+                member.status,
+                _names(member.partitions),
+            )
+            for member in one.members
+        ]
+        say(table(("member", "epoch", "status", "partitions"), rows))
+    elif one.partitions:
+        say()
+        say(table(("topic", "partition"), ((tp.topic, tp.partition) for tp in one.partitions)))
+    return 0
+
+
+def describe_producers(args: argparse.Namespace) -> int:
+    """Show the producers that a partition's leader remembers."""
+    tp = TopicPartition(args.topic, args.partition)
+    with connect(args) as cluster:
+        producers = cluster.admin().describe_producers(tp)
+    if args.json:
+        say(json.dumps([_producer_as_json(one) for one in producers], indent=2))
+    elif producers:
+        headings = ("producer id", "epoch", "last sequence", "last record", "open since offset")
+        rows = (
+            (
+                str(one.producer_id),
+                one.producer_epoch,
+                one.last_sequence,
+                _utc(one.last_timestamp_ms),
+                one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
+            )
+            for one in producers
+        )
+        say(table(headings, rows))
+    else:
+        say(f"{tp} remembers no producers")
+    return 0
+
+
+def find_hanging(args: argparse.Namespace) -> int:
+    """Show hanging transactions, and how to abort them; status 1 if somebody did not answer."""
+    if args.partition is not None and args.topic is None:
+        raise UsageError("--partition needs a topic", "give --topic as well")
+    incomplete = None
+    with connect(args) as cluster:
+        try:
+            found: Sequence[HangingTransaction] = cluster.admin().find_hanging_transactions(
+                broker_id=args.broker,
+                topic=args.topic,
+                partition=args.partition,
+                older_than_ms=args.older_than_ms,
+            )
+        except IncompleteSearchError as error:
+            incomplete, found = error, error.found
+    if args.json:
+        say(json.dumps([_hanging_as_json(one) for one in found], indent=2))
+    elif found:
+        headings = (
+            *("topic", "partition", "start offset", "producer id", "epoch"),
+            *("last record", "transactional id"),
+        )
+        rows = (
+            (
+                one.topic_partition.topic,
+                one.topic_partition.partition,
+                one.start_offset,
+                str(one.producer_id),
+                one.producer_epoch,
+                _utc(one.last_timestamp_ms),
+                one.transactional_id,
+            )
+            for one in found
+        )
+        say(table(headings, rows))
+        say()
+        say(
+            "abort one with `oncelog transactions abort --topic TOPIC --partition N "
+            "--start-offset O`"
+        )
+    elif incomplete is None:
+        say("no hanging transactions")
+    return 0 if incomplete is None else report(incomplete)
+
+
+def abort_transaction(args: argparse.Namespace) -> int:
+    """Abort by transactional id, or one hanging transaction by its place."""
+    place = (args.topic, args.partition, args.start_offset)
+    has_place = [value is not None for value in place]
+    is_by_id = args.transactional_id is not None
+    if is_by_id == any(has_place) or (not is_by_id and not all(has_place)):
+        raise UsageError(
+            "it is not clear what to abort",
+            "give an id, or all of --topic, --partition and --start-offset",
+        )
+    with connect(args) as cluster:
+        admin = cluster.admin()
+        if is_by_id:
+            is_visible = admin.abort_transaction(args.transactional_id)
+            rest = "" if is_visible else "; some partitions get their markers later"
+            say(f"aborted the transaction of {args.transactional_id}{rest}")
+            return 0
+        done = admin.abort_hanging_transaction(
+            TopicPartition(args.topic, args.partition), start_offset=args.start_offset
+        )
+    say(
+        f"aborted the transaction of producer {done.producer_id}, epoch {done.producer_epoch}, "
+        f"on {done.topic_partition} from offset {done.start_offset} on"
+    )
+    return 0
+
+
+def delete_transactional_id(args: argparse.Namespace) -> int:
+    """Forget a transactional id."""
+    with connect(args) as cluster:
+        cluster.admin().delete_transactional_id(args.transactional_id)
+    say(f"deleted {args.transactional_id}")
+    return 0
+
+
+# --- showing ----------------------------------------------------------------------------------
+
+
+def as_json(one: TransactionDescription) -> dict[str, Any]:
+    """A transactional id for programs."""
+    is_open = one.transaction_start_ms >= 0
+    return {
+        "transactional_id": one.transactional_id,
+        "state": one.state,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "transaction_timeout_ms": one.transaction_timeout_ms,
+        "transaction_start_ms": one.transaction_start_ms if is_open else None,
+        "last_update_ms": one.last_update_ms,
+        "commit_token": bytes_as_json(one.commit_token),
+        "partitions": [str(tp) for tp in one.partitions],
+        "members": [
+            {
+                "producer_id": member.producer_id,
+                "producer_epoch": member.producer_epoch,
+                "status": member.status,
+                "partitions": [str(tp) for tp in member.partitions],
+            }
+            for member in one.members
+        ],
+    }
+
+
+def _producer_as_json(one: ProducerDescription) -> dict[str, Any]:
+    is_open = one.current_txn_first_offset >= 0
+    return {
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "last_sequence": one.last_sequence,
+        "last_timestamp_ms": one.last_timestamp_ms,
+        "coordinator_epoch": one.coordinator_epoch,
+        "open_from_offset": one.current_txn_first_offset if is_open else None,
+        "open_record_count": one.open_record_count,
+    }
+
+
+def _hanging_as_json(one: HangingTransaction) -> dict[str, Any]:
+    return {
+        "topic": one.topic_partition.topic,
+        "partition": one.topic_partition.partition,
+        "start_offset": one.start_offset,
+        "producer_id": one.producer_id,
+        "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": one.coordinator_epoch,
+        "last_timestamp_ms": one.last_timestamp_ms,
+        "transactional_id": one.transactional_id,
+    }
+
+
+def _open_for(one: TransactionDescription) -> str | None:
+    if one.transaction_start_ms < 0:
+        return None
+    return duration_text(max(int(time.time() * 1_000) - one.transaction_start_ms, 0))
+
+
+def _utc(time_ms: int) -> str | None:
+    """A time for people, to the second."""
+    if time_ms < 0:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1_000))
+
+
+def _names(partitions: tuple[TopicPartition, ...]) -> str:
+    return ", ".join(map(str, partitions)) or "none"

@@ -1,0 +1,522 @@
+"""``Consumer`` and ``AsyncConsumer``: read records, alone or as a member of a group.
+
+One consumer is for one thread (or one task) at a time, as in Kafka. Errors are raised as
+``OncelogError``; what a retry mends is retried inside.
+
+One file: the two faces have the same methods, which are read side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable, Mapping
+from random import Random
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.core import ConsumerCore
+from oncelog.api.consuming.handover import Handover
+from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.offsets import fetch_committed, list_offsets
+from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.routing import Router
+from oncelog.storage.exceptions import InvalidRequestError, InvalidTopicError
+from oncelog.storage.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    TopicPartition,
+    is_valid_topic_name,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ResultT = TypeVar("ResultT")
+
+ITERATION_POLL_MS: Final = 1_000
+"""How long one poll of an iterating consumer waits; iteration itself never ends by time."""
+
+Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
+
+
+class AsyncConsumer(ProcessBound):
+    """``Consumer`` for asyncio programs: the same methods, awaited. Belongs to one event loop."""
+
+    make_there = "pass its settings and make one there with cluster.consumer(...)"
+
+    def __init__(self, router: Router, settings: ConsumerSettings, random: Random) -> None:
+        self._core = ConsumerCore(router=router, settings=settings, random=random)
+        self._handover = Handover()
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """What the consumer was made with."""
+        return self._core.settings
+
+    # --- what is read -------------------------------------------------------------------------
+
+    async def subscribe(self, topics: str | Iterable[str]) -> None:
+        """See ``Consumer.subscribe``."""
+        names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+        for name in names:
+            if not is_valid_topic_name(name):
+                raise InvalidTopicError(
+                    f"{name!r} is not a topic name: 1 to 249 of letters, digits, '.', '_' and '-'"
+                )
+        self._settle()
+        if names:
+            self._core.subscribe(names)
+        else:
+            await self._core.unsubscribe()
+
+    async def unsubscribe(self) -> None:
+        """See ``Consumer.unsubscribe``."""
+        self._settle()
+        await self._core.unsubscribe()
+
+    async def assign(self, partitions: Partitions) -> None:
+        """See ``Consumer.assign``."""
+        self._settle()
+        self._core.assign(_flatten((partitions,)))
+
+    def subscription(self) -> frozenset[str]:
+        """See ``Consumer.subscription``."""
+        return self._core.subscription
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """See ``Consumer.assignment``."""
+        return frozenset(self._core.fetcher.partitions)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    async def poll(
+        self, timeout_ms: float = 0, max_records: int | None = None
+    ) -> list[ConsumerRecord]:
+        """See ``Consumer.poll``."""
+        records = await self._poll_noted(timeout_ms, max_records)
+        self._handover.before = None
+        return records
+
+    async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
+        """``poll`` for a caller that tells when it has the records; see ``Handover``."""
+        self._settle()
+        count_max = self.settings.max_poll_records if max_records is None else max_records
+        _check_poll(timeout_ms, count_max)
+        taken = await self._core.poll(
+            self._handover.noting(lambda fetcher: fetcher.take_records(count_max)),
+            timeout_ms=timeout_ms,
+        )
+        return taken or []
+
+    async def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
+        """See ``Consumer.poll_arrow``."""
+        table = await self._poll_arrow_noted(timeout_ms, max_records)
+        self._handover.before = None
+        return table
+
+    async def _poll_arrow_noted(self, timeout_ms: float, max_records: int | None) -> pa.Table:
+        from oncelog.api.consuming.record_table import record_table
+
+        self._settle()
+        _check_poll(timeout_ms, 1 if max_records is None else max_records)
+        taken = await self._core.poll(
+            self._handover.noting(lambda fetcher: fetcher.take_columns(max_records)),
+            timeout_ms=timeout_ms,
+        )
+        return record_table(taken or ())
+
+    def __aiter__(self) -> AsyncConsumer:
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        handover = self._handover
+        if handover.delivered == len(handover.records) and not await self._iterate():
+            raise StopAsyncIteration
+        handover.delivered += 1
+        return handover.records[handover.delivered - 1]
+
+    async def _iterate(self) -> bool:
+        """Poll until an iteration can go on; false once the consumer is closed."""
+        while not self._core.is_closed:
+            records = await self._poll_noted(ITERATION_POLL_MS, None)
+            self._handover.iterate_over(records)
+            if records:
+                return True
+        return False
+
+    def _settle(self) -> None:
+        """Give back what the application did not get, before anything else moves."""
+        self._handover.give_back(self._core.fetcher)
+
+    # --- positions ----------------------------------------------------------------------------
+
+    async def position(self, partition: TopicPartition) -> int:
+        """See ``Consumer.position``."""
+        first_offsets = self._handover.first_offsets()
+        if partition in first_offsets:
+            return first_offsets[partition]
+        return await self._core.position(partition)
+
+    async def positions(self) -> dict[TopicPartition, int]:
+        """See ``Consumer.positions``."""
+        self._core.check_open()
+        return self._core.positions() | self._handover.first_offsets()
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """See ``Consumer.seek``."""
+        self._core.check_open()
+        if not isinstance(offset, int) or offset < 0:
+            raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
+        self._settle()
+        self._core.fetcher.seek(partition, offset)
+
+    async def seek_to_beginning(self, *partitions: Partitions) -> None:
+        """See ``Consumer.seek_to_beginning``."""
+        self._reset(partitions, EARLIEST_TIMESTAMP)
+
+    async def seek_to_end(self, *partitions: Partitions) -> None:
+        """See ``Consumer.seek_to_end``."""
+        self._reset(partitions, LATEST_TIMESTAMP)
+
+    async def seek_to_committed(self, *partitions: Partitions) -> None:
+        """See ``Consumer.seek_to_committed``."""
+        self._core.group_id("seek_to_committed")
+        self._reset(partitions, None)
+
+    def _reset(self, partitions: tuple[Partitions, ...], timestamp: int | None) -> None:
+        self._core.check_open()
+        self._settle()
+        for topic_partition in _flatten(partitions) or list(self._core.fetcher.partitions):
+            self._core.fetcher.reset(topic_partition, timestamp)
+
+    async def pause(self, *partitions: Partitions) -> None:
+        """See ``Consumer.pause``."""
+        self._settle()
+        for topic_partition in _flatten(partitions):
+            self._core.fetcher.pause(topic_partition)
+
+    async def resume(self, *partitions: Partitions) -> None:
+        """See ``Consumer.resume``."""
+        for topic_partition in _flatten(partitions):
+            self._core.fetcher.resume(topic_partition)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """See ``Consumer.paused``."""
+        partitions = self._core.fetcher.partitions
+        return frozenset(tp for tp, partition in partitions.items() if partition.is_paused)
+
+    # --- offsets ------------------------------------------------------------------------------
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> None:
+        """See ``Consumer.commit``."""
+        chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
+        if offsets is None:
+            chosen = await self.positions()
+        else:
+            chosen = offsets
+        await self._core.commit({tp: as_committed(offset) for tp, offset in chosen.items()})
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """See ``Consumer.committed``."""
+        found = await self.committed_with_metadata(partition)
+        return None if found is None else found.offset
+
+    async def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """See ``Consumer.committed_with_metadata``."""
+        self._core.check_open()
+        found = await fetch_committed(
+            self._core.router,
+            self._core.group_id("committed"),
+            (partition,),
+            random=self._core.random,
+            timeout_ms=self.settings.default_api_timeout_ms,
+        )
+        return found.get(partition)
+
+    async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """See ``Consumer.beginning_offsets``."""
+        found = await self._list(dict.fromkeys(_flatten((partitions,)), EARLIEST_TIMESTAMP))
+        return {tp: item.offset for tp, item in found.items()}
+
+    async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """See ``Consumer.end_offsets``."""
+        found = await self._list(dict.fromkeys(_flatten((partitions,)), LATEST_TIMESTAMP))
+        return {tp: item.offset for tp, item in found.items()}
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """See ``Consumer.offsets_for_times``."""
+        for topic_partition, timestamp_ms in timestamps_ms.items():
+            if timestamp_ms < 0:
+                raise InvalidRequestError(f"{topic_partition}: time {timestamp_ms} is negative")
+        found = await self._list(timestamps_ms)
+        return {tp: item if item.offset >= 0 else None for tp, item in found.items()}
+
+    async def lag(self, partition: TopicPartition | None = None) -> int:
+        """See ``Consumer.lag``."""
+        partitions = self.assignment() if partition is None else (partition,)
+        ends = await self.end_offsets(partitions)
+        total = 0
+        for topic_partition, end in ends.items():
+            total += max(0, end - await self.position(topic_partition))
+        return total
+
+    async def _list(
+        self, targets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        self._core.check_open()
+        replies = await list_offsets(
+            self._core.router,
+            targets,
+            isolation_level=self.settings.isolation_level,
+            random=self._core.random,
+            timeout_ms=self.settings.default_api_timeout_ms,
+        )
+        return {
+            tp: OffsetAndTimestamp(offset=reply.offset, timestamp_ms=reply.timestamp_ms)
+            for tp, reply in replies.items()
+        }
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """See ``Consumer.group_metadata``."""
+        return self._core.group_metadata()
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """See ``Consumer.close``."""
+        self._settle()
+        await self._core.close()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Consumer(ProcessBound):
+    """Reads topics. read_committed by default: only data of committed transactions is seen.
+
+    Use it as a context manager, or ``close`` it. Iterating delivers record after record for ever.
+    """
+
+    make_there = "pass its settings and make one there with cluster.consumer(...)"
+
+    def __init__(
+        self, router: Router, loop_thread: LoopThread, settings: ConsumerSettings, random: Random
+    ) -> None:
+        self._loop_thread = loop_thread
+        self._consumer = AsyncConsumer(router, settings, random)
+
+    def _run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return self._loop_thread.run(coroutine)
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """What the consumer was made with."""
+        return self._consumer.settings
+
+    # --- what is read -------------------------------------------------------------------------
+
+    def subscribe(self, topics: str | Iterable[str]) -> None:
+        """Read ``topics`` together with the other members of the group; replaces the last call.
+
+        Partitions are assigned during the following polls. Needs a ``group_id``.
+        """
+        self._run(self._consumer.subscribe(topics))
+
+    def unsubscribe(self) -> None:
+        """Give up topics or partitions. A group is left, after an automatic commit."""
+        self._run(self._consumer.unsubscribe())
+
+    def assign(self, partitions: Partitions) -> None:
+        """Read exactly ``partitions``, without a group's rebalances; replaces the last call.
+
+        Partitions that stay assigned keep their position. Offsets are committed only if there is
+        a ``group_id``.
+        """
+        self._run(self._consumer.assign(partitions))
+
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to."""
+        return self._consumer.subscription()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions this consumer reads now."""
+        return self._consumer.assignment()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None) -> list[ConsumerRecord]:
+        """Up to ``max_records`` records (default ``max_poll_records``), waiting for the first.
+
+        Records of one partition come in offset order. Empty after ``timeout_ms`` without any.
+        Joins and rejoins the group, so let less than ``max_poll_interval_ms`` pass from one poll to
+        the next. Interrupted by Ctrl-C it loses nothing: the next poll gives what it had taken.
+        """
+        records = self._run(self._consumer._poll_noted(timeout_ms, max_records))
+        self._consumer._handover.before = None
+        return records
+
+    def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
+        """What was fetched ahead as one Arrow table, waiting for the first rows; the fast way.
+
+        Columns ``topic`` string, ``partition`` int32, ``offset`` int64, ``timestamp`` in ms UTC,
+        ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
+        ``max_records`` bounded by ``fetch_max_bytes``. Without rows the table is empty.
+        """
+        table = self._run(self._consumer._poll_arrow_noted(timeout_ms, max_records))
+        self._consumer._handover.before = None
+        return table
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        # Records wait in the inner consumer, so that its thread is asked once per poll.
+        handover = self._consumer._handover
+        if handover.delivered == len(handover.records) and not self._run(self._consumer._iterate()):
+            raise StopIteration
+        record = handover.records[handover.delivered]
+        handover.delivered += 1
+        return record
+
+    # --- positions ----------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition) -> int:
+        """Offset of the next record of an assigned partition (inclusive)."""
+        return self._run(self._consumer.position(partition))
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The positions that are known now, of the assigned partitions; asks nobody."""
+        return self._run(self._consumer.positions())
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on from ``offset`` (inclusive) in an assigned partition."""
+        self._run(self._consumer.seek(partition, offset))
+
+    def seek_to_beginning(self, *partitions: Partitions) -> None:
+        """Go on from the log start; all assigned partitions if none is given."""
+        self._run(self._consumer.seek_to_beginning(*partitions))
+
+    def seek_to_end(self, *partitions: Partitions) -> None:
+        """Go on from the end that the isolation level shows; all assigned if none is given."""
+        self._run(self._consumer.seek_to_end(*partitions))
+
+    def seek_to_committed(self, *partitions: Partitions) -> None:
+        """Go back to the group's committed offsets, as after an aborted transaction.
+
+        Where nothing is committed the reset policy applies. All assigned if none is given.
+        """
+        self._run(self._consumer.seek_to_committed(*partitions))
+
+    def pause(self, *partitions: Partitions) -> None:
+        """Deliver nothing of these partitions until ``resume``; they stay assigned.
+
+        What was fetched of them is kept, or fetched again if others need the memory meanwhile.
+        """
+        self._run(self._consumer.pause(*partitions))
+
+    def resume(self, *partitions: Partitions) -> None:
+        """Undo ``pause``."""
+        self._run(self._consumer.resume(*partitions))
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The assigned partitions that are paused."""
+        return self._consumer.paused()
+
+    # --- offsets ------------------------------------------------------------------------------
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> None:
+        """Commit the positions, or ``offsets`` (the next to read); durable on return.
+
+        ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean
+        that the partitions may be another member's now; the next poll rejoins.
+        """
+        self._run(self._consumer.commit(offsets))
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        """The group's committed offset, ``None`` if there is none; waits for open transactions."""
+        return self._run(self._consumer.committed(partition))
+
+    def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """``committed`` with what ``commit`` was given beside the offset."""
+        return self._run(self._consumer.committed_with_metadata(partition))
+
+    def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The first offset of each partition."""
+        return self._run(self._consumer.beginning_offsets(partitions))
+
+    def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
+        """The end of each partition (exclusive) that the isolation level shows."""
+        return self._run(self._consumer.end_offsets(partitions))
+
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time, ``None`` if there is none."""
+        return self._run(self._consumer.offsets_for_times(timestamps_ms))
+
+    def lag(self, partition: TopicPartition | None = None) -> int:
+        """Offsets between position and end of an assigned partition, or of all in sum."""
+        return self._run(self._consumer.lag(partition))
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who this member is, for ``Producer.send_offsets_to_transaction``."""
+        return self._consumer.group_metadata()
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Commit if commits are automatic, leave the group, stop. May be called again.
+
+        A member with a ``group_instance_id`` stays in the group until its session ends.
+        """
+        self._run(self._consumer.close())
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def as_committed(offset: int | OffsetAndMetadata) -> OffsetAndMetadata:
+    """An offset as it is committed; a plain number has no metadata."""
+    return offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset=offset)
+
+
+def _flatten(partitions: Iterable[Partitions]) -> list[TopicPartition]:
+    """Partitions given one by one, as a collection, or both, each once."""
+    flat: dict[TopicPartition, None] = {}
+    for item in partitions:
+        flat.update(dict.fromkeys([item] if isinstance(item, TopicPartition) else item))
+    for item in flat:
+        if not isinstance(item, TopicPartition):
+            raise TypeError(f"{item!r} is no partition: give TopicPartition(topic, number)")
+    return list(flat)
+
+
+def _check_poll(timeout_ms: float, max_records: int) -> None:
+    if timeout_ms < 0:
+        raise InvalidRequestError(f"timeout_ms={timeout_ms}: give 0 or more")
+    if max_records < 1:
+        raise InvalidRequestError(f"max_records={max_records}: give 1 or more")

@@ -1,0 +1,474 @@
+"""The loop side of a consumer: what a poll does, and in which order.
+
+A poll first starts *maintenance* if something is missing (a rebalance to join, positions to find),
+which runs in a task of its own so that a short poll does not cut it off. While a rebalance runs
+nothing is delivered. Otherwise it takes what was fetched ahead, or waits for it.
+
+Positions come, in this order, from: an explicit seek; the group's committed offset, waiting while
+an open transaction is about to commit it (KIP-447); the reset policy. Automatic commits store the
+positions that a poll finds when it begins: what was delivered before counts as processed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final, TypeVar
+
+from msgspec import structs
+
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.consuming.membership import GroupMembership
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.offsets import (
+    commit_offsets,
+    consumer_backoff,
+    fetch_committed,
+    is_retriable,
+    list_offsets,
+)
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    IllegalStateError,
+    OffsetOutOfRangeError,
+    OncelogError,
+)
+from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+
+TakenT = TypeVar("TakenT")
+
+CLOSE_TIMEOUT_MS: Final = 5_000
+"""How long closing may wait for the last commit and the good-bye to the group."""
+
+LOOKUP_TIMEOUT_MS: Final = 5_000
+"""How long one round of finding positions may take before a pending rebalance gets its turn."""
+
+_RESETS: Final = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
+
+_log = logging.getLogger(__name__)
+
+
+class ConsumerCore:
+    """Everything behind ``Consumer`` and ``AsyncConsumer``. Belongs to one event loop."""
+
+    def __init__(self, *, router: Router, settings: ConsumerSettings, random: Random) -> None:
+        self.settings = settings
+        self.router = router
+        self.random = random
+        self._wake = asyncio.Event()
+        self.fetcher = Fetcher(
+            router=router, settings=settings, random=random, on_change=self._wake.set
+        )
+        self._membership: GroupMembership | None = None
+        self._maintenance: asyncio.Task[None] | None = None
+        self._commit_lock = asyncio.Lock()
+        self._auto_commit: asyncio.Task[None] | None = None
+        self._next_auto_commit_s: float | None = None
+        self._left: ConsumerGroupMetadata | None = None
+        self._is_closed = False
+
+    # --- what is read -------------------------------------------------------------------------
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Let the group assign partitions of ``topics``; replaces what was subscribed before."""
+        self.check_open()
+        group_id = self.group_id("subscribe")
+        if self._membership is None and self.fetcher.partitions:
+            raise IllegalStateError("partitions are assigned by hand; unsubscribe() first")
+        self._stop_maintenance()
+        if self._membership is None:
+            self._membership = GroupMembership(
+                router=self.router,
+                settings=self.settings,
+                random=self.random,
+                group_id=group_id,
+                topics=topics,
+                on_change=self._wake.set,
+            )
+        else:
+            self._membership.resubscribe(topics)
+
+    def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, without a group's rebalances."""
+        self.check_open()
+        if self._membership is not None:
+            raise IllegalStateError("topics are subscribed to; unsubscribe() first")
+        self._left = None
+        self._stop_maintenance()
+        self.fetcher.assign(topic_partitions)
+
+    async def unsubscribe(self) -> None:
+        """Give up topics and partitions; a group is left, after an automatic commit."""
+        self.check_open()
+        await self._give_up()
+
+    @property
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to."""
+        return frozenset(self._membership.topics if self._membership is not None else ())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    def check_open(self) -> None:
+        """Raise ``ClientClosedError`` once the consumer is closed."""
+        if self._is_closed:
+            raise ClientClosedError
+
+    def group_id(self, call: str) -> str:
+        """The group's id; ``IllegalStateError`` naming ``call`` if the consumer has none."""
+        if self.settings.group_id is None:
+            raise IllegalStateError(f"{call}() needs a group_id: pass group_id=… to the consumer")
+        return self.settings.group_id
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """The member's identity in its group, for ``send_offsets_to_transaction``.
+
+        Without a subscription it is that of the last membership, which a group refuses: what was
+        read under it may be another member's by now. ``assign`` begins anew, as nobody's member.
+        """
+        if self._membership is not None:
+            identity = self._membership.metadata()
+        elif self._left is not None:
+            return self._left
+        else:
+            identity = ConsumerGroupMetadata(group_id=self.group_id("group_metadata"))
+        topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
+        return replace(identity, topic_ids=topic_ids)
+
+    # --- poll ---------------------------------------------------------------------------------
+
+    async def poll(
+        self, take: Callable[[Fetcher], TakenT | None], *, timeout_ms: float
+    ) -> TakenT | None:
+        """Return ``take(fetcher)`` as soon as that is not empty, or ``None`` after ``timeout_ms``.
+
+        Raises what neither waiting nor retrying mends; the next poll then goes on.
+        """
+        self.check_open()
+        membership = self._membership
+        if membership is None:
+            if not self.fetcher.partitions:
+                raise IllegalStateError("nothing to poll: call subscribe() or assign() first")
+            return await self._poll(take, timeout_ms)
+        membership.is_polled = True
+        try:
+            return await self._poll(take, timeout_ms)
+        finally:
+            membership.is_polled = False
+            membership.note_poll()
+
+    async def _poll(
+        self, take: Callable[[Fetcher], TakenT | None], timeout_ms: float
+    ) -> TakenT | None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1_000
+        self._begin_auto_commit()
+        while True:
+            self._wake.clear()
+            self._maintain(may_join=True)
+            self._raise_failure()
+            # Once the group asks for a rebalance, the partitions are as good as another member's.
+            if not self._needs_join():
+                taken = take(self.fetcher)
+                if taken:
+                    return taken
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                return None
+            await self._wait(remaining)
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Wait until something changed; a time-out is no error here."""
+        waiter = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_s)
+        finally:
+            waiter.cancel()
+
+    def _raise_failure(self) -> None:
+        membership = self._membership
+        if membership is not None and membership.failure is not None:
+            raise membership.failure
+        failed = self.fetcher.take_failure()
+        if failed is None:
+            return
+        partition, failure = failed
+        reset = _RESETS.get(self.settings.auto_offset_reset)
+        if failure.code is ErrorCode.UNKNOWN_TOPIC_ID:
+            _log.warning(
+                "%s was deleted and created again: reading goes on as in a topic that is new",
+                partition.topic_partition,
+            )
+            self.fetcher.reset(partition.topic_partition, None)
+            self._maintain(may_join=False)
+            return
+        if failure.code is ErrorCode.OFFSET_OUT_OF_RANGE and reset is not None:
+            _log.warning(
+                "%s: offset %s is out of range, going to the %s",
+                partition.topic_partition,
+                partition.position,
+                self.settings.auto_offset_reset,
+            )
+            self.fetcher.reset(partition.topic_partition, reset)
+            self._maintain(may_join=False)
+            return
+        raise failure
+
+    # --- maintenance --------------------------------------------------------------------------
+
+    def _maintain(self, *, may_join: bool) -> None:
+        """Start the maintenance task if there is work for it; raise what the last one met.
+
+        Only a poll ``may_join``: what was delivered before it is processed, and so may be
+        committed before the partitions are given up.
+        """
+        task = self._maintenance
+        if task is not None:
+            if not task.done():
+                return
+            self._maintenance = None
+            if not task.cancelled():
+                task.result()
+        joins = may_join and self._needs_join()
+        if joins or self._unresolved():
+            self._maintenance = asyncio.get_running_loop().create_task(self._run_maintenance(joins))
+            self._maintenance.add_done_callback(lambda _: self._wake.set())
+
+    def _stop_maintenance(self) -> None:
+        task, self._maintenance = self._maintenance, None
+        if task is not None:
+            task.cancel()
+
+    def _needs_join(self) -> bool:
+        return self._membership is not None and self._membership.needs_join
+
+    def _unresolved(self) -> list[AssignedPartition]:
+        return [p for p in self.fetcher.partitions.values() if p.position is None]
+
+    async def _run_maintenance(self, joins: bool) -> None:
+        """Body of the task: join if asked to, then find positions until all are known.
+
+        A rebalance that is asked for later is left to the next poll.
+        """
+        backoff = consumer_backoff(self.settings, self.random)
+        while True:
+            try:
+                if joins:
+                    await self._rejoin()
+                    joins = False
+                unresolved = self._unresolved()
+                if not unresolved:
+                    return
+                await self._find_positions(unresolved)
+            except OncelogError as error:
+                if not is_retriable(error.code):
+                    raise
+                if self._needs_join() and not joins:
+                    return
+                _log.info("%s; trying again", error)
+                await asyncio.sleep(backoff.delay_ms(error.code) / 1_000)
+
+    async def _rejoin(self) -> None:
+        membership = self._membership
+        assert membership is not None
+        await self._commit_last(membership)
+        self.fetcher.assign(())
+        self.fetcher.assign(await membership.join())
+
+    async def _find_positions(self, partitions: list[AssignedPartition]) -> None:
+        """One attempt to find the position of each of ``partitions``."""
+        moves = {partition: partition.moves for partition in partitions}
+        committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        topics = await self.router.metadata({p.topic_partition.topic for p in partitions})
+        asked = [p.topic_partition for p in partitions if p.reset_timestamp is None]
+        if asked and self.settings.group_id is not None:
+            committed = await fetch_committed(
+                self.router,
+                self.settings.group_id,
+                asked,
+                random=self.random,
+                timeout_ms=LOOKUP_TIMEOUT_MS,
+            )
+        targets: dict[TopicPartition, int] = {}
+        for partition in partitions:
+            topic_partition = partition.topic_partition
+            if topic_partition.topic in topics:
+                # Whatever is found holds in this topic only: the leader refuses it in another.
+                partition.topic_id = topics[topic_partition.topic].topic_id
+            if partition.reset_timestamp is None and topic_partition in committed:
+                partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
+                self._set_position(partition, moves, committed[topic_partition].offset)
+            else:
+                targets[topic_partition] = self._reset_target(partition)
+        found = await list_offsets(
+            self.router,
+            targets,
+            isolation_level=self.settings.isolation_level,
+            random=self.random,
+            timeout_ms=LOOKUP_TIMEOUT_MS,
+        )
+        for partition in partitions:
+            if partition.topic_partition in found:
+                self._set_position(partition, moves, found[partition.topic_partition].offset)
+
+    def _reset_target(self, partition: AssignedPartition) -> int:
+        if partition.reset_timestamp is not None:
+            return partition.reset_timestamp
+        target = _RESETS.get(self.settings.auto_offset_reset)
+        if target is None:
+            raise OffsetOutOfRangeError(
+                f"no offset is committed for {partition.topic_partition} and "
+                "auto_offset_reset='none': seek, or use 'earliest' or 'latest'"
+            )
+        return target
+
+    def _set_position(
+        self, partition: AssignedPartition, moves: Mapping[AssignedPartition, int], offset: int
+    ) -> None:
+        """Begin at ``offset``, unless a seek or a rebalance came first while it was looked up."""
+        is_assigned = self.fetcher.partitions.get(partition.topic_partition) is partition
+        if is_assigned and partition.moves == moves[partition]:
+            self.fetcher.seek(partition.topic_partition, offset)
+
+    async def position(self, topic_partition: TopicPartition) -> int:
+        """Offset of the next record (inclusive), once it is known."""
+        self.check_open()
+        deadline = asyncio.get_running_loop().time() + self.settings.default_api_timeout_ms / 1_000
+        while True:
+            self._wake.clear()
+            partition = self.fetcher.partition(topic_partition)
+            if partition.position is not None:
+                return partition.position
+            self._maintain(may_join=False)
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                raise IllegalStateError(f"the position of {topic_partition} could not be found yet")
+            await self._wait(remaining)
+
+    # --- commit -------------------------------------------------------------------------------
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The known positions of the assigned partitions."""
+        return {
+            partition.topic_partition: partition.position
+            for partition in self.fetcher.partitions.values()
+            if partition.position is not None
+        }
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Commit ``offsets`` as this member; durable on return."""
+        self.check_open()
+        self.group_id("commit")
+        await self._commit(
+            self._in_their_topics(offsets), timeout_ms=self.settings.default_api_timeout_ms
+        )
+
+    def _in_their_topics(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """``offsets`` with the ids of the topics that they were read in."""
+        partitions = self.fetcher.partitions
+        return {
+            tp: structs.replace(position, topic_id=partitions[tp].topic_id)
+            if tp in partitions and not position.topic_id
+            else position
+            for tp, position in offsets.items()
+        }
+
+    def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What an automatic commit commits: all that was delivered until now."""
+        return self._in_their_topics(
+            {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
+        )
+
+    async def _commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int
+    ) -> None:
+        try:
+            # Calls may overtake each other, so one commit at a time: the last one must win.
+            async with self._commit_lock:
+                await commit_offsets(
+                    self.router,
+                    self.group_metadata(),
+                    offsets,
+                    random=self.random,
+                    timeout_ms=timeout_ms,
+                )
+        except OncelogError as error:
+            if self._membership is not None:
+                self._membership.note_commit_error(error.code)
+            raise
+
+    @property
+    def _commits_automatically(self) -> bool:
+        return self.settings.group_id is not None and self.settings.enable_auto_commit
+
+    @property
+    def _owns_partitions(self) -> bool:
+        return self._membership is None or (
+            self._membership.may_commit and not self._membership.needs_join
+        )
+
+    def _begin_auto_commit(self) -> None:
+        """Commit in the background what was delivered until now, if it is time."""
+        if not self._commits_automatically or not self._owns_partitions:
+            return
+        now = asyncio.get_running_loop().time()
+        if self._next_auto_commit_s is None:
+            self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
+        if now < self._next_auto_commit_s:
+            return
+        if self._auto_commit is not None and not self._auto_commit.done():
+            return
+        self._next_auto_commit_s = now + self.settings.auto_commit_interval_ms / 1_000
+        self._auto_commit = asyncio.get_running_loop().create_task(
+            self._commit_quietly(self._delivered(), self.settings.default_api_timeout_ms)
+        )
+
+    async def _commit_quietly(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: int
+    ) -> None:
+        """Commit ``offsets``; a failure is logged, since a later commit covers this one."""
+        try:
+            await self._commit(offsets, timeout_ms=timeout_ms)
+        except OncelogError as error:
+            _log.warning("automatic commit failed: %s", error)
+
+    async def _commit_last(self, membership: GroupMembership | None) -> None:
+        """The automatic commit before partitions are given up, if the member still owns them."""
+        if self._commits_automatically and (membership is None or membership.may_commit):
+            await self._commit_quietly(self._delivered(), CLOSE_TIMEOUT_MS)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Commit if commits are automatic, leave the group, stop. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._give_up()
+        await self.fetcher.close()
+
+    async def _give_up(self) -> None:
+        self._stop_maintenance()
+        membership = self._membership
+        topic_ids = {tp.topic: p.topic_id for tp, p in self.fetcher.partitions.items()}
+        try:
+            await self._commit_last(membership)
+        finally:
+            self._membership = None
+            self.fetcher.assign(())
+            if membership is not None:
+                self._left = replace(membership.metadata(), topic_ids=topic_ids)
+                await membership.close()

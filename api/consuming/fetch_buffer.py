@@ -1,0 +1,283 @@
+"""What a consumer holds of one assigned partition: its position and what was fetched ahead.
+
+``position`` is the truth: the offset of the next record the user gets. Fetched replies wait in
+order as *pieces*; taking from them, as records or as columns, decodes one batch at a time and
+moves the position. When the last visible batch of a piece is taken, the position steps to the end
+of the piece, and so past markers, aborted data and gaps that compaction left.
+
+Invariant: ``position <= fetch_offset`` while both are known, and the pieces cover exactly what
+lies between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oncelog.api.consuming.aborted_filter import VisibleBatch, VisibleBatches
+from oncelog.api.records import ConsumerRecord
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, OncelogError
+from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.batch import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECES_MAX: Final = 2
+"""Replies held per partition: the one being taken from, and one fetched ahead."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One filtered fetch reply, how much of it is taken, and its current batch decoded."""
+
+    records: Buffer
+    visible: VisibleBatches
+    batches_taken: int = 0
+    decoded: list[ConsumerRecord] | None = None
+    decoded_taken: int = 0
+
+    @property
+    def is_taken(self) -> bool:
+        return self.batches_taken == len(self.visible.batches)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.records)
+
+
+class AssignedPartition:
+    """One partition of the assignment. ``position`` is ``None`` until it is found out.
+
+    ``reset_timestamp`` says how to find it: ``EARLIEST_TIMESTAMP`` or ``LATEST_TIMESTAMP`` after a
+    seek, ``None`` for the committed offset or else the reset policy. ``readable_end`` (exclusive)
+    is the bound of the last reply: the last stable offset or the high watermark. ``failure`` is
+    raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
+    was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
+    an answer looked up for an older place is known as such. ``topic_id`` is that of the topic which
+    the position is in, "" until it is known.
+    """
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
+        self.position: int | None = None
+        self.fetch_offset: int | None = None
+        self.reset_timestamp: int | None = None
+        self.readable_end: int | None = None
+        self.is_paused = False
+        self.failure: OncelogError | None = None
+        self.is_suspicious = False
+        self.aborted_record_count = 0
+        self.moves = 0
+        self.topic_id = ""
+        self._pieces: deque[_Piece] = deque()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the replies that are held."""
+        return sum(piece.size_bytes for piece in self._pieces)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether a fetched reply waits, be it with records or only with a step forward."""
+        return bool(self._pieces)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more reply may be fetched ahead."""
+        return len(self._pieces) < PIECES_MAX
+
+    def seek(self, offset: int) -> None:
+        """Go on from ``offset`` (inclusive) and forget what was fetched for another place."""
+        self._forget()
+        self.position = offset
+        self.fetch_offset = offset
+
+    def reset(self, timestamp: int | None) -> None:
+        """Make the position unknown; see ``reset_timestamp`` for how it is found again."""
+        self._forget()
+        self.position = None
+        self.fetch_offset = None
+        self.reset_timestamp = timestamp
+        self.topic_id = ""
+
+    def drop_ahead(self) -> None:
+        """Forget what was fetched; the next fetch begins at the position again."""
+        if self.position is not None:
+            self.seek(self.position)
+
+    def _forget(self) -> None:
+        self._pieces.clear()
+        self.moves += 1
+        self.failure = None
+        self.is_suspicious = False
+        self.reset_timestamp = None
+
+    def corrupt(self, detail: str, offset: int, next_offset: int) -> CorruptRecordError:
+        """The error for records from ``offset`` to ``next_offset`` that cannot be read.
+
+        -1: nobody knows where they end, and the next offset is as good as any.
+        """
+        next_offset = max(next_offset, offset + 1)
+        return CorruptRecordError(
+            f"{self.topic_partition} at offset {offset}: {detail}; to pass over it, seek to "
+            f"offset {next_offset}",
+            topic_partition=self.topic_partition,
+            offset=offset,
+            next_offset=next_offset,
+        )
+
+    def add(self, records: Buffer, visible: VisibleBatches) -> None:
+        """Hold one filtered reply; an empty one that leads nowhere is dropped."""
+        if visible.next_offset == self.fetch_offset:
+            return
+        self.fetch_offset = visible.next_offset
+        self.aborted_record_count += visible.aborted_record_count
+        self._pieces.append(_Piece(records, visible))
+
+    # --- taking -------------------------------------------------------------------------------
+
+    def take_records(self, count_max: int) -> list[ConsumerRecord]:
+        """Up to ``count_max`` records from the position on, which moves behind them.
+
+        Raises ``CorruptRecordError`` for a batch that cannot be decoded; records of the batches
+        before it are returned first, and the position stays at the damaged batch.
+        """
+        taken: list[ConsumerRecord] = []
+        self._finish_taken_pieces()
+        while self._pieces and len(taken) < count_max:
+            piece = self._pieces[0]
+            if piece.decoded is None:
+                try:
+                    piece.decoded = self._decode(piece)
+                except OncelogError:
+                    if taken:
+                        return taken
+                    raise
+                piece.decoded_taken = 0
+            start = piece.decoded_taken
+            records = piece.decoded[start : start + count_max - len(taken)]
+            taken.extend(records)
+            piece.decoded_taken += len(records)
+            if piece.decoded_taken == len(piece.decoded):
+                self._finish_batch(piece)
+            else:
+                self.position = records[-1].offset + 1
+            self._finish_taken_pieces()
+        return taken
+
+    def take_columns(self, count_max: int | None) -> list[pa.RecordBatch]:
+        """The records from the position on as columns, one record batch per held reply.
+
+        Schema as ``record_codec.decode_columns``. ``None`` takes everything that is held. Raises
+        as ``take_records`` does.
+        """
+        taken: list[pa.RecordBatch] = []
+        left = count_max
+        self._finish_taken_pieces()
+        while self._pieces and (left is None or left > 0):
+            piece = self._pieces[0]
+            try:
+                columns = self._decode_columns(piece, left)
+            except OncelogError:
+                if taken:
+                    return taken
+                raise
+            if columns.num_rows:
+                taken.append(columns)
+                if left is not None:
+                    left -= columns.num_rows
+            self._finish_taken_pieces()
+        return taken
+
+    def _decode(self, piece: _Piece) -> list[ConsumerRecord]:
+        """The records of the piece's next batch that are not below the position."""
+        from oncelog.storage.records.codec import decode_tuples
+
+        batch = piece.visible.batches[piece.batches_taken]
+        topic, partition = self.topic_partition.topic, self.topic_partition.partition
+        position = self.position or 0
+        try:
+            records = decode_tuples(piece.records, batch.header, batch.position)
+        except CorruptDataError as error:
+            raise self._undecodable(batch, error) from error
+        return [
+            # ``ConsumerRecord(...)`` without its Python frame, which would cost as much again.
+            tuple.__new__(ConsumerRecord, (topic, partition, *record))
+            for record in records
+            if record[0] >= position
+        ]
+
+    def _undecodable(self, batch: VisibleBatch, error: CorruptDataError) -> CorruptRecordError:
+        offset = max(batch.header.base_offset, self.position or 0)
+        return self.corrupt(str(error), offset, batch.header.next_offset)
+
+    def _decode_columns(self, piece: _Piece, count_max: int | None) -> pa.RecordBatch:
+        """Take whole batches of ``piece`` until there are ``count_max`` rows; then cut."""
+        import pyarrow.compute as pc
+
+        batches = []
+        row_count = 0
+        for batch in piece.visible.batches[piece.batches_taken :]:
+            if count_max is not None and row_count >= count_max:
+                break
+            batches.append(batch)
+            row_count += batch.header.record_count
+        columns = self._decode_sound(piece, batches)
+        offsets = columns.column("offset")
+        if len(offsets) and offsets[0].as_py() < (self.position or 0):
+            columns = columns.filter(pc.greater_equal(offsets, self.position))
+        piece.decoded = None
+        if count_max is not None and columns.num_rows > count_max:
+            # The last batch is left in its piece and decoded again from the new position.
+            columns = columns.slice(0, count_max)
+            self.position = columns.column("offset")[-1].as_py() + 1
+            piece.batches_taken += sum(item.header.next_offset <= self.position for item in batches)
+        else:
+            piece.batches_taken += len(batches)
+            self.position = batches[-1].header.next_offset
+        return columns
+
+    def _decode_sound(self, piece: _Piece, batches: list[VisibleBatch]) -> pa.RecordBatch:
+        """Decode ``batches``, or fewer of them, which are then the only ones left in the list.
+
+        Together they may decompress to more than one Arrow array can hold, and what is sound must
+        not wait for one that is damaged. CorruptRecordError if that is the first.
+        """
+        from oncelog.storage.records.codec import decode_columns
+
+        while True:
+            try:
+                return decode_columns(_runs(piece, batches))
+            except (ValueError, CorruptDataError) as error:
+                if len(batches) > 1:
+                    del batches[len(batches) // 2 :]
+                elif isinstance(error, CorruptDataError):
+                    raise self._undecodable(batches[0], error) from error
+                else:
+                    raise
+
+    def _finish_batch(self, piece: _Piece) -> None:
+        self.position = piece.visible.batches[piece.batches_taken].header.next_offset
+        piece.batches_taken += 1
+        piece.decoded = None
+
+    def _finish_taken_pieces(self) -> None:
+        """Drop what is wholly taken and step over what its reader must not see."""
+        while self._pieces and self._pieces[0].is_taken:
+            self.position = self._pieces.popleft().visible.next_offset
+
+
+def _runs(piece: _Piece, batches: Sequence[VisibleBatch]) -> list[memoryview]:
+    """The bytes of ``batches``: one view for each run of batches that follow each other."""
+    bounds: list[list[int]] = []
+    for batch in batches:
+        end = batch.position + batch.header.size_bytes
+        if bounds and bounds[-1][1] == batch.position:
+            bounds[-1][1] = end
+        else:
+            bounds.append([batch.position, end])
+    view = memoryview(piece.records)
+    return [view[start:end] for start, end in bounds]

@@ -1,0 +1,335 @@
+"""Reads ahead for a consumer: one long poll at a time per assigned partition.
+
+One task per partition asks its leader, filters the reply and holds it until it is taken. A
+partition holds at most two replies (one being taken from, one ahead), and no further fetch begins
+while all replies together hold ``fetch_max_bytes``; so memory stays below that bound plus one
+reply per partition. A seek cancels the fetch on its way, whose reply is then nobody's.
+
+Errors: a retriable code is asked again after a wait, at the leader that the router then finds. Any
+other code, and a damaged batch, waits at its place in the partition until everything before it is
+taken, and is then raised to the user by the consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+from oncelog.actors.protocol.messages.messages import FetchReply, FetchRequest
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.aborted_filter import visible_batches
+from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.records import ConsumerRecord
+from oncelog.api.session.offsets import consumer_backoff, is_retriable
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    CorruptDataError,
+    IllegalStateError,
+    OncelogError,
+    exception_for,
+)
+from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Fetcher:
+    """The assigned partitions and the tasks that fetch for them. Belongs to one event loop.
+
+    ``on_change`` is called whenever a waiting poll may find something new: data, a step over
+    markers, or a failure.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ConsumerSettings,
+        random: Random,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._router = router
+        self._settings = settings
+        self._random = random
+        self._on_change = on_change
+        self._isolation_level = settings.isolation_level
+        self._partitions: dict[TopicPartition, AssignedPartition] = {}
+        self._tasks: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._room: dict[TopicPartition, asyncio.Event] = {}
+        self._turn = 0
+        self._crash: BaseException | None = None
+
+    # --- assignment ---------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> Mapping[TopicPartition, AssignedPartition]:
+        """The assigned partitions, for reading their positions and bounds.
+
+        A new assignment is a new mapping, so any thread may go through this one.
+        """
+        return self._partitions
+
+    def assign(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Fetch for exactly ``topic_partitions``; those kept keep position, pause and data."""
+        wanted = dict.fromkeys(topic_partitions)
+        former = self._partitions
+        self._partitions = {tp: partition for tp, partition in former.items() if tp in wanted} | {
+            tp: AssignedPartition(tp) for tp in wanted if tp not in former
+        }
+        for topic_partition in former.keys() - wanted.keys():
+            self._stop(topic_partition)
+            del self._room[topic_partition]
+        for topic_partition in wanted:
+            if topic_partition not in former:
+                self._room[topic_partition] = asyncio.Event()
+                self._start(topic_partition)
+
+    def partition(self, topic_partition: TopicPartition) -> AssignedPartition:
+        """The state of one assigned partition; ``IllegalStateError`` if it is not assigned."""
+        try:
+            return self._partitions[topic_partition]
+        except KeyError:
+            raise IllegalStateError(
+                f"partition {topic_partition} is not assigned to this consumer; assigned: "
+                f"{', '.join(map(str, self._partitions)) or 'none'}"
+            ) from None
+
+    def seek(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Go on from ``offset`` (inclusive); what was fetched ahead is dropped."""
+        self.partition(topic_partition).seek(offset)
+        self._restart(topic_partition)
+
+    def reset(self, topic_partition: TopicPartition, timestamp: int | None) -> None:
+        """Make the position unknown, to be found as ``timestamp`` says; fetching stops."""
+        self.partition(topic_partition).reset(timestamp)
+        self._restart(topic_partition)
+
+    def pause(self, topic_partition: TopicPartition) -> None:
+        """Deliver nothing of the partition and begin no fetch.
+
+        What is held is kept as long as others have room beside it.
+        """
+        self.partition(topic_partition).is_paused = True
+        self._make_room()
+
+    def resume(self, topic_partition: TopicPartition) -> None:
+        """Undo ``pause``."""
+        self.partition(topic_partition).is_paused = False
+        self._make_room()
+        self._on_change()
+
+    async def close(self) -> None:
+        """Stop fetching and forget the assignment."""
+        tasks = list(self._tasks.values())
+        self.assign(())
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- taking -------------------------------------------------------------------------------
+
+    @property
+    def has_data(self) -> bool:
+        """Whether taking would move a position or deliver a record."""
+        return any(p.has_pieces and not p.is_paused for p in self._partitions.values())
+
+    def take_failure(self) -> tuple[AssignedPartition, OncelogError] | None:
+        """A failure that everything before it has been taken of, once; fetching then goes on."""
+        if self._crash is not None:
+            raise self._crash
+        for partition in self._partitions.values():
+            failure = partition.failure
+            if failure is not None and not partition.has_pieces and not partition.is_paused:
+                partition.failure = None
+                self._room[partition.topic_partition].set()
+                return partition, failure
+        return None
+
+    def take_records(self, count_max: int) -> list[ConsumerRecord]:
+        """Up to ``count_max`` records, one partition after another, a new one first each time.
+
+        Raises ``CorruptRecordError`` when the first thing to be taken cannot be decoded.
+        """
+        taken: list[ConsumerRecord] = []
+        for partition in self._ready():
+            if len(taken) >= count_max:
+                break
+            try:
+                taken += partition.take_records(count_max - len(taken))
+            except CorruptDataError:
+                if not taken:
+                    raise
+        self._make_room()
+        return taken
+
+    def take_columns(
+        self, count_max: int | None
+    ) -> list[tuple[TopicPartition, list[pa.RecordBatch]]]:
+        """All that is held, or up to ``count_max`` rows of it, as columns per partition."""
+        taken: list[tuple[TopicPartition, list[pa.RecordBatch]]] = []
+        left = count_max
+        for partition in self._ready():
+            if left is not None and left <= 0:
+                break
+            try:
+                batches = partition.take_columns(left)
+            except CorruptDataError:
+                if not taken:
+                    raise
+                continue
+            if batches:
+                taken.append((partition.topic_partition, batches))
+                if left is not None:
+                    left -= sum(batch.num_rows for batch in batches)
+        self._make_room()
+        return taken
+
+    def _ready(self) -> list[AssignedPartition]:
+        """Partitions to take from, in an order that turns by one with every call."""
+        partitions = [p for p in self._partitions.values() if p.has_pieces and not p.is_paused]
+        self._turn += 1
+        first = self._turn % len(partitions) if partitions else 0
+        return partitions[first:] + partitions[:first]
+
+    def _make_room(self) -> None:
+        for event in self._room.values():
+            event.set()
+
+    # --- fetching -----------------------------------------------------------------------------
+
+    def _start(self, topic_partition: TopicPartition) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._run(self._partitions[topic_partition], self._room[topic_partition])
+        )
+        task.add_done_callback(self._note_crash)
+        self._tasks[topic_partition] = task
+
+    def _note_crash(self, task: asyncio.Task[None]) -> None:
+        """A task ends only by being cancelled; anything else is a bug that poll must not hide."""
+        if not task.cancelled() and task.exception() is not None:
+            self._crash = task.exception()
+            self._on_change()
+
+    def _stop(self, topic_partition: TopicPartition) -> None:
+        self._tasks.pop(topic_partition).cancel()
+
+    def _restart(self, topic_partition: TopicPartition) -> None:
+        self._stop(topic_partition)
+        self._start(topic_partition)
+        self._make_room()
+        self._on_change()
+
+    async def _run(self, partition: AssignedPartition, room: asyncio.Event) -> None:
+        """Body of a partition's task: fetch whenever there is a position and room, for ever."""
+        backoff = consumer_backoff(self._settings, self._random)
+        while True:
+            while not (self._may_fetch(partition) and self._has_bytes_left()):
+                room.clear()
+                await room.wait()
+            asked_from = partition.fetch_offset
+            reply = await self._fetch(partition)
+            if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
+                return
+            if partition.fetch_offset != asked_from:
+                # The reply is for a place that the reader has left.
+                continue
+            if reply.error is ErrorCode.NONE:
+                backoff.reset()
+                self._receive(partition, reply)
+            elif is_retriable(reply.error) or await self._is_leader_older(partition, reply.error):
+                await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
+            else:
+                # A topic that the controller does not know is raised too: it was never created, or
+                # is deleted, and waiting in silence would hide a misspelt name.
+                self._fail(partition, reply)
+                await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
+
+    async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
+        """Whether it is the leader that serves a deleted topic still, and not the reader."""
+        if error is not ErrorCode.UNKNOWN_TOPIC_ID:
+            return False
+        return await self._topic_id(partition) in ("", partition.topic_id)
+
+    def _may_fetch(self, partition: AssignedPartition) -> bool:
+        return (
+            partition.fetch_offset is not None
+            and partition.failure is None
+            and partition.has_room
+            and not partition.is_paused
+        )
+
+    def _has_bytes_left(self) -> bool:
+        """Whether what is held leaves room; what paused partitions hold is dropped to make some."""
+        if self._buffered_bytes() >= self._settings.fetch_max_bytes:
+            for partition in self._partitions.values():
+                if partition.is_paused:
+                    partition.drop_ahead()
+        return self._buffered_bytes() < self._settings.fetch_max_bytes
+
+    def _buffered_bytes(self) -> int:
+        return sum(partition.buffered_bytes for partition in self._partitions.values())
+
+    async def _fetch(self, partition: AssignedPartition) -> FetchReply:
+        settings = self._settings
+        fetch_offset = partition.fetch_offset
+        assert fetch_offset is not None
+        if not partition.topic_id:
+            partition.topic_id = await self._topic_id(partition)
+        return await self._router.call_leader(
+            partition.topic_partition,
+            FetchRequest(
+                topic_partition=partition.topic_partition,
+                fetch_offset=fetch_offset,
+                isolation_level=self._isolation_level,
+                max_wait_ms=settings.fetch_max_wait_ms,
+                min_bytes=settings.fetch_min_bytes,
+                max_bytes=min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes),
+                is_checked=partition.is_suspicious,
+                topic_id=partition.topic_id,
+            ),
+            timeout_ms=settings.fetch_max_wait_ms + settings.request_timeout_ms,
+        )
+
+    async def _topic_id(self, partition: AssignedPartition) -> str:
+        """The id of the partition's topic as far as it is known, else ""."""
+        name = partition.topic_partition.topic
+        try:
+            known = await self._router.metadata((name,))
+        except OncelogError:
+            return ""
+        return known[name].topic_id if name in known else ""
+
+    def _receive(self, partition: AssignedPartition, reply: FetchReply) -> None:
+        is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
+        partition.readable_end = reply.last_stable_offset if is_committed else reply.high_watermark
+        fetch_offset = partition.fetch_offset
+        assert fetch_offset is not None
+        try:
+            visible = visible_batches(
+                reply.records,
+                fetch_offset=fetch_offset,
+                aborted_transactions=reply.aborted_transactions if is_committed else None,
+                checks_crc=self._settings.check_crcs,
+            )
+        except CorruptDataError as error:
+            if partition.is_suspicious:
+                partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
+            # Else the leader is to look whether its log is damaged, and where that ends.
+            partition.is_suspicious = not partition.is_suspicious
+        else:
+            partition.is_suspicious = False
+            partition.add(reply.records, visible)
+        self._on_change()
+
+    def _fail(self, partition: AssignedPartition, reply: FetchReply) -> None:
+        detail = reply.detail or (
+            f"fetch of {partition.topic_partition} at offset {partition.fetch_offset}"
+        )
+        if reply.error is ErrorCode.CORRUPT_MESSAGE:
+            fetch_offset = partition.fetch_offset or 0
+            partition.failure = partition.corrupt(detail, fetch_offset, reply.resume_offset)
+        else:
+            partition.failure = exception_for(reply.error, detail)
+        self._on_change()

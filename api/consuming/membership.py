@@ -1,0 +1,431 @@
+"""A consumer's side of the classic group protocol: join, sync, heartbeat, leave.
+
+States, and what leads out of each:
+
+===========  =======================================================================================
+JOINING      not a member, or asked to rejoin: ``join`` is to be called, by the next poll
+STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING, still
+             with its generation, so that positions can be committed first. UNKNOWN_MEMBER_ID,
+             ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
+             the partitions may be another member's already
+FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
+===========  =======================================================================================
+
+Partitions are given up before each join (the eager protocol), so no partition has two owners of
+one generation. Joins begin only inside a poll: what was delivered before is then processed.
+A static member (one with a ``group_instance_id``) does not leave on close: restarted within its
+session it gets its partitions back without a rebalance. Source: KIP-62, KIP-345, KIP-394.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from oncelog.actors.protocol.group.assignors import ASSIGNORS, Subscriber
+from oncelog.actors.protocol.group.consumer_protocol import (
+    PROTOCOL_TYPE,
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from oncelog.actors.protocol.messages.group import (
+    GroupProtocol,
+    HeartbeatReply,
+    HeartbeatRequest,
+    JoinGroupReply,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    LeavingMember,
+    MemberAssignment,
+    SyncGroupReply,
+    SyncGroupRequest,
+)
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.offsets import consumer_backoff
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    OncelogError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import TopicPartition
+
+JOIN_MARGIN_MS: Final = 5_000
+"""How much longer than the rebalance timeout the answer to a join may take."""
+
+LEAVE_TIMEOUT_MS: Final = 3_000
+
+_REJOIN: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.MEMBER_ID_REQUIRED,
+    }
+)
+"""Codes that are answered by joining (again), at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class MembershipState(enum.Enum):
+    """Where a consumer stands in its group; see the module's table."""
+
+    JOINING = "joining"
+    STABLE = "stable"
+    FENCED = "fenced"
+
+
+class GroupMembership:
+    """One consumer in one group. Belongs to one event loop.
+
+    ``on_change`` is called when a waiting poll has something to do: rejoin, or raise ``failure``.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ConsumerSettings,
+        random: Random,
+        group_id: str,
+        topics: tuple[str, ...],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.state = MembershipState.JOINING
+        self.failure: OncelogError | None = None
+        self.topics = topics
+        self.is_polled = False
+        """Whether a poll is under way: however long it waits, its member is not silent."""
+        self.generation_id = -1
+        self.member_id = ""
+        self._member_once = ""
+        """The last member id under which a join was answered."""
+        self._joined = ConsumerGroupMetadata(
+            group_id=group_id, group_instance_id=settings.group_instance_id
+        )
+        self._router = router
+        self._settings = settings
+        self._random = random
+        self._group_id = group_id
+        self._on_change = on_change
+        self._assigned: tuple[TopicPartition, ...] = ()
+        self._heartbeats: asyncio.Task[None] | None = None
+        self._last_poll_s = 0.0
+        self._divided: dict[str, int] = {}
+        """Partitions of each topic that this member, as the group's leader, has divided."""
+
+    # --- what the consumer asks ---------------------------------------------------------------
+
+    @property
+    def needs_join(self) -> bool:
+        """Whether the next poll is to give up its partitions and ``join``."""
+        return self.state is MembershipState.JOINING
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether the coordinator may still take commits from this member's generation."""
+        return self.generation_id >= 0 and self.state is not MembershipState.FENCED
+
+    def metadata(self) -> ConsumerGroupMetadata:
+        """The identity that commits carry, so that a zombie's are refused.
+
+        That of the last join until the next one: a member that was put out must not become nobody
+        in particular, whose commits an empty group would take.
+        """
+        return self._joined
+
+    def note_poll(self) -> None:
+        """The application polls: restart the ``max_poll_interval_ms`` clock."""
+        self._last_poll_s = asyncio.get_running_loop().time()
+
+    def resubscribe(self, topics: tuple[str, ...]) -> None:
+        """Ask for other topics, from the next poll on."""
+        self.topics = topics
+        self._ask_to_join()
+
+    def note_commit_error(self, error: ErrorCode) -> None:
+        """A commit was refused because the group has moved on: join again."""
+        if self.state is MembershipState.STABLE and error in _REJOIN:
+            self._note(error)
+
+    # --- joining ------------------------------------------------------------------------------
+
+    async def join(self) -> tuple[TopicPartition, ...]:
+        """Join or rejoin, and return the partitions of the new generation.
+
+        Takes as long as the other members take, and retries what is retriable for ever. Raises
+        ``OncelogError`` for what no retry mends, after which it may be called again.
+        """
+        await self._stop_heartbeats()
+        backoff = consumer_backoff(self._settings, self._random)
+        while True:
+            self.note_poll()
+            had_member_id = bool(self.member_id)
+            error, detail = await self._attempt()
+            if error is ErrorCode.NONE:
+                self.note_poll()
+                self.state = MembershipState.STABLE
+                self._heartbeats = asyncio.get_running_loop().create_task(self._beat())
+                _log.info(
+                    "group %s: generation %d, %d partitions",
+                    self._group_id,
+                    self.generation_id,
+                    len(self._assigned),
+                )
+                return self._assigned
+            self._forget_identity_after(error)
+            if error is ErrorCode.MEMBER_ID_REQUIRED and not had_member_id:
+                continue
+            if error not in _REJOIN and not error.retriable:
+                raise self._refused(error, detail)
+            await asyncio.sleep(backoff.delay_ms(error) / 1_000)
+
+    async def _attempt(self) -> tuple[ErrorCode, str]:
+        """One join and one sync; on ``NONE`` generation, member id and assignment are new."""
+        await self._check_topics(self.topics)
+        self._divided = {}
+        joined = await self._call_join()
+        if joined.error is not ErrorCode.NONE:
+            if joined.error is ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = joined.member_id
+            return joined.error, joined.detail
+        self.member_id = self._member_once = joined.member_id
+        self.generation_id = joined.generation_id
+        is_leader = joined.leader_id == joined.member_id
+        assignments: tuple[MemberAssignment, ...] = ()
+        if is_leader and not joined.skip_assignment:
+            try:
+                assignments = await self._assign(joined)
+            except OncelogError as error:
+                # Without partition counts nothing can be divided. Joining again gets the same
+                # generation, and so another try.
+                return error.code, str(error)
+        synced = await self._call_sync(joined, assignments)
+        if synced.error is not ErrorCode.NONE:
+            return synced.error, synced.detail
+        self._assigned = decode_assignment(synced.assignment).partitions
+        self._joined = ConsumerGroupMetadata(
+            group_id=self._group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
+        return ErrorCode.NONE, ""
+
+    async def _check_topics(self, topics: tuple[str, ...]) -> None:
+        """Refuse a subscription to what does not exist; it would wait in silence for ever."""
+        try:
+            known = await self._router.metadata(topics)
+        except OncelogError as error:
+            _log.warning("group %s: topics are not known yet: %s", self._group_id, error)
+            return
+        missing = sorted(set(topics) - known.keys())
+        if missing:
+            raise UnknownTopicOrPartitionError(
+                f"subscribed to topics that do not exist: {', '.join(missing)}; create them first"
+            )
+
+    async def _call_join(self) -> JoinGroupReply:
+        settings = self._settings
+        strategy = settings.partition_assignment_strategy
+        subscription = Subscription(
+            topics=self.topics,
+            # Only this assignor looks at them; for the others the bytes must not change from
+            # one join to the next, or the coordinator would see a changed member.
+            owned_partitions=self._assigned if strategy == "sticky" else (),
+        )
+        request = JoinGroupRequest(
+            group_id=self._group_id,
+            member_id=self.member_id,
+            is_first=self.member_id != self._member_once,
+            group_instance_id=settings.group_instance_id,
+            client_id=settings.client_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            rebalance_timeout_ms=settings.max_poll_interval_ms,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=(GroupProtocol(name=strategy, metadata=encode_subscription(subscription)),),
+        )
+        return await self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=settings.max_poll_interval_ms + JOIN_MARGIN_MS
+        )
+
+    async def _assign(self, joined: JoinGroupReply) -> tuple[MemberAssignment, ...]:
+        """As the group's leader: divide the partitions of all subscribed topics."""
+        subscribers = [
+            Subscriber(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                topics=subscription.topics,
+                owned_partitions=subscription.owned_partitions,
+            )
+            for member in joined.members
+            for subscription in (decode_subscription(member.metadata),)
+        ]
+        topics = {topic for subscriber in subscribers for topic in subscriber.topics}
+        known = await self._router.metadata(topics, refresh=True)
+        counts = {topic: len(metadata.partitions) for topic, metadata in known.items()}
+        self._divided = counts
+        plan = ASSIGNORS[joined.protocol_name](subscribers, counts)
+        return tuple(
+            MemberAssignment(
+                member_id=member_id,
+                assignment=encode_assignment(Assignment(partitions=partitions)),
+            )
+            for member_id, partitions in plan.items()
+        )
+
+    async def _call_sync(
+        self, joined: JoinGroupReply, assignments: tuple[MemberAssignment, ...]
+    ) -> SyncGroupReply:
+        request = SyncGroupRequest(
+            group_id=self._group_id,
+            generation_id=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id=self._settings.group_instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=joined.protocol_name,
+            assignments=assignments,
+        )
+        return await self._router.call_group_coordinator(
+            self._group_id,
+            request,
+            timeout_ms=self._settings.max_poll_interval_ms + JOIN_MARGIN_MS,
+        )
+
+    def _forget_identity_after(self, error: ErrorCode) -> None:
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
+            self.member_id = ""
+        if error is not ErrorCode.MEMBER_ID_REQUIRED:
+            self.generation_id = -1
+
+    def _refused(self, error: ErrorCode, detail: str) -> OncelogError:
+        failure = exception_for(error, detail and f"group {self._group_id!r}: {detail}")
+        if error is ErrorCode.FENCED_INSTANCE_ID:
+            self.state = MembershipState.FENCED
+            self.failure = failure
+        return failure
+
+    # --- heartbeats ---------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Body of the heartbeat task: until the member has to join with a new generation."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        backoff = consumer_backoff(self._settings, self._random)
+        wait_s = settings.heartbeat_interval_ms / 1_000
+        while True:
+            await asyncio.sleep(wait_s)
+            silence_s = 0.0 if self.is_polled else loop.time() - self._last_poll_s
+            if silence_s > settings.max_poll_interval_ms / 1_000:
+                await self._leave_after_silence()
+                return
+            reply = await self._call_heartbeat()
+            wait_s = settings.heartbeat_interval_ms / 1_000
+            if reply.error is ErrorCode.NONE:
+                backoff.reset()
+                await self._look_for_partitions()
+            elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
+                # Goes on beating: the session must live until the application polls again.
+                self._note(reply.error)
+            elif reply.error.retriable:
+                wait_s = min(wait_s, backoff.delay_ms(reply.error) / 1_000)
+            else:
+                self._note(reply.error)
+                return
+
+    async def _look_for_partitions(self) -> None:
+        """As the group's leader: have it rebalance when its topics got more partitions."""
+        divided = self._divided
+        try:
+            known = await self._router.metadata(divided)
+        except OncelogError as error:
+            _log.info("group %s: %s; looking for partitions later", self._group_id, error)
+            return
+        has_more = any(len(known[topic].partitions) > divided[topic] for topic in known)
+        if has_more and self._divided is divided:
+            _log.info("group %s: its topics have more partitions, joining again", self._group_id)
+            self._divided = {}
+            self._ask_to_join()
+
+    async def _call_heartbeat(self) -> HeartbeatReply:
+        request = HeartbeatRequest(
+            group_id=self._group_id,
+            generation_id=self.generation_id,
+            member_id=self.member_id,
+            group_instance_id=self._settings.group_instance_id,
+        )
+        # A call that waits longer than a third of the session would hide a lost coordinator.
+        timeout_ms = min(self._settings.request_timeout_ms, self._settings.session_timeout_ms // 3)
+        return await self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=max(1, timeout_ms)
+        )
+
+    def _note(self, error: ErrorCode) -> None:
+        """The coordinator says that this member's place in the group is gone or about to go."""
+        _log.info("group %s: %s, joining again", self._group_id, error.name)
+        if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
+            self._ask_to_join()
+            return
+        self._forget_identity_after(error)
+        if error in _REJOIN:
+            self._ask_to_join()
+        else:
+            self.failure = self._refused(error, "")
+            self._on_change()
+
+    def _ask_to_join(self) -> None:
+        if self.state is MembershipState.STABLE:
+            self.state = MembershipState.JOINING
+        self._on_change()
+
+    async def _leave_after_silence(self) -> None:
+        """No poll for too long: let others have the partitions. Source: KIP-62."""
+        _log.warning(
+            "group %s: no poll for more than max_poll_interval_ms=%d, leaving; process fewer "
+            "records per poll or raise it",
+            self._group_id,
+            self._settings.max_poll_interval_ms,
+        )
+        if self._settings.group_instance_id is None:
+            await self._call_leave()
+        self.generation_id = -1
+        self._ask_to_join()
+
+    async def _stop_heartbeats(self) -> None:
+        task, self._heartbeats = self._heartbeats, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # --- leaving ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop heartbeats and leave the group; a static member stays until its session ends."""
+        await self._stop_heartbeats()
+        if self._settings.group_instance_id is None and self.member_id:
+            await self._call_leave()
+        self.state = MembershipState.JOINING
+        self.generation_id = -1
+        self.member_id = ""
+        self._assigned = ()
+
+    async def _call_leave(self) -> None:
+        request = LeaveGroupRequest(
+            group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
+        )
+        # One attempt: whoever cannot be told finds out when the session ends.
+        await self._router.call_group_coordinator(
+            self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
+        )
+        self.member_id = ""

@@ -1,0 +1,135 @@
+"""Hosts the workers of ``cluster.process`` in named, detached, self-restarting Ray actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import ray
+
+from oncelog.actors.interfaces import NAMESPACE, Transport
+from oncelog.actors.launch.launch import end_actors, running_actors
+from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.ray_transport import RayTransport
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.consuming.consumer import Consumer
+from oncelog.api.processing.job import ProcessJob, ProcessWorker, jobs_of, worker_actor
+from oncelog.api.processing.loop import Clients
+from oncelog.api.processing.messages import ProcessConfig
+from oncelog.api.producing.producer import Producer
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.routing import Router
+from oncelog.storage.exceptions import IllegalStateError
+
+WORKER_THREADS: Final = 4
+"""Calls a worker answers side by side; its loop has a thread of its own."""
+
+
+class ProcessWorkerProcess(ProcessWorker):
+    """The actor of one worker. Fenced, it ends its process: Ray knows which one is to live."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        super().__init__(
+            config,
+            _connect,
+            clock=SystemClock(),
+            process_id=os.getpid(),
+            on_fenced=functools.partial(os._exit, 1),
+        )
+        self._name = worker_actor(config.group_id, config.worker_index)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
+    """Make the clients of a worker inside its actor, on an event loop of their own."""
+    chance = random.Random(secrets.randbits(64))
+    loop_thread = LoopThread()
+    router = Router(ActorTransport(RayTransport()), SystemClock())
+    return Clients(
+        producer=Producer(router, loop_thread, producer, random=chance),
+        consumer=Consumer(router, loop_thread, consumer, chance),
+        close=loop_thread.close,
+    )
+
+
+class ShippedFunction:
+    """A function on its way to a worker: made there when it is first called.
+
+    What cannot be made there, say for want of a module, then fails as the function itself would,
+    visibly; an actor that fails while it is made is simply gone.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._pickled: bytes = ray.cloudpickle.dumps(function)
+        self._function: Callable[[Any], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The pickled function alone."""
+        return {"_pickled": self._pickled, "_function": None}
+
+    def __call__(self, batch: Any) -> Any:
+        """Call the function."""
+        if self._function is None:
+            self._function = ray.cloudpickle.loads(self._pickled)
+        return self._function(batch)
+
+
+def launch_workers(configs: Sequence[ProcessConfig]) -> None:
+    """Start one actor per worker. ``IllegalStateError`` if the group's workers run already."""
+    names = [worker_actor(config.group_id, config.worker_index) for config in configs]
+    make_remote: Any = ray.remote
+    remote_class = make_remote(
+        num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=WORKER_THREADS
+    )(ProcessWorkerProcess)
+    started: list[str] = []
+    function = ShippedFunction(configs[0].function)
+    for name, config in zip(names, configs, strict=True):
+        try:
+            config = dataclasses.replace(config, function=function)
+            remote_class.options(name=name, namespace=NAMESPACE, lifetime="detached").remote(config)
+        except ValueError:
+            end_actors(started)
+            raise IllegalStateError(
+                f"a job with group_id={config.group_id!r} runs already: stop it, or use another id"
+            ) from None
+        started.append(name)
+
+
+def running_jobs() -> dict[str, list[int]]:
+    """The jobs of the Ray cluster: group id → worker indexes."""
+    return jobs_of(running_actors())
+
+
+def attach(
+    group_id: str,
+    worker_indexes: Sequence[int],
+    *,
+    router: Router,
+    transport: Transport,
+    loop_thread: LoopThread,
+    chance: random.Random,
+    source: str = "",
+    sink: str = "",
+) -> ProcessJob:
+    """The job whose workers these are, for a program."""
+    names = [worker_actor(group_id, index) for index in worker_indexes]
+    return ProcessJob(
+        group_id=group_id,
+        worker_indexes=worker_indexes,
+        router=router,
+        transport=transport,
+        loop_thread=loop_thread,
+        random=chance,
+        handle=lambda name: ray.get_actor(name, NAMESPACE),
+        release=functools.partial(end_actors, names),
+        source=source,
+        sink=sink,
+    )

@@ -1,0 +1,454 @@
+"""``cluster.process``: a function over a topic, in parallel workers, exactly once.
+
+The function sees each record of ``source`` in offset order within its partition, and its output
+appears in ``sink`` exactly once, whatever dies meanwhile. By ``batch_format``:
+
+``"arrow"`` (the default, and the fast one)
+    ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
+    ``Consumer.poll_arrow``: topic, partition, offset, timestamp, key, value, headers. What is
+    returned has those of ``Producer.send_arrow``: ``value`` and, if wanted, ``key``,
+    ``timestamp``, ``headers`` and ``partition`` (of the sink). ``topic`` and ``offset`` of the
+    batch may stay and are ignored; with one of them ``partition`` is the source's and ignored as
+    well. It need not have as many rows as the batch; ``None`` is no output.
+
+``"record"``
+    ``function(record: ConsumerRecord) -> bytes | tuple | list | None``. Bytes are the value, and
+    the key of the input is kept; a tuple is (key, value), either of them bytes or ``None``; a list
+    holds several of these; ``None`` is no output. The timestamp of the input is kept.
+
+A job is known by its ``group_id`` and outlives the program that started it: ``cluster.jobs()`` and
+``cluster.job(group_id)`` find it again, from any program.
+
+The function may run more than once for the same input, after a failure: its *output* counts once,
+what else it does is its own affair. It must not keep state between calls that matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from msgspec import structs
+
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.api.processing.loop import Connect, ProcessLoop
+from oncelog.api.processing.messages import (
+    ProcessConfig,
+    StopWorkerRequest,
+    WorkerHealth,
+    WorkerState,
+    WorkerStatus,
+    WorkerStatusRequest,
+)
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.offsets import fetch_committed, list_offsets
+from oncelog.api.session.routing import Router
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    OncelogError,
+    RequestTimedOutError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    IsolationLevel,
+    TopicPartition,
+)
+
+STATUS_TIMEOUT_MS: Final = 2_000
+"""How long a status waits for a worker or a leader before it goes by what was last known."""
+
+WAIT_POLL_S: Final = 0.1
+STOP_TIMEOUT_MS: Final = 30_000
+
+
+class ProcessFailedError(UnknownServerError):
+    """A worker of the job has ended because its function failed; the message has the reason."""
+
+
+_ACTOR_PREFIX: Final = "process:"
+
+
+def worker_actor(group_id: str, worker_index: int) -> str:
+    """Name of the actor that hosts a worker."""
+    return f"{_ACTOR_PREFIX}{group_id}-{worker_index}"
+
+
+def jobs_of(actors: Iterable[str]) -> dict[str, list[int]]:
+    """The jobs whose workers are among ``actors``: group id → worker indexes, in order."""
+    jobs: dict[str, list[int]] = {}
+    for name in actors:
+        group_id, dash, index = name.removeprefix(_ACTOR_PREFIX).rpartition("-")
+        if name.startswith(_ACTOR_PREFIX) and dash and index.isdecimal():
+            jobs.setdefault(group_id, []).append(int(index))
+    return {group_id: sorted(jobs[group_id]) for group_id in sorted(jobs)}
+
+
+class ProcessWorker:
+    """One worker: the loop in a thread, and calls that ask about it. Hosted by an actor.
+
+    The thread starts with the object, since a restarted actor is only constructed again; nothing
+    that fails in it fails the construction. ``on_fenced`` is called in the thread when the worker
+    ends because another one took its place: a host that ends its process there lets Ray decide
+    who the worker is, since only the actor itself is started again.
+    """
+
+    def __init__(
+        self,
+        config: ProcessConfig,
+        connect: Connect,
+        *,
+        clock: Clock,
+        process_id: int,
+        on_fenced: Callable[[], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._stop = threading.Event()
+        self._loop = ProcessLoop(config, connect, clock=clock, stop=self._stop)
+        self._process_id = process_id
+        self._on_fenced = on_fenced
+        self._started_ms = clock.now_ms()
+        self._thread = threading.Thread(target=self._run, name=config.identity, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run()
+        if self._loop.progress.state is WorkerState.FENCED and self._on_fenced is not None:
+            self._on_fenced()
+
+    def status(self, request: WorkerStatusRequest | None = None) -> WorkerStatus:  # noqa: ARG002
+        """What the worker has done since its process started."""
+        progress = self._loop.progress
+        return WorkerStatus(
+            worker_index=self._config.worker_index,
+            source=self._config.source,
+            sink=self._config.sink,
+            process_id=self._process_id,
+            started_ms=self._started_ms,
+            state=progress.state,
+            reason=progress.reason,
+            records_in=progress.records_in,
+            records_out=progress.records_out,
+            commits=progress.commits,
+            aborts=progress.aborts,
+            function_failures=progress.function_failures,
+            processed=tuple(sorted(progress.processed.items())),
+        )
+
+    def stop(self, request: StopWorkerRequest | None = None) -> WorkerStatus:  # noqa: ARG002
+        """Commit what is begun and end; returns at once, ``status`` tells when it is done."""
+        self._stop.set()
+        return self.status()
+
+    def health(self) -> WorkerHealth:
+        """Whether the worker is a member of its group and works."""
+        progress = self._loop.progress
+        return WorkerHealth(
+            process_id=self._process_id,
+            is_serving=progress.state is WorkerState.RUNNING,
+            detail=progress.reason or progress.state.value,
+        )
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end; whether it has."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job at one moment. ``lag`` counts offsets that are readable and not yet processed.
+
+    The counters add up what the workers told of themselves; what a killed process did since it
+    was last asked is not in them, though it is in the log. ``restarts`` counts the worker
+    processes seen beyond the first of each.
+    """
+
+    records_in: int
+    records_out: int
+    lag: int
+    commits: int
+    aborts: int
+    restarts: int
+    function_failures: int
+    workers: tuple[WorkerStatus, ...]
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no worker works any more."""
+        return all(worker.state.is_ended for worker in self.workers)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Why workers have failed, one line each."""
+        return tuple(
+            f"worker {worker.worker_index}: {worker.reason}"
+            for worker in self.workers
+            if worker.state is WorkerState.FAILED
+        )
+
+
+_COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_failures")
+
+
+class _WorkerHistory:
+    """What one worker told, over all processes that it has been."""
+
+    def __init__(self, worker_index: int) -> None:
+        self.latest = WorkerStatus(worker_index=worker_index)
+        self.restarts = 0
+        self._before = dict.fromkeys(_COUNTERS, 0)
+
+    def note(self, reply: WorkerStatus) -> None:
+        """Take in an answer; one that carries an error only says why there is none."""
+        if reply.error is not ErrorCode.NONE and reply.state.is_ended:
+            self.latest = structs.replace(self.latest, state=reply.state, reason=reply.reason)
+            return
+        if reply.error is not ErrorCode.NONE:
+            self.latest = structs.replace(
+                self.latest, error=reply.error, detail=reply.detail, state=WorkerState.STARTING
+            )
+            return
+        if self._is_other_process(reply):
+            self._before = {name: self.total(name) for name in _COUNTERS}
+            self.restarts += 1
+        self.latest = reply
+
+    def _is_other_process(self, reply: WorkerStatus) -> bool:
+        before = (self.latest.process_id, self.latest.started_ms)
+        return before != (-1, -1) and before != (reply.process_id, reply.started_ms)
+
+    def total(self, name: str) -> int:
+        """A counter, summed over all processes."""
+        return self._before[name] + int(getattr(self.latest, name))
+
+
+class ProcessJob:
+    """A job, seen from a program. Made by ``cluster.process``, ``job`` and ``jobs``.
+
+    ``worker_indexes`` are those of its workers. ``handle`` gives the actor handle of a worker's
+    name and raises ``ValueError`` if there is no such actor any more; ``release`` removes the
+    actors, once they have ended. ``source`` and ``sink`` may be "" until a worker has told.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_id: str,
+        worker_indexes: Sequence[int],
+        router: Router,
+        transport: Transport,
+        loop_thread: LoopThread,
+        random: Random,
+        handle: Callable[[str], Any],
+        release: Callable[[], None] = lambda: None,
+        source: str = "",
+        sink: str = "",
+    ) -> None:
+        self.group_id = group_id
+        self.source = source
+        self.sink = sink
+        self._actors = [worker_actor(group_id, index) for index in worker_indexes]
+        self._histories = [_WorkerHistory(index) for index in worker_indexes]
+        self._router = router
+        self._transport = transport
+        self._loop_thread = loop_thread
+        self._random = random
+        self._handle = handle
+        self._release = release
+        self._is_released = self._is_stopping = False
+        self._ends: dict[TopicPartition, int] = {}
+        self._processed: dict[TopicPartition, int] = {}
+
+    def worker(self, worker_index: int) -> Any:
+        """Actor handle of one worker."""
+        return self._handle(self._actors[worker_index])
+
+    def status(self) -> JobStatus:
+        """Ask every worker and every leader of the source; takes at most a few seconds.
+
+        A worker that does not answer, because it is being started again, counts as last seen.
+        """
+        return self._loop_thread.run(self._status())
+
+    def wait(self, *, until_caught_up: bool = True, timeout_ms: int | None = None) -> JobStatus:
+        """Wait until all that is readable in the source is processed and committed.
+
+        With ``until_caught_up=False`` wait until every worker has ended. Raises
+        ``ProcessFailedError`` when a worker has failed, or all have ended before; and
+        ``RequestTimedOutError`` after ``timeout_ms``: the job then goes on.
+        """
+        return self._loop_thread.run(self._wait(until_caught_up, timeout_ms))
+
+    def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
+        """Let every worker commit what it has begun and end, then remove the worker actors.
+
+        The group keeps its offsets: a job of the same ``group_id`` goes on where this one ended.
+        Workers that do not end in time are removed all the same; what they had open is aborted.
+        May be called again.
+        """
+        if self._is_released:
+            return self._summary()
+        self._is_stopping = True
+        status = self._loop_thread.run(self._stop(timeout_ms))
+        self._is_released = True
+        self._release()
+        return status
+
+    # --- on the loop --------------------------------------------------------------------------
+
+    async def _status(self) -> JobStatus:
+        replies = await asyncio.gather(
+            *(self._ask(actor, WorkerStatusRequest()) for actor in self._actors)
+        )
+        for history, reply in zip(self._histories, replies, strict=True):
+            history.note(reply)
+            self.source, self.sink = self.source or reply.source, self.sink or reply.sink
+            for topic_partition, offset in reply.processed:
+                known = self._processed.get(topic_partition, offset)
+                self._processed[topic_partition] = max(known, offset)
+        if self.source:
+            await self._find_ends()
+            await self._find_missing_positions()
+        return self._summary()
+
+    async def _ask(
+        self, actor: str, request: WorkerStatusRequest | StopWorkerRequest
+    ) -> WorkerStatus:
+        reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
+            return reply
+        # Ray starts a worker again for ever: somebody has ended it, or it never could start.
+        return structs.replace(
+            reply,
+            state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
+            reason=f"there is no actor {actor!r} any more; was the job stopped?",
+        )
+
+    def _exists(self, actor: str) -> bool:
+        try:
+            self._handle(actor)
+        except ValueError:
+            return False
+        return True
+
+    async def _find_ends(self) -> None:
+        """The readable end of each source partition; one that cannot be asked stays as known."""
+        try:
+            topic = (await self._router.metadata((self.source,))).get(self.source)
+        except OncelogError:
+            return
+        if topic is None:
+            raise UnknownTopicOrPartitionError(f"the source topic {self.source!r} does not exist")
+        partitions = [TopicPartition(self.source, item.partition) for item in topic.partitions]
+        found = await asyncio.gather(
+            *(self._bound(topic_partition, LATEST_TIMESTAMP) for topic_partition in partitions)
+        )
+        for topic_partition, end in zip(partitions, found, strict=True):
+            self._ends[topic_partition] = end if end >= 0 else self._ends.get(topic_partition, -1)
+
+    async def _bound(self, topic_partition: TopicPartition, timestamp: int) -> int:
+        """A partition's readable end or its start, -1 if its leader does not answer in time."""
+        try:
+            replies = await list_offsets(
+                self._router,
+                {topic_partition: timestamp},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                random=self._random,
+                timeout_ms=STATUS_TIMEOUT_MS,
+            )
+        except OncelogError:
+            return -1
+        return replies[topic_partition].offset
+
+    async def _find_missing_positions(self) -> None:
+        """Of partitions that no worker has told of: what the group has committed, or the start."""
+        missing = [tp for tp in self._ends if tp not in self._processed]
+        if not missing:
+            return
+        try:
+            committed = await fetch_committed(
+                self._router,
+                self.group_id,
+                missing,
+                random=self._random,
+                timeout_ms=STATUS_TIMEOUT_MS,
+            )
+        except OncelogError:
+            return
+        for topic_partition in missing:
+            if topic_partition in committed:
+                self._processed[topic_partition] = committed[topic_partition].offset
+            else:
+                start = await self._bound(topic_partition, EARLIEST_TIMESTAMP)
+                if start >= 0:
+                    self._processed[topic_partition] = start
+
+    def _lag(self) -> int:
+        """Offsets to go; what is not known yet counts as one, so that nobody stops waiting."""
+        if not self._ends:
+            return 1
+        return sum(
+            max(0, end - self._processed[tp]) if end >= 0 and tp in self._processed else 1
+            for tp, end in self._ends.items()
+        )
+
+    def _summary(self) -> JobStatus:
+        def total(name: str) -> int:
+            return sum(history.total(name) for history in self._histories)
+
+        return JobStatus(
+            records_in=total("records_in"),
+            records_out=total("records_out"),
+            lag=self._lag(),
+            commits=total("commits"),
+            aborts=total("aborts"),
+            restarts=sum(history.restarts for history in self._histories),
+            function_failures=total("function_failures"),
+            workers=tuple(history.latest for history in self._histories),
+        )
+
+    async def _wait(self, until_caught_up: bool, timeout_ms: int | None) -> JobStatus:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_ms is None else loop.time() + timeout_ms / 1_000
+        while True:
+            status = await self._status()
+            if until_caught_up and status.lag == 0:
+                return status
+            if status.failures:
+                raise ProcessFailedError("; ".join(status.failures))
+            if status.is_ended:
+                if not until_caught_up:
+                    return status
+                reasons = "; ".join(
+                    worker.reason or worker.state.value for worker in status.workers
+                )
+                raise ProcessFailedError(f"every worker has ended, {status.lag} to go: {reasons}")
+            if deadline is not None and loop.time() >= deadline:
+                raise RequestTimedOutError(
+                    f"the job has not caught up within timeout_ms={timeout_ms}: "
+                    f"{status.lag} offsets to go; it goes on, call wait() again"
+                    if until_caught_up
+                    else f"workers still run after timeout_ms={timeout_ms}; call stop()"
+                )
+            await asyncio.sleep(WAIT_POLL_S)
+
+    async def _stop(self, timeout_ms: int) -> JobStatus:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1_000
+        while True:
+            # Asked again each time: a worker that was just started again has not heard it.
+            replies = await asyncio.gather(
+                *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
+            )
+            for history, reply in zip(self._histories, replies, strict=True):
+                history.note(reply)
+            if self._summary().is_ended or loop.time() >= deadline:
+                return await self._status()
+            await asyncio.sleep(WAIT_POLL_S)

@@ -1,0 +1,497 @@
+"""The loop of one worker: consume, transform, produce, exactly once.
+
+Each round polls; the first records open a transaction, further polls within
+``commit_interval_ms`` join it, and it ends with the positions of the input::
+
+    poll → begin → function → send … poll → function → send → offsets → commit
+
+* An abortable error aborts; the consumer goes back to the committed offsets and the work is done
+  again. Nobody who reads committed data sees the first attempt.
+* Offsets are committed as the group member that polled the records. If the group gave its
+  partitions to another meanwhile, the coordinator refuses them, and with them the output.
+* A commit without an answer is asked again until it is known: its outcome decides where to go on.
+* A failure of the function (or output that cannot be sent) aborts; after ``max_function_failures``
+  in a row the worker ends as FAILED, since the same input would fail again.
+* A function that ends the process itself, or makes it crash, does so to the next process as well:
+  after ``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
+* A worker that finds itself replaced, by transactional id or group instance id, ends as FENCED.
+* A producer beyond repair is replaced by a new one, as if the process had been restarted.
+
+Blocking code for a thread of its own; it waits only in the clients and on its stop event.
+Source: KIP-447.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from oncelog.actors.interfaces import Clock
+from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.consuming.consumer import Consumer
+from oncelog.api.processing.deaths import ProcessDeaths
+from oncelog.api.processing.messages import ProcessConfig, WorkerState
+from oncelog.api.processing.output import Output, apply_to_records, apply_to_table
+from oncelog.api.processing.starts import StartPositions
+from oncelog.api.producing.producer import Offsets, Producer
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ClientClosedError, OncelogError
+from oncelog.storage.model import TopicPartition
+
+POLL_MS: Final = 100
+"""How long a poll of an idle worker waits, and so how soon it sees that it is to stop."""
+
+RECOVERY_WAIT_S: Final = 0.1
+"""The pause after an abort, so that a lasting fault does not become a busy loop."""
+
+CLOSE_TIMEOUT_MS: Final = 5_000
+
+_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.FENCED_INSTANCE_ID})
+
+_BAD_BATCH: Final = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+"""Codes that the same input, or the same settings, would meet again: they count as failures."""
+
+_log = logging.getLogger(__name__)
+
+
+class Clients(NamedTuple):
+    """A worker's own producer and consumer, and how to let go of what they were made from."""
+
+    producer: Producer
+    consumer: Consumer
+    close: Callable[[], None] = lambda: None
+
+
+class Connect(Protocol):
+    """Makes a worker's clients; called again when they have to be replaced."""
+
+    def __call__(self, producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
+        """Make clients with these settings. May raise ``OncelogError`` while nothing answers."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the loop tells of itself: written by its thread, read by any other."""
+
+    state: WorkerState = WorkerState.STARTING
+    reason: str = ""
+    records_in: int = 0
+    records_out: int = 0
+    commits: int = 0
+    aborts: int = 0
+    function_failures: int = 0
+    processed: dict[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """What is open: who polled for it, since when, and what it holds.
+
+    ``offsets`` is where the processed input ends, noted at the poll that gave it: by the time of
+    the commit a rebalance may have taken the partitions, and then the group refuses the commit.
+    """
+
+    group: ConsumerGroupMetadata
+    started_ms: int
+    offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    records_in: int = 0
+    records_out: int = 0
+
+
+class _FunctionFailure(Exception):
+    """The user's function, or sending what it returned, raised the cause."""
+
+
+class _EndedError(Exception):
+    """The loop is over; its progress says why."""
+
+
+def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
+    """The settings of a worker's clients. ``InvalidSettingError`` for an impossible override."""
+    producer = {"linger_ms": 5} | dict(config.producer_settings)
+    # Heartbeats tell of a rebalance, so their interval is how long one takes.
+    consumer = {
+        "auto_offset_reset": "earliest",
+        "heartbeat_interval_ms": 500,
+        "isolation_level": "read_committed",
+    } | dict(config.consumer_settings)
+    return (
+        ProducerSettings.from_options(producer | {"transactional_id": config.identity}),
+        ConsumerSettings.from_options(
+            consumer
+            | {
+                "group_id": config.group_id,
+                "group_instance_id": config.identity,
+                "enable_auto_commit": False,
+            }
+        ),
+    )
+
+
+class ProcessLoop:
+    """One worker's loop. ``run`` is called once, in a thread; ``progress`` may be read from any."""
+
+    def __init__(
+        self, config: ProcessConfig, connect: Connect, *, clock: Clock, stop: threading.Event
+    ) -> None:
+        self.progress = Progress()
+        self._config = config
+        self._connect = connect
+        self._clock = clock
+        self._stop = stop
+        self._clients: Clients | None = None
+        self._transaction: _Transaction | None = None
+        self._first_offsets: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        """Where the input of the last commits ends (exclusive)."""
+        self._starts: StartPositions | None = None
+        self._deaths = ProcessDeaths(config.job_id, config.max_worker_deaths)
+        if worker_settings(config)[1].auto_offset_reset == "latest":
+            self._starts = StartPositions()
+        self._failures_in_a_row = 0
+
+    def run(self) -> None:
+        """Work until stopped, fenced or failed; ``progress`` says which. Raises nothing."""
+        try:
+            while not self._stop.is_set():
+                self._attempt(self._round)
+            self._attempt(self._finish)
+            self._end(WorkerState.STOPPED, "")
+        except _EndedError:
+            pass
+        except BaseException as error:
+            # The thread's last line: a bug of ours must be seen from outside, not vanish.
+            _log.exception("worker %s", self._config.identity)
+            self.progress.state = WorkerState.FAILED
+            self.progress.reason = f"{type(error).__name__}: {error}"
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._close_clients()
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Run one step; whatever it raises leads to the next round or to the end."""
+        try:
+            step()
+        except _FunctionFailure as failure:
+            self._note_failure(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
+            self._recover()
+        except OncelogError as error:
+            self._judge(error)
+            if self._transaction is None and error.fatal:
+                # Nothing to abort, and the same client would only say it again.
+                self._close_clients()
+            self._recover()
+
+    def _round(self) -> None:
+        """One poll, and what follows from it."""
+        if self._clients is None:
+            self._open()
+        clients = self._open_clients()
+        batch = self._poll(clients)
+        group = clients.consumer.group_metadata()
+        read, positions = _first_offsets(batch), clients.consumer.positions()
+        if self._starts is not None:
+            self._starts.note(read, positions)
+        if self._transaction is not None and self._transaction.group != group:
+            # The group has rebalanced, and the consumer begun again at the committed offsets; what
+            # is open comes from partitions that may be another worker's now.
+            self._abort(clients)
+            self._first_offsets = dict(read)
+        if group.generation_id < 0:
+            # No member of the group yet: a later poll joins and begins at the committed offsets.
+            return
+        self.progress.state = WorkerState.RUNNING
+        if repeated := self._repeated(read):
+            # The consumer has joined again within the generation, and begun at offsets that were
+            # committed before what is open, or was committed meanwhile.
+            self._abort(clients)
+            self._rewind(clients)
+            for topic_partition in repeated:
+                self._ends.pop(topic_partition, None)
+            return
+        if not (
+            # Else taken away while they were polled: what was read is another worker's.
+            read.keys() <= positions.keys()
+            and (
+                self._starts is None
+                or self._starts.settle(
+                    clients.consumer, read, positions, partial(self._commit_positions, group)
+                )
+            )
+        ):
+            self._abort(clients)
+            self._rewind(clients)
+            return
+        if len(batch):
+            offsets = {topic_partition: positions[topic_partition] for topic_partition in read}
+            self._process(clients, batch, group, offsets)
+        if self._transaction is None:
+            self.progress.processed = clients.consumer.positions()
+        elif self._commit_due_ms() <= 0:
+            self._commit(clients)
+
+    def _repeated(self, read: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+        """Partitions of which a poll has read again what this loop has processed."""
+        processed = self._ends
+        if self._transaction is not None:
+            processed = processed | self._transaction.offsets
+        return [tp for tp, first_offset in read.items() if first_offset < processed.get(tp, 0)]
+
+    def _poll(self, clients: Clients) -> Any:
+        """One poll, in the format of the function; notes where the work has to begin again."""
+        wait_ms = POLL_MS if self._transaction is None else min(POLL_MS, self._commit_due_ms())
+        config = self._config
+        batch: Sized
+        if config.batch_format == "arrow":
+            batch = clients.consumer.poll_arrow(wait_ms, config.records_max)
+        else:
+            batch = clients.consumer.poll(wait_ms, config.records_max)
+        for topic_partition, offset in _first_offsets(batch).items():
+            self._first_offsets.setdefault(topic_partition, offset)
+        return batch
+
+    def _commit_due_ms(self) -> int:
+        """Milliseconds until the open transaction is to be committed."""
+        assert self._transaction is not None
+        age_ms = self._clock.now_ms() - self._transaction.started_ms
+        return max(0, self._config.commit_interval_ms - age_ms)
+
+    def _process(
+        self,
+        clients: Clients,
+        batch: Any,
+        group: ConsumerGroupMetadata,
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Apply the function to one batch and send what it returns, in the open transaction."""
+        commit = partial(self._commit_positions, group)
+        if reason := self._deaths.note(clients.consumer, _first_offsets(batch), commit):
+            self._abort_quietly()
+            self._end(WorkerState.FAILED, reason)
+        if self._transaction is None:
+            clients.producer.begin_transaction()
+            self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
+        try:
+            output = self._apply(batch)
+        except BaseException as error:
+            # Whatever a user's function raises, the answer is the same: take all of it back. Also
+            # SystemExit, or the panic of a native library: nobody would see this thread end.
+            raise _FunctionFailure from error
+        try:
+            output.send(clients.producer, self._config.sink)
+        except (TypeError, ValueError) as error:
+            raise _FunctionFailure from error
+        self._transaction.offsets.update(offsets)
+        self._transaction.records_in += len(batch)
+        self._transaction.records_out += output.record_count
+
+    def _apply(self, batch: Any) -> Output:
+        if self._config.batch_format == "arrow":
+            return apply_to_table(self._config.function, batch)
+        return apply_to_records(self._config.function, batch)
+
+    # --- transactions -------------------------------------------------------------------------
+
+    def _commit(self, clients: Clients) -> None:
+        """Commit the output together with the offsets where its input ends."""
+        transaction = self._transaction
+        assert transaction is not None
+        offsets = transaction.offsets
+        self._end_transaction(clients, offsets)
+        self._first_offsets = {}
+        self._ends |= offsets
+        self._failures_in_a_row = 0
+        progress = self.progress
+        progress.commits += 1
+        progress.records_in += transaction.records_in
+        progress.records_out += transaction.records_out
+        progress.processed = progress.processed | offsets
+
+    def _commit_positions(self, group: ConsumerGroupMetadata, positions: Offsets) -> None:
+        """Commit positions that the group is at, or begins at, after what is open.
+
+        In a transaction, of which no late copy counts: one of a plain commit would take the group
+        back to them.
+        """
+        clients = self._open_clients()
+        if self._transaction is not None:
+            unprocessed = self._first_offsets
+            self._commit(clients)
+            self._first_offsets = unprocessed
+        clients.producer.begin_transaction()
+        self._transaction = _Transaction(group=group, started_ms=self._clock.now_ms())
+        self._end_transaction(clients, positions)
+
+    def _end_transaction(self, clients: Clients, offsets: Offsets) -> None:
+        """Commit what is open with these offsets; asked again until it is known to be done."""
+        assert self._transaction is not None
+        clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
+        while True:
+            try:
+                clients.producer.commit_transaction()
+                break
+            except OncelogError as error:
+                if not error.retriable or self._stop.is_set():
+                    raise
+                self.progress.reason = str(error)
+        self._transaction = None
+        self.progress.reason = ""
+
+    def _abort(self, clients: Clients) -> None:
+        """Abort what is open; asked again until it is known to be done."""
+        if self._transaction is None:
+            return
+        self.progress.aborts += 1
+        while True:
+            try:
+                clients.producer.abort_transaction()
+                break
+            except OncelogError as error:
+                if not error.retriable or self._stop.is_set():
+                    raise
+                self.progress.reason = str(error)
+        self._transaction = None
+
+    def _finish(self) -> None:
+        """Commit what is open: the worker was told to stop."""
+        if self._transaction is not None:
+            self._commit(self._open_clients())
+
+    # --- recovery -----------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """After an error: abort, go back to the committed offsets; or start over with new clients.
+
+        What cannot be aborted is aborted by ``init_transactions`` of the next producer.
+        """
+        clients = self._clients
+        try:
+            if clients is not None:
+                self._abort(clients)
+                self._rewind(clients)
+        except OncelogError as error:
+            self._judge(error)
+            self._close_clients()
+        self._stop.wait(RECOVERY_WAIT_S)
+
+    def _rewind(self, clients: Clients) -> None:
+        """Go back to the committed offset of each partition that was read since the last commit.
+
+        Where none is committed, to the first record that was read: the reset policy would skip
+        records if it were "latest".
+        """
+        for topic_partition, first_offset in self._first_offsets.items():
+            if topic_partition in clients.consumer.assignment():
+                committed = clients.consumer.committed(topic_partition)
+                clients.consumer.seek(
+                    topic_partition, first_offset if committed is None else committed
+                )
+        self._first_offsets = {}
+
+    def _judge(self, error: OncelogError) -> None:
+        """End the loop if the worker is replaced, or if the same error would come again."""
+        _log.warning("worker %s: %s", self._config.identity, error)
+        self.progress.reason = str(error)
+        cause: BaseException | None = error
+        while isinstance(cause, OncelogError):
+            if cause.code in _FENCED:
+                self._end(WorkerState.FENCED, f"another worker {self._config.identity}: {cause}")
+            if isinstance(cause, ClientClosedError):
+                self._end(WorkerState.STOPPED, str(cause))
+            if cause.code in _BAD_BATCH:
+                self._note_failure(str(cause))
+                return
+            cause = cause.__cause__
+
+    def _note_failure(self, reason: str) -> None:
+        self.progress.function_failures += 1
+        self._failures_in_a_row += 1
+        self.progress.reason = reason
+        _log.warning("worker %s: batch failed: %s", self._config.identity, reason)
+        if self._failures_in_a_row >= self._config.max_function_failures:
+            self._abort_quietly()
+            self._end(WorkerState.FAILED, f"failed {self._failures_in_a_row} times, last: {reason}")
+
+    def _abort_quietly(self) -> None:
+        """Abort before ending; if that fails, the transaction timeout does it."""
+        try:
+            if self._clients is not None:
+                self._abort(self._clients)
+        except OncelogError as error:
+            _log.warning("worker %s: abort failed: %s", self._config.identity, error)
+
+    def _end(self, state: WorkerState, reason: str) -> None:
+        self.progress.state = state
+        self.progress.reason = reason
+        raise _EndedError
+
+    # --- clients ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """New clients: fence what an earlier one left open, then join the group."""
+        self.progress.state = WorkerState.STARTING
+        self._clients = self._connect(*worker_settings(self._config))
+        try:
+            self._clients.producer.init_transactions()
+            self._clients.consumer.subscribe(self._config.source)
+        except BaseException:
+            # Half made clients are of no use to the next round.
+            self._close_clients()
+            raise
+
+    def _open_clients(self) -> Clients:
+        assert self._clients is not None
+        return self._clients
+
+    def _close_clients(self) -> None:
+        """Let go of the clients. The group keeps the static member's place for its successor."""
+        clients, self._clients = self._clients, None
+        self._transaction = None
+        self._first_offsets = {}
+        if clients is None:
+            return
+        closings: tuple[Callable[[], None], ...] = (
+            lambda: clients.producer.close(CLOSE_TIMEOUT_MS),
+            clients.consumer.close,
+            clients.close,
+        )
+        for close in closings:
+            try:
+                close()
+            except OncelogError as error:
+                _log.warning("worker %s: close failed: %s", self._config.identity, error)
+
+
+def _first_offsets(batch: Any) -> dict[TopicPartition, int]:
+    """The first offset of each partition in a batch of either format."""
+    first: dict[TopicPartition, int] = {}
+    if not isinstance(batch, list):
+        for part in batch.select(["topic", "partition", "offset"]).to_batches():
+            # Each part is of one partition, in offset order.
+            if part.num_rows:
+                topic, number, offset = (column[0].as_py() for column in part.columns)
+                first.setdefault(TopicPartition(topic, number), offset)
+        return first
+    for record in batch:
+        first.setdefault(record.topic_partition, record.offset)
+    return first

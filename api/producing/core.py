@@ -1,0 +1,308 @@
+"""The producer behind its public faces: what each call does to the transaction.
+
+Lives on one event loop; only ``begin_transaction`` may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
+from oncelog.actors.protocol.messages.messages import EndTxnRequest, Run
+from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.record_sender import RecordSender
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.enrolment import END_WITHIN_MS, Enrolment
+from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
+from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    IllegalStateError,
+    InvalidRequestError,
+    OncelogError,
+    TransactionAbortableError,
+)
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TopicPartition
+
+
+@dataclass(slots=True)
+class TransactionCounters:
+    """Transactions of one producer; times are sums, from the call to the decision."""
+
+    begun: int = 0
+    committed: int = 0
+    aborted: int = 0
+    commit_ms: float = 0.0
+    abort_ms: float = 0.0
+
+
+class ProducerCore:
+    """One producer. Its transactional calls queue: one has its effect before the next begins."""
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ProducerSettings,
+        random: Random,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._router = router
+        self._state = (
+            TransactionState(settings.transactional_id) if settings.transactional_id else None
+        )
+        self._requests = TransactionRequests(router=router, settings=settings, random=random)
+        self._operation = asyncio.Lock()
+        self._is_closed = False
+        self._loop = loop
+        self.transactions = TransactionCounters()
+        self.sender = RecordSender(
+            router=router,
+            settings=settings,
+            random=random,
+            loop=loop,
+            requests=self._requests,
+            state=self._state,
+        )
+
+    async def flush(self) -> None:
+        """Wait until the outcome of everything sent so far is known.
+
+        In a transaction whose records, or offsets, failed, that failure is raised; also what
+        ``send`` has refused. Without one, a failure that nobody has looked at.
+        """
+        self.sender.check_process()
+        await self.sender.deliver_all()
+        if self._state is not None:
+            self._state.raise_error()
+        elif (error := self.sender.take_failure()) is not None:
+            raise error
+        self.check_complete()
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Deliver what was sent, or end the transaction, within the time; then stop.
+
+        A commit under way is waited for; a transaction that is only open is aborted.
+        """
+        self.sender.check_process()
+        if self._is_closed:
+            return
+        timeout_s = None if timeout_ms is None else timeout_ms / 1_000
+        # Whatever does not succeed in time is left to the transaction timeout, and the futures
+        # of the records say so.
+        with contextlib.suppress(OncelogError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._finish(), timeout_s)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Stop at once and tell nobody."""
+        self._is_closed = True
+        self.sender.close()
+
+    # --- transactions -------------------------------------------------------------------------
+
+    async def init_transactions(self) -> bytes | None:
+        """Fence older producers of the id; the token of the last committed transaction."""
+        state = self._transactional()
+        async with self._operation:
+            state.begin_init()
+            reply = await self._requests.init_producer_id(state.transactional_id)
+            if reply.error is not ErrorCode.NONE:
+                raise self.sender.failed("init_producer_id", reply, "init_transactions()")
+            state.initialized(
+                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+            )
+            return reply.commit_token
+
+    async def enlist(self, run: Run, token: bytes) -> bool:
+        """Become a member of a distributed write; ``False`` if ``token`` is committed already."""
+        state = self._transactional()
+        async with self._operation:
+            state.begin_init()
+            reply = await self._requests.enlist(state.transactional_id, run, token)
+            if reply.error is ErrorCode.ALREADY_COMMITTED:
+                return False
+            if reply.error is not ErrorCode.NONE:
+                raise self.sender.failed("enlist", reply, "enlist()")
+            state.enlisted(
+                ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+            )
+            return True
+
+    def begin_transaction(self) -> None:
+        """Open a transaction; the coordinator learns of it with the first partition."""
+        state = self._transactional()
+        state.begin()
+        self.transactions.begun += 1
+        self.sender.interceptors.on_transaction_begin(state.transactional_id)
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+    ) -> None:
+        """Make the positions of a consumer group part of the transaction."""
+        state = self._transactional()
+        async with self._operation:
+            state.check_send()
+            if not offsets:
+                return
+            try:
+                reply = await self._commit_offsets(state, offsets, group)
+            except asyncio.CancelledError:
+                # Nobody knows whether they count: it must not commit, perhaps without them.
+                self.sender.spoil(
+                    TransactionAbortableError(
+                        "send_offsets_to_transaction() was cancelled before its outcome was known"
+                    ),
+                    ErrorClass.ABORTABLE,
+                )
+                raise
+            if reply.error is not ErrorCode.NONE:
+                # Even a timeout spoils the transaction: it must not commit without them.
+                raise self.sender.failed("txn_offset_commit", reply)
+
+    def offsets_refused(self, error: BaseException) -> None:
+        """``send_offsets_to_transaction`` raised ``error``, whatever it is; from any thread."""
+        if self._state is not None:
+            self._state.offsets_refused(error)
+
+    async def commit_transaction(
+        self, token: bytes | None, *, despite_refused_sends: bool = False
+    ) -> bool:
+        """Send everything, then commit; whether all of it is readable already."""
+        if token is not None and (
+            not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
+        ):
+            told = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
+            raise InvalidRequestError(
+                f"a commit token of {told} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
+            )
+        state = self._transactional()
+        started_s = self._loop.time()
+        async with self._operation:
+            state.begin_commit(token, despite_refused=despite_refused_sends)
+            await self.sender.deliver_all()
+            state.raise_error()
+            is_visible = await self._end(state, is_commit=True)
+            self.transactions.committed += 1
+            self.transactions.commit_ms += 1_000 * (self._loop.time() - started_s)
+            self.sender.interceptors.on_transaction_commit(state.transactional_id)
+            return is_visible
+
+    async def abort_transaction(self) -> None:
+        """Drop what was not sent and take back what was."""
+        state = self._transactional()
+        started_s = self._loop.time()
+        async with self._operation:
+            state.begin_abort()
+            self.sender.stop(
+                TransactionAbortableError("the transaction was aborted by abort_transaction()")
+            )
+            await self._end(state, is_commit=False)
+            self.transactions.aborted += 1
+            self.transactions.abort_ms += 1_000 * (self._loop.time() - started_s)
+            self.sender.interceptors.on_transaction_abort(state.transactional_id)
+
+    def check_complete(self) -> None:
+        """Raise if something of the open transaction was refused."""
+        if self._state is not None:
+            self._state.check_complete()
+
+    # --- ending -------------------------------------------------------------------------------
+
+    async def _commit_offsets(
+        self,
+        state: TransactionState,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+    ) -> OffsetCommitReply:
+        ticket = await self._offsets_ticket(state, group.group_id)
+        partition = self._router.offsets_partition(group.group_id)
+        state.offsets_partitions.add(partition)
+        reply = await self._requests.commit_offsets(
+            state.transactional_id,
+            state.identity,
+            offsets,
+            group,
+            ticket,
+            base_sequence=state.take_offset_sequence(len(offsets)),
+        )
+        return await self.sender.fencing.explained(partition, reply)
+
+    async def _offsets_ticket(self, state: TransactionState, group_id: str) -> bytes:
+        await self._router.start()
+        partition = self._router.offsets_partition(group_id)
+        if partition not in state.tickets:
+            # Together with the partitions that the transaction's records are waiting for.
+            await self.sender.enrol({partition, *self.sender.unready_partitions()})
+            state.raise_error()
+        return state.tickets[partition]
+
+    async def _end(self, state: TransactionState, *, is_commit: bool) -> bool:
+        # A token is stored by the coordinator even if nothing was sent.
+        enrolment = self._enrolment()
+        written = self.sender.written_partitions | state.offsets_partitions
+        if not state.has_work and not (is_commit and state.token):
+            state.ended(state.identity)
+            enrolment.ended(written)
+            self.sender.forget_partitions()
+            return True
+        call = "commit_transaction()" if is_commit else "abort_transaction()"
+        if not state.has_work:
+            ahead = await enrolment.end_ahead()
+            if ahead.error is not ErrorCode.NONE:
+                raise self.sender.failed("end_txn", ahead, call)
+        identity = state.identity
+        reply = await self._requests.end(
+            EndTxnRequest(
+                transactional_id=state.transactional_id,
+                committed=is_commit,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                token=state.token if is_commit else None,
+                next_partitions=enrolment.wanted_ahead(written) if is_commit else (),
+            ),
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise self.sender.failed("end_txn", reply, call)
+        # The next transaction has another epoch and so its sequences start at 0.
+        state.ended(
+            ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
+        )
+        enrolment.ended(written, reply)
+        self.sender.forget_partitions()
+        return reply.visible
+
+    async def _finish(self) -> None:
+        if self._state is None:
+            await self.sender.deliver_all()
+            return
+        async with self._operation:
+            pass  # What another thread or task has begun ends first: a commit is not cut off.
+        if self._state.status in (
+            TransactionStatus.IN_TRANSACTION,
+            TransactionStatus.ABORTABLE_ERROR,
+            TransactionStatus.ABORTING_TRANSACTION,
+        ):
+            await self.abort_transaction()
+        if self._state.status is TransactionStatus.READY:
+            # The transaction timeout does it as well, if nobody answers now.
+            await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
+
+    def _enrolment(self) -> Enrolment:
+        assert self.sender.enrolment is not None
+        return self.sender.enrolment
+
+    def _transactional(self) -> TransactionState:
+        self.sender.check_process()
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed; make a new one")
+        if self._state is None:
+            raise IllegalStateError(
+                "this producer has no transactions; make it with transactional_id='...'"
+            )
+        return self._state

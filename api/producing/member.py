@@ -1,0 +1,324 @@
+"""Many writers, one transaction: the members of a distributed write, and how it ends.
+
+Whoever plans the write begins one *run* per attempt at the whole of it: the newest fences those
+before. Each task attempt is a member: it enlists, sends, flushes and reports its producer id and
+record count. The planner ends the run with those members that count; every other one, be it failed,
+retried or merely late, is aborted. The token names what is written: once it is committed, nobody
+writes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from types import TracebackType
+from typing import Any, Final
+
+from oncelog.actors.protocol.messages.messages import (
+    BeginRunRequest,
+    DriverProcess,
+    EndTxnRequest,
+    Run,
+    Winner,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.core import ProducerCore
+from oncelog.api.producing.sending import AsyncSending, SyncSending
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.requests import TransactionRequests
+from oncelog.api.transacting.txn_state import severity
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.exceptions import IllegalStateError, RequestTimedOutError, exception_for
+
+TRANSACTION_TIMEOUT_MS: Final = 900_000
+
+_PASSED: Final = frozenset({ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What a member belongs to: a run; made by ``begin_run``, travels to every task.
+
+    ``is_committed``: what the token names was committed before, so there is nothing to write.
+    """
+
+    transactional_id: str
+    run: Run
+    token: bytes = b""
+    is_committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a run ended. ``visible`` is whether all of it was readable when the answer came.
+
+    ``was_committed_before`` tells that this token was committed already, perhaps by another run.
+    """
+
+    visible: bool
+    was_committed_before: bool = False
+
+
+class TransactionMember(SyncSending):
+    """One task attempt of a distributed write, from any thread.
+
+    ``settings.transactional_id`` is not used: ``membership`` names the transaction.
+    """
+
+    make_there = "pass its Membership and make one there with cluster.member(...)"
+
+    def __init__(
+        self,
+        router: Router,
+        loop_thread: LoopThread,
+        settings: ProducerSettings,
+        membership: Membership,
+        *,
+        random: Random,
+    ) -> None:
+        self._membership = membership
+        self._core = _member_core(router, settings, membership, random, loop_thread.loop)
+        super().__init__(self._core.sender, loop_thread)
+
+    def enlist(self) -> bool:
+        """Join the transaction. ``False``: the token is committed, so there is nothing to write.
+
+        ``ProducerFencedError``: a newer run has begun, so this one is over.
+        """
+        return self._loop_thread.run(_enlist(self._core, self._membership))
+
+    def flush(self) -> None:
+        """Send what is buffered and wait for it. Raises if any record of the member failed."""
+        self._loop_thread.run(self._core.flush())
+
+    @property
+    def winner(self) -> Winner:
+        """What to report to the planner after ``flush``: producer id and acknowledged records.
+
+        ``IllegalStateError`` before ``enlist`` and while a record is not acknowledged: it would
+        be aborted although the member won. ``TransactionAbortableError`` if ``send`` refused one.
+        """
+        return _winner(self._core)
+
+    @property
+    def record_count(self) -> int:
+        """How many records were acknowledged."""
+        return self._core.sender.counters.records_acknowledged
+
+    def close(self) -> None:
+        """Stop. Nothing is aborted: the end of the run decides what becomes of the member."""
+        self._loop_thread.run(self._core.leave())
+
+    def __enter__(self) -> TransactionMember:
+        """The member itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the member."""
+        self.close()
+
+
+class AsyncTransactionMember(AsyncSending):
+    """``TransactionMember`` for the event loop that it is made on."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: ProducerSettings,
+        membership: Membership,
+        *,
+        random: Random,
+    ) -> None:
+        self._membership = membership
+        loop = asyncio.get_running_loop()
+        self._core = _member_core(router, settings, membership, random, loop)
+        super().__init__(self._core.sender)
+
+    async def enlist(self) -> bool:
+        """See ``TransactionMember.enlist``."""
+        return await _enlist(self._core, self._membership)
+
+    async def flush(self) -> None:
+        """See ``TransactionMember.flush``."""
+        await self._core.flush()
+
+    @property
+    def winner(self) -> Winner:
+        """See ``TransactionMember.winner``."""
+        return _winner(self._core)
+
+    @property
+    def record_count(self) -> int:
+        """How many records were acknowledged."""
+        return self._core.sender.counters.records_acknowledged
+
+    async def close(self) -> None:
+        """See ``TransactionMember.close``."""
+        await self._core.leave()
+
+
+async def begin_run(
+    router: Router,
+    settings: ProducerSettings,
+    transactional_id: str,
+    *,
+    token: bytes = b"",
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    run_id: str = "",
+    driver: DriverProcess | None = None,
+    random: Random,
+) -> Membership:
+    """Begin a run of a distributed write; older runs and producers of the id are fenced.
+
+    Durable on return. ``run_id`` is chance unless it is given. Once ``driver`` is gone the
+    coordinator aborts the run, unless it is decided. ``OutdatedVersionError``: the token names a
+    version below the one committed last. ``RequestTimedOutError``: not known; call again.
+    """
+    requests = TransactionRequests(router=router, settings=settings, random=random)
+    run_id = run_id or new_run_id(random)
+    reply = await requests.begin_run(
+        BeginRunRequest(
+            transactional_id=transactional_id,
+            run_id=run_id,
+            token=token,
+            transaction_timeout_ms=transaction_timeout_ms,
+            driver=driver,
+        )
+    )
+    is_committed = reply.error is ErrorCode.ALREADY_COMMITTED
+    if is_committed or reply.error is ErrorCode.NONE:
+        return Membership(
+            transactional_id=transactional_id,
+            run=Run(number=reply.number, id=run_id),
+            token=token,
+            is_committed=is_committed,
+        )
+    if severity("begin_run", reply.error) is ErrorClass.RETRIABLE:
+        raise RequestTimedOutError(
+            f"no run of {transactional_id!r} began within max_block_ms={settings.max_block_ms} "
+            f"(last: {reply.error.name} {reply.detail}); begin one again"
+        )
+    raise exception_for(reply.error, reply.detail)
+
+
+def new_run_id(random: Random) -> str:
+    """An id that no other run has."""
+    return f"{random.getrandbits(128):032x}"
+
+
+async def end_run(
+    router: Router,
+    settings: ProducerSettings,
+    membership: Membership,
+    *,
+    committed: bool,
+    winners: Sequence[Winner] = (),
+    random: Random,
+) -> RunEnd:
+    """End a distributed write: commit ``winners`` and abort every other member, or abort all.
+
+    Safe to repeat with the same arguments: the decision that was made is answered; aborting after
+    it changes nothing. ``InvalidTxnStateError``: a winner is unknown or its records are not all
+    there; nothing is changed. ``ProducerFencedError``: a newer run has begun.
+    ``RequestTimedOutError``: not known yet; call again.
+    """
+    requests = TransactionRequests(router=router, settings=settings, random=random)
+    strangers = [winner for winner in winners if not isinstance(winner, Winner)]
+    if strangers:
+        raise TypeError(f"winners must be what member.winner gave, not {strangers[0]!r}")
+    reply = await requests.end(
+        EndTxnRequest(
+            transactional_id=membership.transactional_id,
+            committed=committed,
+            token=membership.token,
+            run=membership.run,
+            winners=tuple(winners),
+        ),
+    )
+    if reply.error in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
+        return RunEnd(
+            visible=reply.visible,
+            was_committed_before=reply.error is ErrorCode.ALREADY_COMMITTED,
+        )
+    if membership.is_committed and reply.error in _PASSED:
+        # Another commit follows it, which began after all of it was readable.
+        return RunEnd(visible=True, was_committed_before=True)
+    if severity("end_txn", reply.error) is ErrorClass.RETRIABLE:
+        raise RequestTimedOutError(
+            f"the run of {membership.transactional_id!r} was not ended within "
+            f"max_block_ms={settings.max_block_ms} (last: {reply.error.name} {reply.detail}); "
+            "end it again with the same arguments"
+        )
+    raise exception_for(reply.error, reply.detail)
+
+
+def begin_run_and_wait(
+    router: Router,
+    loop_thread: LoopThread,
+    settings: ProducerSettings,
+    transactional_id: str,
+    **details: Any,
+) -> Membership:
+    """``begin_run``, called from a thread."""
+    return loop_thread.run(begin_run(router, settings, transactional_id, **details))
+
+
+def end_run_and_wait(
+    router: Router,
+    loop_thread: LoopThread,
+    settings: ProducerSettings,
+    membership: Membership,
+    *,
+    committed: bool,
+    winners: Sequence[Winner] = (),
+    random: Random,
+) -> RunEnd:
+    """``end_run``, called from a thread."""
+    return loop_thread.run(
+        end_run(router, settings, membership, committed=committed, winners=winners, random=random)
+    )
+
+
+def _member_core(
+    router: Router,
+    settings: ProducerSettings,
+    membership: Membership,
+    random: Random,
+    loop: asyncio.AbstractEventLoop,
+) -> ProducerCore:
+    settings = dataclasses.replace(settings, transactional_id=membership.transactional_id)
+    return ProducerCore(router=router, settings=settings, random=random, loop=loop)
+
+
+async def _enlist(core: ProducerCore, membership: Membership) -> bool:
+    if membership.is_committed:
+        return False
+    return await core.enlist(membership.run, membership.token)
+
+
+def _winner(core: ProducerCore) -> Winner:
+    identity = core.sender.identity
+    if identity is None:
+        raise IllegalStateError("the member has no producer id yet; call enlist() first")
+    core.check_complete()
+    counters = core.sender.counters
+    if core.sender.buffered_bytes or counters.records_acknowledged != counters.records_sent:
+        raise IllegalStateError("not every record is acknowledged; call flush() first")
+    if counters.records_failed:
+        raise IllegalStateError(
+            f"{counters.records_failed} records of the member failed, so it cannot win; "
+            "flush() before close(), or write them all again as another member"
+        )
+    return Winner(
+        producer_id=identity.producer_id,
+        record_count=counters.records_acknowledged,
+    )

@@ -1,0 +1,442 @@
+"""The batches of one partition on their way: at most five, in order, each until it is final.
+
+Sequence numbers are given when a batch is first sent and kept by every retry, so that the leader
+recognises what it has. Calls of one producer may overtake each other; a batch that has to be sent
+again waits until it is the oldest on its way.
+
+Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
+partition then waits until nothing is on its way and goes on under the next producer epoch, from
+sequence 0. With a transaction every failure spoils the whole of it, and its end brings the epoch.
+Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.actors.protocol.messages.messages import ProduceReply, ProduceRequest
+from oncelog.api.batching.accumulator import PendingBatch
+from oncelog.api.producing.delivery_deadline import expired
+from oncelog.api.producing.sender_context import SenderContext, SenderOwner
+from oncelog.api.session.retry import Backoff, BackoffPolicy
+from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS
+from oncelog.api.transacting.txn_state import ProducerIdentity
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    InvalidRecordError,
+    OncelogError,
+    OutOfOrderSequenceNumberError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
+from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition, sequence_after
+
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+_NOT_APPENDED: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    }
+)
+"""Retriable answers with which a leader says that it did not append; others leave it open, even
+``NOT_LEADER_OR_FOLLOWER``: one that stops leading answers so whoever waits for replication."""
+
+_REFUSED_UNSEEN: Final = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+"""The leader did not append the batch and would take it under another epoch (idempotent only)."""
+
+
+class _Gap(enum.Enum):
+    """Why the sequences of a partition no longer meet what its leader expects."""
+
+    REFUSED = "a batch was not appended, for sure"
+    UNKNOWN = "nobody knows whether a batch was appended"
+
+
+@dataclass(slots=True, eq=False)
+class _InFlight:
+    """One batch on its way.
+
+    ``base_position`` (inclusive) and ``end_position`` (exclusive) count the records of the
+    partition under the current epoch; a sequence number is a position that wraps.
+    """
+
+    batch: PendingBatch
+    base_position: int
+    end_position: int
+    number: int
+    """How many batches were begun before it."""
+    is_retrying: bool = False
+    may_be_in_log: bool = False
+    """An earlier attempt may have been appended without an answer that says so."""
+    last_error: ErrorCode = ErrorCode.NONE
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Orders the batches of a partition; the parts of a split one share its number."""
+        return self.number, self.base_position
+
+
+class PartitionSender:
+    """Sends the batches of one partition, in one transaction or, without one, for ever."""
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        *,
+        context: SenderContext,
+        owner: SenderOwner,
+        identity: ProducerIdentity,
+        transactional_id: str | None = None,
+        ticket: bytes | None = None,
+    ) -> None:
+        self._topic_partition = topic_partition
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self._transactional_id = transactional_id
+        self._ticket = ticket
+        self._in_flight: list[_InFlight] = []
+        self._begun_count = 0
+        self._next_position = 0
+        self._acknowledged_end = 0
+        """The highest ``end_position`` acknowledged: the leader has everything before it."""
+        self._gap: _Gap | None = None
+        self._rewrites: list[_InFlight] = []
+        self._unreported: list[tuple[_InFlight, ProduceReply]] = []
+        """Appended batches behind one whose outcome is open: callbacks come in offset order."""
+        self._moved = asyncio.Event()
+        self._is_stopped = False
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many batches are on their way."""
+        return len(self._in_flight)
+
+    def pump(self) -> None:
+        """Send what is full or due, as far as the window allows."""
+        while self.send_next():
+            pass
+
+    def send_next(self) -> bool:
+        """Send one batch, if one is full or due and the window allows; whether one was sent."""
+        if self._is_stopped or self._gap is not None:
+            return False
+        # New batches behind one that is being retried would only arrive too early.
+        if any(entry.is_retrying for entry in self._in_flight):
+            return False
+        # A leader remembers the last few batches only. If the window counted what is on its way,
+        # later answers would let it run on until the oldest one is forgotten: then a retry of
+        # that one is refused.
+        window = self._context.settings.max_in_flight_requests_per_connection
+        if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
+            return False
+        batch = self._context.accumulator.take(self._topic_partition)
+        if batch is None:
+            return False
+        self._start(batch)
+        return True
+
+    def stop(self, error: OncelogError) -> None:
+        """Give up everything on its way; later answers are ignored."""
+        self._is_stopped = True
+        entries, self._in_flight = self._in_flight, []
+        rewrites, self._rewrites = self._rewrites, []
+        self._report()
+        for entry in entries:
+            if entry.task is not None and entry.task is not asyncio.current_task():
+                entry.task.cancel()
+            self._context.fail(entry.batch, error)
+        for entry in rewrites:
+            self._context.fail(entry.batch, error)
+
+    def expire(self, begun_before_s: float) -> None:
+        """Give up what was begun no later than ``begun_before_s``, wherever it is.
+
+        The calls under way are left alone and may still append: nobody knows. So nothing that
+        follows goes out under the same epoch.
+        """
+        for entry in tuple(self._in_flight):
+            # The first of a transaction takes the others with it.
+            if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
+                if entry.task is not None:
+                    entry.task.cancel()
+                reason = "no answer came"
+                if entry.last_error is not ErrorCode.NONE:
+                    reason = f"the last answer was {entry.last_error.name}"
+                self._give_up(entry, self._expired(entry.batch, reason), _Gap.UNKNOWN)
+        for entry in tuple(self._rewrites):
+            if entry.batch.created_s <= begun_before_s:
+                self._rewrites.remove(entry)
+                self._lose(entry.batch, self._expired(entry.batch, "its leader refused it"))
+
+    # --- one batch ----------------------------------------------------------------------------
+
+    def _start(self, batch: PendingBatch) -> None:
+        entry = _InFlight(
+            batch,
+            self._next_position,
+            self._next_position + batch.rows.record_count,
+            self._begun_count,
+        )
+        self._begun_count += 1
+        self._next_position = entry.end_position
+        self._in_flight.append(entry)
+        self._context.counters.batches_sent += 1
+        self._context.counters.records_sent += batch.rows.record_count
+        entry.task = self._owner.spawn(self._deliver(entry))
+
+    def _encode(self, entry: _InFlight) -> bytearray:
+        identity = self._identity
+        payload = entry.batch.rows.encode(
+            codec=self._context.codec,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=sequence_after(0, entry.base_position),
+            is_transactional=self._transactional_id is not None,
+        )
+        self._context.counters.bytes_sent += len(payload)
+        return payload
+
+    async def _deliver(self, entry: _InFlight) -> None:
+        """Call the leader until the outcome of ``entry`` is known; ``expire`` ends it."""
+        settings = self._context.settings
+        loop = asyncio.get_running_loop()
+        backoff = Backoff(
+            BackoffPolicy(
+                initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
+            ),
+            self._context.random,
+        )
+        missing_since: float | None = None
+        try:
+            payload = self._encode(entry)
+        except (ValueError, TypeError, OverflowError) as error:
+            invalid = InvalidRecordError(f"a record cannot be encoded: {error}")
+            self._give_up(entry, invalid, _Gap.REFUSED)
+            return
+        await self._wait_for_turn(entry)
+        while True:
+            request = ProduceRequest(
+                topic_partition=self._topic_partition,
+                batch=payload,
+                acks=settings.acks_count,
+                transactional_id=self._transactional_id,
+                ticket=self._ticket or self._owner.identities.ticket_of(self._identity),
+                timeout_ms=settings.request_timeout_ms,
+                follows_unacknowledged=self._acknowledged_end < entry.base_position,
+            )
+            reply = await self._context.router.call_leader(
+                self._topic_partition, request, timeout_ms=settings.request_timeout_ms
+            )
+            if reply.is_ticket_old:
+                self._owner.identities.renew_soon(self._identity)
+            if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
+                reply = await self._owner.fencing.explained(self._topic_partition, reply)
+            if self._settle(entry, reply):
+                return
+            if reply.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                missing_since = loop.time() if missing_since is None else missing_since
+                if (loop.time() - missing_since) * 1_000 >= UNKNOWN_TOPIC_WAIT_MS:
+                    self._give_up(entry, self._missing(reply), _Gap.UNKNOWN)
+                    return
+            else:
+                missing_since = None
+            entry.is_retrying = True
+            entry.last_error = reply.error
+            entry.may_be_in_log = entry.may_be_in_log or reply.error not in _NOT_APPENDED
+            self._context.counters.batches_retried += 1
+            await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
+            await self._wait_for_turn(entry)
+
+    async def _wait_for_turn(self, entry: _InFlight) -> None:
+        """A batch that is sent again waits for those before it; they are final by their time."""
+        while entry.is_retrying and self._in_flight and self._in_flight[0] is not entry:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
+        """Act on a reply; whether it was final for this entry."""
+        if entry not in self._in_flight:
+            # Given up together with others while this reply was on its way.
+            return True
+        error = reply.error
+        if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self._succeed(entry, reply)
+            return True
+        if error in _TOO_LARGE and entry.batch.rows.record_count > 1:
+            self._split(entry)
+            return True
+        if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._in_flight[0] is not entry:
+            # One before it is still to come; then this one is welcome.
+            return False
+        if error in _REFUSED_UNSEEN and self._transactional_id is None:
+            if error is ErrorCode.UNKNOWN_PRODUCER_ID:
+                self._owner.identities.give_up(self._identity)
+            self._refused(entry)
+            return True
+        if error.retriable:
+            return False
+        detail = f"{reply.detail or exception_for(error)} (partition {self._topic_partition})"
+        gap = _Gap.REFUSED
+        if entry.may_be_in_log:
+            gap = _Gap.UNKNOWN
+            detail += "; an earlier attempt got no answer: it may or may not be in the log"
+        self._give_up(entry, exception_for(error, detail), gap)
+        return True
+
+    def _succeed(self, entry: _InFlight, reply: ProduceReply) -> None:
+        self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
+        self._context.counters.records_acknowledged += entry.batch.rows.record_count
+        self._in_flight.remove(entry)
+        self._unreported.append((entry, reply))
+        self._unreported.sort(key=lambda appended: appended[0].place)
+        self._after_removal()
+
+    def _report(self) -> None:
+        """Resolve the futures of what is appended, up to the first batch that may still be."""
+        while self._unreported:
+            entry, reply = self._unreported[0]
+            if self._in_flight and self._in_flight[0].place < entry.place:
+                return
+            del self._unreported[0]
+            entry.batch.delivery.succeed(reply.base_offset, reply.log_append_time_ms)
+
+    def _split(self, entry: _InFlight) -> None:
+        """Send a batch that is too large for its topic as two, which keep its sequences."""
+        place = self._in_flight.index(entry)
+        del self._in_flight[place]
+        position = entry.base_position
+        parts: list[_InFlight] = []
+        for batch in entry.batch.split():
+            end = position + batch.rows.record_count
+            # Each waits for its turn, so that there are never more on their way at once than the
+            # leader remembers.
+            part = _InFlight(
+                batch,
+                position,
+                end,
+                entry.number,
+                is_retrying=True,
+                may_be_in_log=entry.may_be_in_log,
+            )
+            parts.append(part)
+            position = end
+        self._in_flight[place:place] = parts
+        for part in parts:
+            part.task = self._owner.spawn(self._deliver(part))
+        self._moved.set()
+
+    # --- failure ------------------------------------------------------------------------------
+
+    def _give_up(self, entry: _InFlight, error: OncelogError, gap: _Gap) -> None:
+        """``entry`` failed for good. ``gap`` says whether it may stand in the log all the same."""
+        self._in_flight.remove(entry)
+        if self._gap is not _Gap.UNKNOWN:
+            self._gap = gap
+        self._lose(entry.batch, error)
+        self._after_removal()
+
+    def _refused(self, entry: _InFlight) -> None:
+        """The leader expects another sequence or epoch and did not append ``entry`` just now."""
+        self._in_flight.remove(entry)
+        if entry.may_be_in_log:
+            # The leader may have appended it and forgotten, as after a failover: under another
+            # epoch it would not know it again. Source: KIP-360.
+            self._gap = _Gap.UNKNOWN
+            self._lose(
+                entry.batch,
+                OutOfOrderSequenceNumberError(
+                    f"a batch for partition {self._topic_partition} got no answer, and its leader "
+                    "does not know it: it may or may not be in the log"
+                ),
+            )
+        elif self._gap is _Gap.UNKNOWN:
+            # A late call of the batch before it could still let this one in too: sending it
+            # again under another epoch might append it twice.
+            self._lose(
+                entry.batch,
+                OutOfOrderSequenceNumberError(
+                    f"an earlier batch for partition {self._topic_partition} timed out, so this "
+                    "one could not be appended in order; send it again"
+                ),
+            )
+        else:
+            self._gap = _Gap.REFUSED
+            self._rewrites.append(entry)
+        self._after_removal()
+
+    def _after_removal(self) -> None:
+        self._moved.set()
+        self._report()
+        if self._is_stopped:
+            return
+        if self._gap is not None and not self._in_flight:
+            self._owner.spawn(self._close_gap())
+        else:
+            self.pump()
+
+    async def _close_gap(self) -> None:
+        """Nothing is on its way: go on, under a new epoch unless the lost batch had arrived."""
+        if self._rewrites:
+            await asyncio.sleep(self._context.settings.retry_backoff_ms / 1_000)
+        if self._rewrites or self._acknowledged_end != self._next_position:
+            self._identity = await self._next_identity()
+            self._next_position = 0
+            self._acknowledged_end = 0
+        self._gap = None
+        rewrites, self._rewrites = self._rewrites, []
+        for entry in sorted(rewrites, key=lambda entry: entry.base_position):
+            self._start(entry.batch)
+        self.pump()
+
+    async def _next_identity(self) -> ProducerIdentity:
+        """The next epoch, which needs nobody's leave, or a new producer id.
+
+        After the last epoch, and when a leader has not taken the ticket of the id.
+        """
+        identity = self._identity
+        is_ours = self._owner.identities.ticket_of(identity) is not None
+        if is_ours and identity.producer_epoch < PRODUCER_EPOCH_EXHAUSTED:
+            return ProducerIdentity(
+                producer_id=identity.producer_id, producer_epoch=identity.producer_epoch + 1
+            )
+        while True:
+            try:
+                return await self._owner.identities.fresh()
+            except OncelogError as error:
+                # Those that wait for the identity fail; later records make it worth asking again.
+                rewrites, self._rewrites = self._rewrites, []
+                for entry in rewrites:
+                    self._lose(entry.batch, error)
+                await asyncio.sleep(self._context.settings.retry_backoff_max_ms / 1_000)
+
+    def _lose(self, batch: PendingBatch, error: OncelogError) -> None:
+        self._context.fail(batch, error)
+        self._owner.batch_failed(error)
+
+    def _expired(self, batch: PendingBatch, reason: str) -> OncelogError:
+        return expired(batch, self._context.settings.delivery_timeout_ms, reason)
+
+    def _missing(self, reply: ProduceReply) -> OncelogError:
+        topic = self._topic_partition.topic
+        return UnknownTopicOrPartitionError(
+            reply.detail
+            or f"partition {self._topic_partition} does not exist; was topic {topic!r} deleted? "
+            f"create it with admin.create_topic({topic!r}, partitions=N)"
+        )

@@ -1,0 +1,263 @@
+"""Producers: ``Producer`` for threads, ``AsyncProducer`` the same with ``await``.
+
+Every producer is idempotent: a record lands once, in order, whatever is retried. With a
+``transactional_id`` records and consumer offsets become visible all at once or not at all::
+
+    producer.init_transactions()
+    with producer.transaction():
+        producer.send("flights", value=b"...", key=b"EWR")
+        producer.send_offsets_to_transaction({partition: offset}, consumer.group_metadata())
+
+Errors of a transaction: ``abortable`` ones ask for ``abort_transaction``, ``fatal`` ones for a new
+producer. A call that timed out may have taken effect: make the same call again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from random import Random
+from types import TracebackType
+
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.core import ProducerCore
+from oncelog.api.producing.metrics import ProducerMetrics, metrics_of
+from oncelog.api.producing.sending import AsyncSending, SyncSending
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.requests import GroupMetadata
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import TopicPartition
+
+__all__ = ["AsyncProducer", "Producer", "ProducerMetrics"]
+
+Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
+
+
+class Producer(SyncSending):
+    """Sends records, from any thread. Make it with ``cluster.producer(...)``; close it."""
+
+    def __init__(
+        self,
+        router: Router,
+        loop_thread: LoopThread,
+        settings: ProducerSettings,
+        *,
+        random: Random,
+    ) -> None:
+        self.settings = settings
+        self._core = ProducerCore(
+            router=router, settings=settings, random=random, loop=loop_thread.loop
+        )
+        super().__init__(self._core.sender, loop_thread)
+
+    def init_transactions(self) -> bytes | None:
+        """Take the transactional id over: older producers with it are fenced from now on.
+
+        What they left open is aborted first. Returns the commit token of the last committed
+        transaction, ``None`` if it had none: a restarted program knows from it what is done.
+        """
+        return self._loop_thread.run(self._core.init_transactions())
+
+    def begin_transaction(self) -> None:
+        """Open a transaction. Asks nobody; the coordinator learns of it with the first record."""
+        self._loop_thread.check()
+        self._core.begin_transaction()
+
+    def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
+        """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
+
+        ``group`` is ``consumer.group_metadata()``; a member that was replaced meanwhile is refused
+        with an abortable error, and so are offsets of a topic that was deleted meanwhile. Whatever
+        it raises, be it ``TypeError`` or ``KeyboardInterrupt``: a transaction in which it raised
+        can only be aborted.
+        """
+        try:
+            self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
+
+    def commit_transaction(
+        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+    ) -> bool:
+        """Send what is buffered, wait for it, and commit; on return the transaction is decided.
+
+        ``token``, at most 1 KiB, is stored with the decision and given back by
+        ``init_transactions``. Returns whether all of it is readable already; ``False`` if a
+        partition was not reachable just now. If a record failed, raises an abortable error; also
+        if ``send`` itself raised in the transaction, unless ``despite_refused_sends`` says that
+        it is to be committed without that record. After ``RequestTimedOutError`` call it again,
+        with the same token. An id that remembers a version of an application's writes commits
+        nothing but further versions of it: everything else raises an abortable error.
+        """
+        return self._loop_thread.run(
+            self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
+        )
+
+    def abort_transaction(self) -> None:
+        """Take back everything of the transaction. After a time-out call it again."""
+        self._loop_thread.run(self._core.abort_transaction())
+
+    @contextlib.contextmanager
+    def transaction(self, token: bytes | None = None) -> Iterator[Producer]:
+        """A transaction as a block: commits at its end, aborts if an exception leaves it."""
+        self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            # What went wrong in the block matters more than that the abort failed as well.
+            with contextlib.suppress(OncelogError):
+                self.abort_transaction()
+            raise
+        try:
+            self.commit_transaction(token)
+        except OncelogError as error:
+            if error.abortable:
+                with contextlib.suppress(OncelogError):
+                    self.abort_transaction()
+            raise
+
+    def flush(self) -> None:
+        """Send what is buffered and wait until the outcome of every record sent so far is known.
+
+        Raises the first failure of the transaction. Outside transactions raises, once, a failure
+        whose future nobody has looked at; the others are in the log and in ``metrics()``.
+        """
+        self._loop_thread.run(self._core.flush())
+
+    def metrics(self) -> ProducerMetrics:
+        """What this producer has done so far."""
+        return metrics_of(self._core)
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Deliver what is buffered, or abort an open transaction, within the time; then stop.
+
+        A commit that another thread waits for ends first. May be called again. What is not done
+        in time is left to the transaction timeout.
+        """
+        self._loop_thread.run(self._core.close(timeout_ms))
+
+    def __enter__(self) -> Producer:
+        """The producer itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the producer."""
+        self.close()
+
+
+class AsyncProducer(AsyncSending):
+    """``Producer`` for the event loop that it is made on."""
+
+    def __init__(self, router: Router, settings: ProducerSettings, *, random: Random) -> None:
+        self.settings = settings
+        self._core = ProducerCore(
+            router=router, settings=settings, random=random, loop=asyncio.get_running_loop()
+        )
+        super().__init__(self._core.sender)
+
+    async def init_transactions(self) -> bytes | None:
+        """See ``Producer.init_transactions``."""
+        return await self._core.init_transactions()
+
+    async def begin_transaction(self) -> None:
+        """See ``Producer.begin_transaction``."""
+        self._core.begin_transaction()
+
+    async def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
+        """See ``Producer.send_offsets_to_transaction``."""
+        try:
+            await self._core.send_offsets(_with_metadata(offsets, group), group)
+        except BaseException as error:
+            self._core.offsets_refused(error)
+            raise
+
+    async def commit_transaction(
+        self, token: bytes | None = None, *, despite_refused_sends: bool = False
+    ) -> bool:
+        """See ``Producer.commit_transaction``."""
+        return await self._core.commit_transaction(
+            token, despite_refused_sends=despite_refused_sends
+        )
+
+    async def abort_transaction(self) -> None:
+        """See ``Producer.abort_transaction``."""
+        await self._core.abort_transaction()
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, token: bytes | None = None) -> AsyncIterator[AsyncProducer]:
+        """See ``Producer.transaction``."""
+        await self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(OncelogError):
+                await self.abort_transaction()
+            raise
+        try:
+            await self.commit_transaction(token)
+        except OncelogError as error:
+            if error.abortable:
+                with contextlib.suppress(OncelogError):
+                    await self.abort_transaction()
+            raise
+
+    async def flush(self) -> None:
+        """See ``Producer.flush``."""
+        await self._core.flush()
+
+    def metrics(self) -> ProducerMetrics:
+        """What this producer has done so far."""
+        return metrics_of(self._core)
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """See ``Producer.close``."""
+        await self._core.close(timeout_ms)
+
+    async def __aenter__(self) -> AsyncProducer:
+        """The producer itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the producer."""
+        await self.close()
+
+
+def _with_metadata(
+    offsets: Offsets, group: GroupMetadata
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    if not hasattr(group, "group_id"):
+        raise TypeError(f"group must be what consumer.group_metadata() gives, not {group!r}")
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"offsets must be a mapping, not {type(offsets).__name__}")
+    complete: dict[TopicPartition, OffsetAndMetadata] = {}
+    for topic_partition, offset in offsets.items():
+        if not isinstance(topic_partition, TopicPartition):
+            raise TypeError(
+                "offsets must map TopicPartition to the next offset to read, "
+                f"not {type(topic_partition).__name__}"
+            )
+        if isinstance(offset, OffsetAndMetadata):
+            complete[topic_partition] = offset
+        elif isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
+            topic_id = group.topic_ids.get(topic_partition.topic, "")
+            complete[topic_partition] = OffsetAndMetadata(offset=offset, topic_id=topic_id)
+        else:
+            raise TypeError(
+                f"the offset of {topic_partition} must be an int of 0 or more, or "
+                f"OffsetAndMetadata, not {offset!r}"
+            )
+    return complete

@@ -1,0 +1,497 @@
+"""The sending half of a producer: gathers records, enrols their partitions, sends the batches.
+
+Lives on one event loop. Only the methods under "from any thread" may be called from elsewhere;
+they take the accumulator's lock and wake the loop when they must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from random import Random
+from typing import Any, Final
+
+from oncelog.actors.process.freed_memory import keep_freed_memory
+from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.api.batching.accumulator import Accumulator, Headers, Wake, record_size_bytes
+from oncelog.api.batching.arrow_rows import ColumnBatch
+from oncelog.api.batching.delivery import RecordFuture, TableDelivery
+from oncelog.api.batching.interceptors import InterceptorChain
+from oncelog.api.config import ProducerSettings
+from oncelog.api.producing.delivery_deadline import DeliveryDeadline
+from oncelog.api.producing.loop_wake import Pace, call_and_let_run
+from oncelog.api.producing.partition_sender import PartitionSender
+from oncelog.api.producing.sender_context import SendCounters, SenderContext, open_batches_for
+from oncelog.api.producing.sender_tasks import SenderTasks
+from oncelog.api.producing.topic_finder import TopicFinder
+from oncelog.api.producing.untold_failures import UntoldFailures
+from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.enrolment import Enrolment
+from oncelog.api.transacting.failures import abort_after, for_the_others, unanswered
+from oncelog.api.transacting.fencing import Fencing
+from oncelog.api.transacting.plain_identity import PlainIdentities
+from oncelog.api.transacting.requests import TransactionRequests
+from oncelog.api.transacting.txn_state import (
+    ProducerIdentity,
+    TransactionState,
+    TransactionStatus,
+    severity,
+)
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.exceptions import (
+    ClientClosedError,
+    IllegalStateError,
+    InvalidTopicError,
+    MessageTooLargeError,
+    OncelogError,
+    RequestTimedOutError,
+    exception_for,
+)
+from oncelog.storage.model import INTERNAL_TOPICS, NO_PRODUCER_ID, TopicPartition
+from oncelog.storage.records.compression import Codec
+
+ENROL_AFTER_S: Final = 0.001
+"""How long the first record waits for others, of more partitions, to be enrolled in one call."""
+
+
+class RecordSender:
+    """Sends the records of one producer, in the transaction that ``state`` tells of, if any.
+
+    ``loop`` is the event loop that runs its coroutines and calls the leaders.
+    """
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ProducerSettings,
+        random: Random,
+        loop: asyncio.AbstractEventLoop,
+        requests: TransactionRequests,
+        state: TransactionState | None,
+    ) -> None:
+        keep_freed_memory()
+        self.router = router
+        self.settings = settings
+        self._loop = loop
+        self._clock = router.clock
+        self._requests = requests
+        self._state = state
+        self._tasks = SenderTasks(loop, self._crashed)
+        self.identities = PlainIdentities(requests, self.spawn)
+        self._fatal: OncelogError | None = None
+        self.fencing = Fencing(state=state, requests=requests, loop=loop)
+        self.interceptors = InterceptorChain(settings.interceptors)
+        self._is_closed = self._is_forked = False
+        self.lets_loop_run = False
+        """Whether a thread that fills batches waits for the loop that sends them to keep up."""
+        self._topics = TopicFinder(router=router, settings=settings, random=random)
+        self._progress = asyncio.Event()
+        self._preparing: asyncio.Task[None] | None = None
+        self._senders: dict[TopicPartition, PartitionSender] = {}
+        self.open_batches = open_batches_for(settings, router)
+        self._pace = Pace(self._waiting_count, batch_bytes=settings.batch_size)
+        self._accumulator = Accumulator(
+            open_batches=self.open_batches,
+            batch_bytes=settings.batch_size,
+            random=random,
+            gate=self._check_send,
+            on_done=self._progress.set,
+            on_taken=self._pace.taken,
+            now=loop.time,
+        )
+        self.enrolment: Enrolment | None = None
+        if state is None:
+            self.open_batches.is_accepting = True
+        else:
+            state.on_accepting = self._accept
+            self.enrolment = self._enrolment_of(state)
+        self._context = SenderContext(
+            router=router,
+            settings=settings,
+            random=random,
+            accumulator=self._accumulator,
+            codec=Codec[settings.compression_type.upper()],
+            failures=UntoldFailures(loop, is_told=state is not None),
+        )
+        self._deadline = DeliveryDeadline(loop, settings, self._accumulator, self._expire)
+
+    @property
+    def counters(self) -> SendCounters:
+        """What has been sent so far."""
+        return self._context.counters
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Estimated bytes of records whose outcome is not known yet."""
+        return self._accumulator.buffered_bytes
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many batches are on their way to their leaders."""
+        return sum(sender.in_flight_count for sender in tuple(self._senders.values()))
+
+    @property
+    def identity(self) -> ProducerIdentity | None:
+        """The producer id and epoch now in use; ``None`` before there is one."""
+        if self._state is None:
+            return self.identities.current
+        identity = self._state.identity
+        return identity if identity.producer_id != NO_PRODUCER_ID else None
+
+    def _enrolment_of(self, state: TransactionState) -> Enrolment:
+        return Enrolment(
+            state=state,
+            requests=self._requests,
+            loop=self._loop,
+            settings=self.settings,
+            spawn=self.spawn,
+            is_known=lambda tp: self._topics.known(tp.topic, tp.partition) is not None,
+        )
+
+    # --- sending, from any thread -------------------------------------------------------------
+
+    def try_send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers,
+        timestamp_ms: int | None,
+        partition: int | None,
+    ) -> RecordFuture | None:
+        """Accept one record, its types checked; ``None`` if ``make_room`` must be awaited first."""
+        metadata = self._topics.known(topic, partition)
+        if metadata is None or self._accumulator.buffered_bytes >= self.settings.buffer_memory:
+            return None
+        size = record_size_bytes(value, key, headers)
+        if size > self.settings.max_request_size:
+            raise MessageTooLargeError(
+                f"the record takes {size} bytes, more than "
+                f"max_request_size={self.settings.max_request_size}; send it in parts"
+            )
+        if timestamp_ms is None:
+            timestamp_ms = self._clock.now_ms()
+        future, wake = self._accumulator.append(
+            topic,
+            metadata,
+            partition,
+            (key, value, timestamp_ms, headers),
+            size,
+        )
+        self._tell(wake)
+        return future
+
+    def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
+        """Accept one batch of a table; ``has_room`` tells whether to await ``make_room`` first."""
+        delivery, wake = self._accumulator.append_rows(
+            batch.topic_partition, batch.rows, batch.size_bytes
+        )
+        table.add(delivery)
+        self._tell(wake)
+
+    def note_refused(self, error: BaseException) -> None:
+        """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
+        if self._state is not None:
+            self._state.send_refused(error)
+
+    def has_room(self, topic: str, partition: int | None = None) -> bool:
+        """Whether ``topic`` and its ``partition`` are known and ``buffer_memory`` not used up."""
+        return (
+            self._topics.known(topic, partition) is not None
+            and self._accumulator.buffered_bytes < self.settings.buffer_memory
+        )
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions a topic has for which ``has_room`` was true."""
+        return len(metadata.partitions) if (metadata := self._topics.known(topic)) else 0
+
+    def sticky_partition(self, topic: str, partition_count: int) -> int:
+        """Another partition for a block of records without keys."""
+        return self._accumulator.sticky_partition(topic, partition_count)
+
+    def now_ms(self) -> int:
+        """The timestamp of records that are sent without one."""
+        return self._clock.now_ms()
+
+    async def make_room(self, topic: str, partition: int | None = None) -> None:
+        """Wait until ``topic`` and ``partition`` are known and there is memory.
+
+        That may take ``max_block_ms``; see ``TopicFinder`` for those that do not exist.
+        """
+        self._check_send()
+        if topic in INTERNAL_TOPICS:
+            raise InvalidTopicError(f"topic {topic!r} is internal; records cannot be sent to it")
+        await self._topics.find(topic, partition)
+        try:
+            await asyncio.wait_for(
+                self._until(self._has_memory), self.settings.max_block_ms / 1_000
+            )
+        except asyncio.TimeoutError:
+            raise RequestTimedOutError(
+                f"buffer_memory={self.settings.buffer_memory} stayed full of unanswered records "
+                f"for max_block_ms={self.settings.max_block_ms}; is the topic's leader alive?"
+            ) from None
+
+    def _has_memory(self) -> bool:
+        if self._accumulator.buffered_bytes < self.settings.buffer_memory:
+            return True
+        # What would linger for others makes room now: somebody waits, and others can not come.
+        self._linger_over()
+        return False
+
+    # --- what the producer asks ---------------------------------------------------------------
+
+    def unready_partitions(self) -> list[TopicPartition]:
+        """Partitions with records that may not be sent to before something else is done."""
+        return [tp for tp in self._accumulator.waiting() if not self._is_ready(tp)]
+
+    async def enrol(self, partitions: Collection[TopicPartition]) -> None:
+        """Enrol partitions in the transaction and keep their tickets; a failure is its state's."""
+        state = self._state
+        if state is None or self.enrolment is None or not state.is_sending:
+            return
+        # From the first attempt on the coordinator may know of the transaction, even if no
+        # answer comes: it has to be ended there.
+        state.has_work = True
+        reply = await self.enrolment.enrol(partitions)
+        if reply.error is not ErrorCode.NONE:
+            self.failed("add_partitions_to_txn", reply)
+            return
+        # Whoever asked: records may have waited for it, and nobody else may know.
+        self._send_due()
+
+    async def deliver_all(self) -> None:
+        """Send everything, and wait until each outcome is known; an error if closed meanwhile."""
+        deliveries = self._accumulator.close_open()
+        self._send_due()
+        await self._until(lambda: self._accumulator.is_delivered(deliveries))
+        if self._is_closed:
+            # What was not delivered was dropped; nothing may be committed without it.
+            raise ClientClosedError("the producer was closed before everything was delivered")
+
+    def take_failure(self) -> OncelogError | None:
+        """A failure outside transactions that nobody has looked at; each is told once."""
+        return self._context.failures.take()
+
+    @property
+    def written_partitions(self) -> frozenset[TopicPartition]:
+        """What the open transaction has sent records to."""
+        return frozenset(self._senders)
+
+    def forget_partitions(self) -> None:
+        """The transaction has ended: the sequences of the next one start at 0."""
+        self._senders.clear()
+        self.fencing.forget()
+
+    def stop(self, error: OncelogError) -> None:
+        """Give up every record whose outcome is not known; their futures raise ``error``."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None and preparing is not asyncio.current_task():
+            preparing.cancel()
+        self.fencing.stop()
+        for sender in self._senders.values():
+            sender.stop(error)
+        self._context.drop(error)
+        self._progress.set()
+
+    def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
+        """The transaction cannot go on, or with a fatal ``weight`` the producer cannot."""
+        if self._state is None:
+            return
+        self._state.fail(error, weight)
+        is_fatal = self._state.status is TransactionStatus.FATAL_ERROR
+        self.stop(for_the_others(error, is_fatal=is_fatal))
+
+    def failed(self, method: str, reply: Reply, call_again: str = "") -> OncelogError:
+        """What to raise for a final ``reply``; its weight is noted in the transaction's state.
+
+        A retriable code means that time ran out. With ``call_again`` the state stays as it is
+        and the application makes the same call again; without it the transaction is spoilt.
+        """
+        weight = severity(method, reply.error)
+        if weight is ErrorClass.RETRIABLE and call_again:
+            return unanswered(call_again, reply, self.settings.max_block_ms)
+        detail = f"{method}: {reply.detail or exception_for(reply.error)}"
+        error = exception_for(reply.error, detail)
+        self.spoil(error, weight)
+        is_over = self._state is None or self._state.status is not TransactionStatus.ABORTABLE_ERROR
+        return error if is_over or error.abortable else abort_after(error)
+
+    def forbid(self) -> None:
+        """This is the copy of a sender in a forked process: it accepts nothing."""
+        self._is_closed = self._is_forked = True
+        self._accept(False)
+
+    def check_process(self) -> None:
+        """``IllegalStateError`` in a forked process, whose copy of the event loop never runs."""
+        if self._is_forked:
+            raise IllegalStateError(AFTER_FORK)
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._is_closed = True
+        self._accept(False)
+        if self.enrolment is not None:
+            self.enrolment.close()
+        self._deadline.stop()
+        self.stop(ClientClosedError("the producer was closed before the record was acknowledged"))
+        self._context.failures.close()
+        self._tasks.cancel()
+
+    # --- what a PartitionSender asks ----------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` as a task whose failure, always a bug, fails the producer."""
+        return self._tasks.spawn(work)
+
+    def batch_failed(self, error: OncelogError) -> None:
+        """A batch failed for good: its transaction, if there is one, cannot commit."""
+        self.spoil(error, severity("produce", error.code))
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _accept(self, is_accepting: bool) -> None:
+        self.open_batches.is_accepting = (
+            is_accepting and not self._is_closed and self._fatal is None
+        )
+
+    def _check_send(self) -> None:
+        self.check_process()
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed; make a new one")
+        if self._fatal is not None:
+            raise exception_for(self._fatal.code, str(self._fatal)) from self._fatal
+        if self._state is not None:
+            self._state.check_send()
+
+    def _tell(self, wake: Wake) -> None:
+        # Leaders that have work do not need the loop at once; each time it costs a few records.
+        is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and self._is_enrolled_by_habit())
+        if is_urgent and self.lets_loop_run and not self.in_flight_count:
+            call_and_let_run(self._loop, self._woken, wake)
+        elif wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
+        if self.lets_loop_run:
+            self._pace.keep()
+
+    def _waiting_count(self) -> int:
+        # While nothing can be sent, a thread that goes on only keeps the loop from the answer.
+        count = self._accumulator.closed_count
+        is_held = count > 0 and self._preparing is not None and not self._senders
+        return count + self._pace.high if is_held else count
+
+    def _woken(self, wake: Wake) -> None:
+        if self._is_closed:
+            return
+        self._deadline.watch()
+        linger_s = self.settings.linger_ms / 1_000
+        if wake is Wake.LINGER or self._accumulator.fulls_seen():
+            self._loop.call_later(linger_s, self._linger_over)
+        if wake is Wake.LINGER and self._is_enrolled_by_habit():
+            self._prepare_early()
+        elif wake is Wake.LINGER:
+            self._loop.call_later(min(linger_s, ENROL_AFTER_S), self._prepare_early)
+        else:
+            self._send_due()
+
+    def _linger_over(self) -> None:
+        self._accumulator.linger_over()
+        self._deadline.watch()
+        self._send_due()
+
+    def _expire(self, begun_before_s: float) -> None:
+        for sender in tuple(self._senders.values()):
+            sender.expire(begun_before_s)
+        for error in self._context.expire(begun_before_s):
+            self.batch_failed(error)
+
+    def _send_due(self) -> None:
+        """Send what is full or due; first whatever has to be known or enrolled before."""
+        if self._state is not None and not self._state.is_sending:
+            return
+        self._pump()
+        if self._needs_preparing():
+            self._prepare_early()
+
+    def _pump(self) -> None:
+        """Send a batch of each partition, then another of each: all leaders have work at once."""
+        found = (self._sender(topic_partition) for topic_partition in self._accumulator.waiting())
+        senders = [sender for sender in found if sender is not None]
+        while senders:
+            senders = [sender for sender in senders if sender.send_next()]
+
+    def _prepare_early(self) -> None:
+        """Prepare for what is gathered, due or not, so that it need not wait when it is."""
+        is_wanted = self._state is None or self._state.is_sending
+        if is_wanted and self._preparing is None and self.unready_partitions():
+            self._preparing = self.spawn(self._prepare())
+
+    def _is_enrolled_by_habit(self) -> bool:
+        return self.enrolment is not None and bool(self.enrolment.expected())
+
+    def _is_ready(self, topic_partition: TopicPartition) -> bool:
+        if self._state is None:
+            return self.identities.current is not None
+        return topic_partition in self._state.tickets
+
+    def _sender(self, topic_partition: TopicPartition) -> PartitionSender | None:
+        """The sender of a partition, or ``None`` until the partition may be sent to."""
+        if (sender := self._senders.get(topic_partition)) is not None:
+            return sender
+        identity, ticket = self.identities.current, None
+        if self._state is not None:
+            identity, ticket = self._state.identity, self._state.tickets.get(topic_partition)
+            if ticket is None:
+                return None
+        if identity is None:
+            return None
+        sender = self._senders[topic_partition] = PartitionSender(
+            topic_partition,
+            context=self._context,
+            owner=self,
+            identity=identity,
+            transactional_id=self.settings.transactional_id,
+            ticket=ticket,
+        )
+        return sender
+
+    def _needs_preparing(self) -> bool:
+        return self._accumulator.has_due() and bool(self.unready_partitions())
+
+    async def _prepare(self) -> None:
+        """Get the producer id, or enrol new partitions, all that have records in one call."""
+        try:
+            while unready := self.unready_partitions():
+                if self._state is None:
+                    await self._get_identity()
+                else:
+                    await self.enrol(unready)
+                    if not self._state.is_sending:
+                        return
+                self._pump()
+                if not self._needs_preparing():
+                    return
+        finally:
+            if self._preparing is asyncio.current_task():
+                self._preparing = None
+
+    async def _get_identity(self) -> None:
+        try:
+            self.identities.current = await self.identities.fresh()
+        except OncelogError as error:
+            self._context.drop(error)  # Not for good: the next record asks again.
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for ``condition``, which changes only when the outcome of a batch is known."""
+        while not condition():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _crashed(self, crash: OncelogError) -> None:
+        self._fatal = crash
+        self._accept(False)
+        if self._state is not None:
+            self._state.fail(crash, ErrorClass.FATAL)
+        self.stop(crash)

@@ -1,0 +1,415 @@
+"""How a program gets to a cluster: start one, join one that runs, and find it again.
+
+A cluster that ``init`` started leaves ``cluster.json`` in its data directory while it runs, so
+that other programs given the same directory join it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig, build_settings
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    LOG_ACTORS,
+    NAMESPACE,
+    Transport,
+    actor_of,
+)
+from oncelog.actors.pin import BROKER_LABEL, LOCAL_BROKER_ID
+from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.messages import DescribeReplicaRequest
+from oncelog.api.session import ray_probe
+from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
+
+READY_TIMEOUT_MS: Final = 60_000
+READY_POLL_MS: Final = 50
+CALL_TIMEOUT_MS: Final = 5_000
+DISCOVERY_FILE: Final = "cluster.json"
+DEFAULT_DATA_DIR: Final = "oncelog-data"
+
+_loop_threads: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """Where a running cluster of a data directory is: its Ray address and its starter."""
+
+    address: str
+    dashboard_url: str
+    process_id: int
+    life: str = field(default="", compare=False)
+    """Which process of that number it is: the boot of the machine and the time it began at."""
+
+
+def refuse_after_fork(loop_thread: LoopThread) -> None:
+    """Make everything that lives on ``loop_thread`` refuse to work in children of this process."""
+    _loop_threads.add(loop_thread)
+
+
+def _forbid_in_child() -> None:
+    for loop_thread in tuple(_loop_threads):
+        loop_thread.forbid(AFTER_FORK)
+
+
+os.register_at_fork(after_in_child=_forbid_in_child)
+
+
+def directory_path(data_dir: str | os.PathLike[str]) -> Path:
+    """The data directory's path, absolute and without links as far as this machine knows it."""
+    return Path(data_dir).expanduser().absolute().resolve()
+
+
+def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
+    """Make the data directory and refuse one that cannot be written, naming it and the reason."""
+    path = Path(data_dir).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InvalidSettingError(
+            f"data_dir={str(path)!r} is a file: give a directory, or a path where one can be made"
+        ) from None
+    except OSError as error:
+        raise InvalidSettingError(
+            f"data_dir={str(path)!r} cannot be made ({error.strerror}): give another directory"
+        ) from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidSettingError(
+            f"data_dir={str(path)!r} cannot be read and written by this user: "
+            "change its permissions, or give another directory"
+        )
+    return path.resolve()
+
+
+# --- Ray --------------------------------------------------------------------------------------
+
+
+def join_ray(address: str) -> None:
+    """Connect this process to the Ray cluster at ``address``, unless it is connected to it.
+
+    Raises ``ConnectionFailedError`` within seconds if there is none, or if this process is
+    connected to another one: it can be in one at a time.
+    """
+    prepare_to_join()
+    import ray
+
+    if ray.is_initialized() and address in {"auto", ray_address()}:
+        return
+    place = _host_and_port(address)
+    cluster = ray_probe.ray_cluster_at(place, address)
+    if ray.is_initialized():
+        if not cluster.endswith(_ray_cluster_id()):
+            raise ConnectionFailedError(
+                f"this process is connected to the Ray cluster at {ray_address()}, so it cannot "
+                f"use the one at address={address!r}: use another process, or call ray.shutdown() "
+                "before"
+            )
+        return
+    try:
+        ray.init(
+            address=place,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConnectionFailedError(
+            f"the Ray cluster at address={address!r} cannot be joined from here ({reason}): a "
+            "program needs a Ray node on its own machine"
+        ) from None
+
+
+def _host_and_port(address: str) -> str:
+    """Where Ray would connect to: also for "auto", and for this machine as it calls it itself."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    if "://" in address:
+        raise ConnectionFailedError(
+            f"address={address!r} is not a Ray address: give host:port, without a scheme"
+        )
+    try:
+        return str(canonicalize_bootstrap_address_or_die(address))
+    except (ConnectionError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConnectionFailedError(
+            f"no Ray cluster can be at address={address!r} ({reason}): start one with "
+            "`oncelog start`, or pass the host:port of one that runs"
+        ) from None
+
+
+def _ray_cluster_id() -> bytes:
+    """What names the Ray cluster that this process is connected to."""
+    from ray._private.worker import global_worker
+
+    worker: Any = global_worker
+    return bytes(worker.gcs_client.cluster_id.binary())
+
+
+def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
+    """Refuse what a Ray cluster that this program did not start has otherwise."""
+    import ray
+
+    if num_cpus is not None:
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if cpus != num_cpus:
+            raise InvalidSettingError(
+                f"num_cpus={num_cpus} is not what the Ray cluster at {ray_address()} has, which "
+                f"is {cpus}: leave it out, or stop that cluster first"
+            )
+    url = dashboard_url()
+    if dashboard_port is not None and not url.endswith(f":{dashboard_port}"):
+        raise InvalidSettingError(
+            f"dashboard_port={dashboard_port} is not what the Ray cluster at {ray_address()} has, "
+            f"whose dashboard is {url or 'off'}: leave it out, or stop that cluster first"
+        )
+
+
+def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
+    """Start a Ray cluster of this process's own, tuned for the log; it ends with the process."""
+    prepare_to_join()
+    prepare_to_start()
+    import ray
+
+    # Ray says here that it has made a token; every process of ours finds it by itself.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
+    try:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=num_cpus,
+            labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
+            include_dashboard=True,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+            _system_config=SYSTEM_CONFIG,
+            **options,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConnectionFailedError(f"Ray could not be started: {reason}") from None
+
+
+def ray_address() -> str:
+    """Address of the Ray cluster this process is connected to."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def dashboard_url() -> str:
+    """Address of the dashboard of the Ray cluster this process is connected to, or ``""``."""
+    from ray._private.worker import get_dashboard_url
+
+    url = get_dashboard_url()
+    return f"http://{url}" if url else ""
+
+
+# --- discovery --------------------------------------------------------------------------------
+
+
+def write_discovery(data_dir: Path, discovery: Discovery) -> None:
+    """Leave word in the data directory where its cluster runs."""
+    text = json.dumps(
+        {
+            "address": discovery.address,
+            "dashboard_url": discovery.dashboard_url,
+            "process_id": discovery.process_id,
+            "life": discovery.life or life_of(discovery.process_id),
+        }
+    )
+    temporary = data_dir / f".{DISCOVERY_FILE}.{os.getpid()}"
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(data_dir / DISCOVERY_FILE)
+
+
+def read_discovery(data_dir: Path) -> Discovery | None:
+    """Where the cluster of ``data_dir`` runs, or ``None`` when its starter is gone."""
+    try:
+        fields = json.loads((data_dir / DISCOVERY_FILE).read_text(encoding="utf-8"))
+        discovery = Discovery(
+            address=str(fields["address"]),
+            dashboard_url=str(fields["dashboard_url"]),
+            process_id=int(fields["process_id"]),
+            life=str(fields.get("life", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return discovery if _is_alive(discovery) else None
+
+
+def forget_discovery(data_dir: Path) -> None:
+    """Take the word back: the cluster of ``data_dir`` has stopped."""
+    (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
+
+
+def life_of(process_id: int) -> str:
+    """Which process of that number lives now; empty if none does, or if the system does not say."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    # The name of the program is in parentheses, and may hold any character.
+    started = stat.rpartition(")")[2].split()[19]
+    return f"{boot_id} {started}"
+
+
+def _is_alive(discovery: Discovery) -> bool:
+    """Whether the starter lives, and is not another process that has got its number since."""
+    try:
+        os.kill(discovery.process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not discovery.life or discovery.life == life_of(discovery.process_id)
+
+
+# --- the log ----------------------------------------------------------------------------------
+
+
+def has_controller() -> bool:
+    """Whether an actor of the controller's name runs in this Ray cluster."""
+    import ray
+
+    try:
+        ray.get_actor(CONTROLLER_ACTOR, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
+    """Build the cluster's settings; ``InvalidSettingError`` names what is wrong with one."""
+    return build_settings(ClusterConfig, settings)
+
+
+def is_log_started() -> bool:
+    """Whether the log runs, or comes back by itself: its node is alive.
+
+    What was pinned to a node that is away is started again elsewhere only if its data is there.
+    """
+    from oncelog.actors.launch import home
+
+    if not has_controller():
+        return False
+    known = home.read_home()
+    return known is None or not home.is_away(known)
+
+
+def where_log_was() -> str:
+    """What Ray remembers of a log that does not run, for an error; empty if there never was one."""
+    from oncelog.actors.launch import home
+
+    known = home.read_home()
+    if known is None:
+        return ""
+    state = "is away" if home.is_away(known) else "is alive, but the log was stopped there"
+    return f"{known}; that node {state}"
+
+
+def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
+    """Start the controller where the data is; it starts every other actor of the log.
+
+    What is left of a log whose node is away is ended before: it would wait for that node for ever.
+    ``is_ours``: this process has started Ray. Raises ``ConnectionFailedError`` and
+    ``InvalidSettingError`` as ``find_home`` does.
+    """
+    from oncelog.actors.launch import home
+    from oncelog.actors.launch.controller_process import launch_controller
+
+    known = home.read_home()
+    found = home.find_home(str(data_dir), known, is_ours=is_ours)
+    if known not in {None, found}:
+        end_log()
+    home.write_home(found)
+    launch_controller(
+        ReplicaConfig(
+            topic=CLUSTER_METADATA_TOPIC,
+            partition=0,
+            broker_id=found.broker_id,
+            data_dir=found.data_dir,
+            cluster=config,
+            cluster_id=found.cluster_id,
+            pin=found.pin,
+        )
+    )
+
+
+def end_log() -> list[str]:
+    """Kill every actor of the log, as kill -9 would, and name them; acknowledged data is safe."""
+    from oncelog.actors.launch.launch import end_actors, running_actors
+
+    ours = [name for name in running_actors() if name.startswith(LOG_ACTORS)]
+    end_actors(ours)
+    return ours
+
+
+def away_log() -> str:
+    """Where the log is, if its node has died: nobody needs to wait for it. Else empty."""
+    from oncelog.actors.launch import home
+
+    known = home.read_home()
+    return f"this is {known}; that node is away" if known and home.is_away(known) else ""
+
+
+async def wait_until_ready(
+    transport: Transport, away: Callable[[], str] = lambda: ""
+) -> MetadataReply:
+    """Wait until the controller answers and every coordinator shard is led.
+
+    Raises ``ConnectionFailedError`` with the last reason when that takes over a minute, or at
+    once when the actor named as the controller is not one, or the log is ``away``, as that says.
+    """
+    request = MetadataRequest(topics=tuple(sorted(INTERNAL_TOPICS)))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + READY_TIMEOUT_MS / 1000
+    while True:
+        reply = await transport.call(CONTROLLER_ACTOR, request, timeout_ms=CALL_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE and await _are_led(transport, reply):
+            return reply
+        if reply.error is ErrorCode.UNKNOWN_SERVER_ERROR:
+            raise ConnectionFailedError(
+                f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
+                f"({reply.detail}): stop it, or use another Ray cluster"
+            )
+        if reason := await asyncio.to_thread(away):
+            raise ConnectionFailedError(f"the log cannot be reached: {reason}")
+        is_offline = reply.error is ErrorCode.NOT_CONTROLLER and reply.detail
+        if is_offline or loop.time() > deadline:
+            reason = reply.detail or reply.error.name
+            raise ConnectionFailedError(f"the log did not start: {reason}")
+        await asyncio.sleep(READY_POLL_MS / 1000)
+
+
+async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
+    """Whether every coordinator shard is led now: epochs alone outlive the processes."""
+    actors = [
+        actor_of(TopicPartition(topic.name, partition.partition), partition.leader)
+        for topic in reply.topics
+        for partition in topic.partitions
+    ]
+    replicas = await asyncio.gather(
+        *(
+            transport.call(actor, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for actor in actors
+        )
+    )
+    return bool(replicas) and all(replica.is_leader for replica in replicas)

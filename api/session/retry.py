@@ -1,0 +1,96 @@
+"""When and how soon a client makes the same call again.
+
+A retriable code may be answered by the same call; every other code is final and goes back to the
+caller. Randomness comes from an injected generator and time from the running event loop, so that
+the simulator decides both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from oncelog.actors.protocol.messages.messages import ReplyT
+from oncelog.storage.errors import ErrorCode
+
+CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20
+"""The previous transaction of the id is about to complete: ask again soon. Source: KIP-98."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffPolicy:
+    """Waits between attempts: doubling from ``initial_ms`` up to ``max_ms``, plus or minus jitter.
+
+    ``jitter`` is a fraction of the wait, 0.2 for 20 %. Source: KIP-580.
+    """
+
+    initial_ms: int = 100
+    max_ms: int = 1_000
+    jitter: float = 0.2
+
+
+DEFAULT_BACKOFF: Final = BackoffPolicy()
+
+
+class Backoff:
+    """The waits of one operation; a new operation gets a new one."""
+
+    __slots__ = ("_failures", "_policy", "_random")
+
+    def __init__(self, policy: BackoffPolicy, random: Random) -> None:
+        self._policy = policy
+        self._random = random
+        self._failures = 0
+
+    def delay_ms(self, error: ErrorCode) -> float:
+        """How long to wait before the next attempt, in milliseconds, after ``error``.
+
+        ``CONCURRENT_TRANSACTIONS`` waits 20 ms and does not lengthen later waits: it says that
+        the coordinator is well and busy with the step before.
+        """
+        if error is ErrorCode.CONCURRENT_TRANSACTIONS:
+            return float(CONCURRENT_TRANSACTIONS_BACKOFF_MS)
+        # The exponent is bounded so that a client which retries for days does not overflow.
+        base = float(min(self._policy.max_ms, self._policy.initial_ms << min(self._failures, 30)))
+        self._failures += 1
+        spread = base * self._policy.jitter
+        return base + self._random.uniform(-spread, spread)
+
+    def reset(self) -> None:
+        """Begin again with the shortest wait, as after a success."""
+        self._failures = 0
+
+
+def loop_deadline(timeout_ms: float) -> float:
+    """The time of the running event loop, in seconds, at which ``timeout_ms`` from now ends."""
+    return asyncio.get_running_loop().time() + timeout_ms / 1_000
+
+
+async def call_with_retries(
+    attempt: Callable[[], Awaitable[ReplyT]],
+    *,
+    random: Random,
+    timeout_ms: float,
+    policy: BackoffPolicy = DEFAULT_BACKOFF,
+    is_retriable: Callable[[ErrorCode], bool] = lambda error: error.retriable,
+) -> ReplyT:
+    """Repeat ``attempt`` until its reply is final or ``timeout_ms`` have passed.
+
+    ``attempt`` looks its actor up and calls it; it must be safe to repeat. The last reply is
+    returned, so a reply with a retriable code means that time ran out. ``attempt`` runs at least
+    once; a wait that would end after the deadline is not begun.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_ms / 1_000
+    backoff = Backoff(policy, random)
+    while True:
+        reply = await attempt()
+        if not is_retriable(reply.error):
+            return reply
+        delay = backoff.delay_ms(reply.error) / 1_000
+        if loop.time() + delay > deadline:
+            return reply
+        await asyncio.sleep(delay)

@@ -1,0 +1,325 @@
+"""Which actor to call: leaders and coordinators, cached, and looked up again when they move.
+
+Leader addresses come from the controller and are only hints: an actor that does not lead says so,
+the hint is dropped and the next call asks the controller again. When the controller itself cannot
+be reached, an old hint is still used, because most actors come back under their old name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    Clock,
+    Transport,
+    actor_of,
+    group_actor,
+    transaction_actor,
+)
+from oncelog.actors.protocol.messages.cluster import (
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.messages import ReplyT, Request
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    CoordinatorNotAvailableError,
+    OncelogError,
+    exception_for,
+)
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    shard_of,
+)
+
+METADATA_TIMEOUT_MS: Final = 5_000
+"""How long one question to the controller may take."""
+
+METADATA_AGE_MAX_MS: Final = 300_000
+"""How long a topic is taken for what it was: it may get partitions while clients run."""
+
+_COORDINATOR_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+
+_STALE_ROUTE: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_OFFLINE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    }
+)
+"""Codes after which the actor's address is asked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lookup:
+    """What one question to the controller was about, and the task that waits for the answer."""
+
+    topics: frozenset[str]
+    task: asyncio.Task[MetadataReply]
+
+
+class Router:
+    """The cluster's map as one client knows it. Belongs to one event loop; bounded by topics."""
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self.transport = transport
+        self.clock = clock
+        self.known_topics: Final[dict[str, TopicMetadata]] = {}
+        """What is known of topics without asking anyone; may be looked into from any thread."""
+        self._stale: set[str] = set()
+        self._told_s: dict[str, float] = {}
+        self._cluster: MetadataReply | None = None
+        self._lookup: _Lookup | None = None
+
+    # --- metadata -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Learn the coordinator shards. Raises ``OncelogError`` if the controller is not there.
+
+        The ``call_…`` methods do this themselves; the plain look-ups below need it done.
+        """
+        await self.metadata(_COORDINATOR_TOPICS)
+
+    async def metadata(
+        self, topics: Iterable[str], *, refresh: bool = False
+    ) -> Mapping[str, TopicMetadata]:
+        """Metadata of those of ``topics`` that exist, asking the controller for what is not known.
+
+        With ``refresh`` the controller is asked in any case, and again after
+        ``METADATA_AGE_MAX_MS``. Raises ``NetworkError`` and the like
+        when it does not answer and something asked for is not cached.
+        """
+        wanted = frozenset(topics)
+        missing = wanted if refresh else wanted - (self.known_topics.keys() - self._stale)
+        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
+        missing |= {topic for topic in wanted if self._told_s.get(topic, due_s) < due_s}
+        if missing or self._cluster is None:
+            reply = await self._ask(missing)
+            if reply.error is not ErrorCode.NONE and (
+                self._cluster is None or not wanted <= self.known_topics.keys()
+            ):
+                raise exception_for(
+                    reply.error,
+                    reply.detail or "the controller does not answer; is the cluster running?",
+                )
+            if reply.error is not ErrorCode.NONE:
+                # What was merely old serves for another while: the controller may be away for long.
+                now_s = asyncio.get_running_loop().time()
+                self._told_s |= dict.fromkeys(missing & self._told_s.keys(), now_s)
+        return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
+
+    async def ask_for(self, topic: str) -> None:
+        """Ask the controller for ``topic``, known or not; raises why it does not answer."""
+        reply = await self._ask(frozenset((topic,)))
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail or "the controller does not answer")
+
+    async def all_topics(self) -> Mapping[str, TopicMetadata]:
+        """Metadata of every topic, internal ones included, fresh from the controller."""
+        reply = await self.transport.call(
+            CONTROLLER_ACTOR, MetadataRequest(topics=None), timeout_ms=METADATA_TIMEOUT_MS
+        )
+        if reply.error is not ErrorCode.NONE:
+            raise exception_for(reply.error, reply.detail)
+        self.known_topics.clear()
+        self._remember(reply, frozenset())
+        return dict(self.known_topics)
+
+    async def partition_count(self, topic: str) -> int:
+        """How many partitions ``topic`` has; ``UnknownTopicOrPartitionError`` if there is none."""
+        found = await self.metadata((topic,))
+        if topic not in found:
+            raise _unknown_topic(topic)
+        return len(found[topic].partitions)
+
+    def invalidate(self, topic_partition: TopicPartition) -> None:
+        """Forget that the leader of ``topic_partition`` is known; the next look-up asks again."""
+        self._stale.add(topic_partition.topic)
+
+    def invalidate_coordinators(self) -> None:
+        """Forget where the coordinators are; the next call asks again."""
+        self._stale.update(_COORDINATOR_TOPICS)
+
+    # --- look-ups -----------------------------------------------------------------------------
+
+    async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
+        """The actor that leads ``topic_partition``, and its leader epoch.
+
+        Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` while nobody leads.
+        """
+        name, number = topic_partition.topic, topic_partition.partition
+        topic = self._fresh(name) or (await self.metadata((name,))).get(name)
+        if topic is None:
+            raise _unknown_topic(name)
+        partition = _partition_of(topic, number)
+        if partition is None:
+            self.invalidate(topic_partition)
+            raise exception_for(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}",
+            )
+        if partition.leader < 0:
+            self.invalidate(topic_partition)
+            raise exception_for(
+                ErrorCode.BROKER_NOT_AVAILABLE,
+                f"partition {topic_partition} has no live leader now; retry",
+            )
+        return actor_of(topic_partition, partition.leader), partition.leader_epoch
+
+    def transaction_coordinator(self, transactional_id: str) -> str:
+        """The actor that coordinates ``transactional_id``.
+
+        Raises ``CoordinatorNotAvailableError`` before ``start`` and while nobody leads the shard.
+        """
+        shard = shard_of(transactional_id, self._known().transaction_state_partitions)
+        return transaction_actor(shard, self._shard_broker(TRANSACTION_STATE_TOPIC, shard))
+
+    def group_coordinator(self, group_id: str) -> str:
+        """The actor that coordinates ``group_id``; raises as ``transactions.coordinator`` does."""
+        shard = self.offsets_partition(group_id).partition
+        return group_actor(shard, self._shard_broker(CONSUMER_OFFSETS_TOPIC, shard))
+
+    def offsets_partition(self, group_id: str) -> TopicPartition:
+        """The partition of the offsets log that holds the offsets of ``group_id``."""
+        shard = shard_of(group_id, self._known().offsets_partitions)
+        return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard)
+
+    # --- calls --------------------------------------------------------------------------------
+
+    async def call_leader(
+        self, topic_partition: TopicPartition, request: Request[ReplyT], *, timeout_ms: int
+    ) -> ReplyT:
+        """One call to the leader of ``topic_partition``; never raises for a lost call.
+
+        A look-up that fails is a reply with that code. After a code that says that the leader
+        moved or is gone, the next call looks it up again.
+        """
+        try:
+            actor, _ = await self.leader(topic_partition)
+        except OncelogError as error:
+            return request.failed(error.code, str(error))
+        reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        if reply.error in _STALE_ROUTE:
+            self.invalidate(topic_partition)
+        return reply
+
+    async def call_transaction_coordinator(
+        self, transactional_id: str, request: Request[ReplyT], *, timeout_ms: int
+    ) -> ReplyT:
+        """One call to the coordinator of ``transactional_id``; see ``call_leader``."""
+        return await self._call_coordinator(
+            transactional_id, request, timeout_ms=timeout_ms, is_group=False
+        )
+
+    async def call_group_coordinator(
+        self, group_id: str, request: Request[ReplyT], *, timeout_ms: int
+    ) -> ReplyT:
+        """One call to the coordinator of ``group_id``; see ``call_leader``."""
+        return await self._call_coordinator(group_id, request, timeout_ms=timeout_ms, is_group=True)
+
+    async def call_controller(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+        """One call to the controller; see ``call_leader``."""
+        return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
+
+    # --- internals ----------------------------------------------------------------------------
+
+    def _fresh(self, topic: str) -> TopicMetadata | None:
+        """What is known of ``topic`` if ``metadata`` would not ask for it again."""
+        known, told_s = self.known_topics.get(topic), self._told_s.get(topic)
+        if known is None or told_s is None or topic in self._stale:
+            return None
+        due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
+        return known if told_s >= due_s else None
+
+    async def _call_coordinator(
+        self, key: str, request: Request[ReplyT], *, timeout_ms: int, is_group: bool
+    ) -> ReplyT:
+        try:
+            await self.start()
+            actor = self.group_coordinator(key) if is_group else self.transaction_coordinator(key)
+        except OncelogError as error:
+            return request.failed(error.code, str(error))
+        reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        if reply.error in _STALE_ROUTE:
+            self.invalidate_coordinators()
+        return reply
+
+    async def _ask(self, topics: frozenset[str]) -> MetadataReply:
+        """Ask the controller about ``topics``; callers that want the same share one question."""
+        while (lookup := self._lookup) is not None:
+            # Shielded, since another caller may be waiting for the same answer.
+            reply = await asyncio.shield(lookup.task)
+            if topics <= lookup.topics:
+                return reply
+        task = asyncio.get_running_loop().create_task(self._question(topics))
+        self._lookup = _Lookup(topics=topics, task=task)
+        return await asyncio.shield(task)
+
+    async def _question(self, topics: frozenset[str]) -> MetadataReply:
+        try:
+            reply = await self.transport.call(
+                CONTROLLER_ACTOR,
+                MetadataRequest(topics=tuple(sorted(topics))),
+                timeout_ms=METADATA_TIMEOUT_MS,
+            )
+            if reply.error is ErrorCode.NONE:
+                self._remember(reply, topics)
+            return reply
+        finally:
+            self._lookup = None
+
+    def _remember(self, reply: MetadataReply, asked: frozenset[str]) -> None:
+        self._cluster = reply
+        found = {topic.name: topic for topic in reply.topics}
+        for name in asked - found.keys():
+            self.known_topics.pop(name, None)
+            self._told_s.pop(name, None)
+        self.known_topics.update(found)
+        self._stale -= asked | found.keys()
+        self._told_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
+
+    def _known(self) -> MetadataReply:
+        if self._cluster is None:
+            raise CoordinatorNotAvailableError("the cluster is not known yet; retry")
+        return self._cluster
+
+    def _shard_broker(self, topic: str, shard: int) -> int:
+        metadata = self.known_topics.get(topic)
+        partition = None if metadata is None else _partition_of(metadata, shard)
+        if partition is not None and partition.leader >= 0:
+            return partition.leader
+        self._stale.add(topic)
+        raise CoordinatorNotAvailableError(f"shard {shard} of {topic} has no leader now; retry")
+
+
+def _partition_of(topic: TopicMetadata, number: int) -> PartitionMetadata | None:
+    """One partition; they stand in order, so that a call does not cost what a topic has of them."""
+    partitions = topic.partitions
+    if 0 <= number < len(partitions) and partitions[number].partition == number:
+        return partitions[number]
+    return next((partition for partition in partitions if partition.partition == number), None)
+
+
+def _unknown_topic(topic: str) -> OncelogError:
+    return exception_for(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        f"there is no topic {topic!r}; create it with admin.create_topic({topic!r}, "
+        f"partitions=N) or `oncelog topics create {topic}`",
+    )

@@ -1,0 +1,187 @@
+"""How a producer's partitions come into its transactions: asked for, by habit, or ahead.
+
+Rules. Nothing is sent to a partition before its enrolment is known to be durable. A producer whose
+transactions follow right after each other, on the same partitions, has its commit *enrol ahead*:
+the coordinator begins the next transaction with them. The first record, or position, of the next
+transaction takes that over. If none comes soon it is ended, as aborted, and in any case before
+anything is enrolled by a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oncelog.actors.protocol.messages.messages import (
+    AddPartitionsToTxnReply,
+    EndTxnReply,
+    EndTxnRequest,
+    PartitionEnrolment,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.transacting.enrolment_habit import EnrolmentHabit
+from oncelog.api.transacting.requests import TransactionRequests
+from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+TIMEOUT_SHARE: Final = 10
+"""At most one part in so many of the transaction timeout may be over when it is taken over."""
+
+END_WITHIN_MS: Final = 1_000
+"""How long an end that nobody waits for may take, until it is left to whoever needs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A transaction that the coordinator has begun, at ``asked_s`` or later, and its tickets."""
+
+    asked_s: float
+    tickets: Mapping[TopicPartition, bytes]
+
+
+class Enrolment:
+    """The enrolments of one transactional producer. Belongs to one event loop.
+
+    ``is_known`` tells of a partition whether its topic's metadata is at hand.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: TransactionState,
+        requests: TransactionRequests,
+        loop: asyncio.AbstractEventLoop,
+        settings: ProducerSettings,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        is_known: Callable[[TopicPartition], bool],
+    ) -> None:
+        self._state = state
+        self._requests = requests
+        self._loop = loop
+        self._spawn = spawn
+        self._is_known = is_known
+        self._age_max_s: Final = settings.transaction_timeout_ms / TIMEOUT_SHARE / 1_000
+        self._ahead_s: Final = settings.enrol_ahead_ms / 1_000
+        self._habit = EnrolmentHabit()
+        self._is_prompt = False
+        """Whether the open transaction enrolled its first partitions right after the one before."""
+        self._asked_s: float | None = None
+        """When the commit of the open transaction was first asked for."""
+        self._ended_s: float | None = None
+        self._begun: _Begun | None = None
+        """What nothing has been enrolled in since: it is taken over, or ended."""
+        self._is_owed = False
+        """Whether it has to be ended: nothing may take it over any more."""
+        self._ending = asyncio.Lock()
+        self._lapse: asyncio.TimerHandle | None = None
+
+    def expected(self) -> Collection[TopicPartition]:
+        """What else a transaction that has enrolled nothing yet will probably write to."""
+        if self._state.tickets:
+            return ()
+        return [tp for tp in self._habit.expected if self._is_known(tp)]
+
+    async def enrol(self, partitions: Collection[TopicPartition]) -> AddPartitionsToTxnReply:
+        """Enrol ``partitions`` in the open transaction and keep their tickets."""
+        state = self._state
+        if not state.tickets:
+            self._begin()
+        wanted = [tp for tp in partitions if tp not in state.tickets]
+        if not wanted:
+            return AddPartitionsToTxnReply()
+        end = await self.end_ahead()
+        if end.error is not ErrorCode.NONE:
+            return AddPartitionsToTxnReply(error=end.error, detail=end.detail)
+        reply = await self._requests.add_partitions(
+            state.transactional_id, state.identity, wanted, expected=self.expected()
+        )
+        if reply.error is ErrorCode.NONE:
+            state.enrolled(_tickets(reply.enrolments))
+        return reply
+
+    def _begin(self) -> None:
+        """The first partition of a transaction: with what was begun ahead, if that is new enough.
+
+        Not at ``begin_transaction``: an application may then wait for longer than the timeout.
+        """
+        now_s = self._loop.time()
+        self._is_prompt = self._ended_s is not None and now_s - self._ended_s <= self._ahead_s
+        begun = self._begun
+        if begun is None or not self._is_fresh(begun):
+            return
+        self._begun = None
+        # Without its ticket a partition is enrolled again, which changes nothing.
+        self._state.enrolled({tp: ticket for tp, ticket in begun.tickets.items() if ticket})
+
+    def _is_fresh(self, begun: _Begun) -> bool:
+        return self._loop.time() - begun.asked_s <= self._age_max_s
+
+    # --- ahead --------------------------------------------------------------------------------
+
+    def wanted_ahead(self, written: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
+        """What the commit of a transaction that wrote to ``written`` is to enrol in the next.
+
+        To be asked when the commit is sent, also when it is sent again.
+        """
+        if self._asked_s is None:
+            self._asked_s = self._loop.time()
+        is_wanted = self._is_prompt and 0 < self._ahead_s <= self._age_max_s
+        return tuple(sorted(self._habit.following(written))) if is_wanted else ()
+
+    def ended(self, written: Collection[TopicPartition], reply: EndTxnReply | None = None) -> None:
+        """A transaction that wrote to ``written`` has ended, with ``reply`` if one was needed."""
+        asked_s, self._asked_s = self._asked_s, None
+        self._is_prompt = False
+        self._habit.ended(written)
+        self._ended_s = self._loop.time()
+        if reply is None:
+            return
+        self.close()
+        self._begun, self._is_owed = None, False
+        if reply.enrolments and asked_s is not None:
+            self._begun = _Begun(asked_s, _tickets(reply.enrolments))
+            patience_s = self._ahead_s if self._is_fresh(self._begun) else 0
+            self._lapse = self._loop.call_later(patience_s, self._has_lapsed)
+
+    async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
+        """End what was begun ahead and not taken over, if anything; safe to repeat."""
+        async with self._ending:
+            if self._begun is None and not self._is_owed:
+                return EndTxnReply()
+            self._begun, self._is_owed = None, True
+            state = self._state
+            reply = await self._requests.end(
+                EndTxnRequest(
+                    transactional_id=state.transactional_id,
+                    committed=False,
+                    producer_id=state.identity.producer_id,
+                    producer_epoch=state.identity.producer_epoch,
+                ),
+                within_ms=within_ms,
+            )
+            if reply.error is ErrorCode.NONE:
+                self._is_owed = False
+                state.identity = ProducerIdentity(
+                    producer_id=reply.producer_id, producer_epoch=reply.producer_epoch
+                )
+            return reply
+
+    def close(self) -> None:
+        """End nothing from here on unless told to."""
+        if self._lapse is not None:
+            self._lapse.cancel()
+
+    def _has_lapsed(self) -> None:
+        if self._begun is not None:
+            self._spawn(self._end_lapsed())
+
+    async def _end_lapsed(self) -> None:
+        # What cannot be ended now is so before the next enrolment, which tells of a failure.
+        await self.end_ahead(within_ms=END_WITHIN_MS)
+
+
+def _tickets(enrolments: Iterable[PartitionEnrolment]) -> dict[TopicPartition, bytes]:
+    return {enrolment.topic_partition: enrolment.ticket for enrolment in enrolments}

@@ -1,0 +1,38 @@
+"""What the application is raised when a part of its transaction fails."""
+
+from __future__ import annotations
+
+from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.storage.exceptions import (
+    OncelogError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+    exception_for,
+)
+
+
+def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
+    """No final answer came in time; ``call`` may be made again. ``reply`` is the last one."""
+    return RequestTimedOutError(
+        f"{call} got no answer within max_block_ms={max_block_ms} (last: {reply.error.name} "
+        f"{reply.detail}) and may have taken effect; call {call} again"
+    )
+
+
+def abort_after(error: OncelogError, *, in_another_part: bool = False) -> TransactionAbortableError:
+    """``error`` leaves nothing but an abort."""
+    failed = "another part of the transaction failed" if in_another_part else None
+    abortable = TransactionAbortableError(
+        f"{failed or 'the transaction has failed'} ({error}); call abort_transaction()"
+    )
+    abortable.__cause__ = error
+    return abortable
+
+
+def for_the_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
+    """What the other records of the transaction are told when ``error`` met one of them."""
+    if not is_fatal:
+        return abort_after(error, in_another_part=True)
+    others = exception_for(error.code, str(error))
+    others.__cause__ = error
+    return others

@@ -1,0 +1,54 @@
+"""Why an epoch is over: leaders only know that it is, the transaction's coordinator knows why."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import structs
+
+from oncelog.actors.protocol.messages.messages import Reply, ReplyT
+from oncelog.api.transacting.requests import TransactionRequests
+from oncelog.api.transacting.txn_state import TransactionState
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+
+class Fencing:
+    """Finds out why leaders refuse a producer's epoch. Asks once per transaction."""
+
+    def __init__(
+        self,
+        *,
+        state: TransactionState | None,
+        requests: TransactionRequests,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._state = state
+        self._requests = requests
+        self._loop = loop
+        self._question: asyncio.Task[Reply] | None = None
+
+    async def explained(self, topic_partition: TopicPartition, reply: ReplyT) -> ReplyT:
+        """``reply`` of a leader; if it refuses the transaction's epoch, with the true cause."""
+        state = self._state
+        if reply.error is not ErrorCode.INVALID_PRODUCER_EPOCH or state is None:
+            return reply
+        if self._question is None:
+            self._question = self._loop.create_task(
+                self._requests.why_fenced(state.transactional_id, state.identity, topic_partition)
+            )
+        question = self._question
+        await asyncio.wait((question,))
+        why = Reply() if question.cancelled() else question.result()
+        if why.error is ErrorCode.NONE or why.error.retriable:
+            return reply
+        return structs.replace(reply, error=why.error, detail=why.detail)
+
+    def stop(self) -> None:
+        """The transaction goes on no more: ask no longer."""
+        if self._question is not None:
+            self._question.cancel()
+
+    def forget(self) -> None:
+        """The next transaction has another epoch."""
+        self._question = None

@@ -1,0 +1,312 @@
+"""A producer's calls to its coordinators: one at a time, each repeated until its answer is final.
+
+A coordinator works on one step of a transactional id at a time and answers others with
+``CONCURRENT_TRANSACTIONS``; so these calls queue here instead. Each is safe to repeat with the
+same arguments, and a reply that carries a retriable code means that ``max_block_ms`` have passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from random import Random
+from typing import Final, Protocol
+
+from msgspec import structs
+
+from oncelog.actors.protocol.messages.group import (
+    OffsetAndMetadata,
+    OffsetCommitReply,
+    TxnOffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages.messages import (
+    NO_RUN,
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    BeginRunReply,
+    BeginRunRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    EnlistReply,
+    EnlistRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    Reply,
+    ReplyT,
+    Run,
+)
+from oncelog.api.config import ProducerSettings
+from oncelog.api.session.retry import BackoffPolicy, call_with_retries
+from oncelog.api.session.routing import Router
+from oncelog.api.transacting.txn_state import ProducerIdentity, severity
+from oncelog.storage.errors import ErrorClass, ErrorCode
+from oncelog.storage.model import TopicPartition
+
+WHY_WITHIN_MS: Final = 2_000
+"""How long a coordinator may take to say why an epoch is over, before the leader's word counts."""
+
+UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
+"""How long a topic may be missing before a call gives up: time enough for one just created."""
+
+
+_WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
+"""Codes of partitions that did not spoil the call."""
+
+
+class GroupMetadata(Protocol):
+    """The identity of a group member, as ``Consumer.group_metadata`` gives it (KIP-447)."""
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        ...
+
+    @property
+    def generation_id(self) -> int:
+        """The generation it joined, -1 for none."""
+        ...
+
+    @property
+    def member_id(self) -> str:
+        """Its member id, empty for none."""
+        ...
+
+    @property
+    def group_instance_id(self) -> str | None:
+        """Its static id, if it has one."""
+        ...
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """The id of each topic that it reads."""
+        ...
+
+
+class TransactionRequests:
+    """The calls of one producer. Belongs to one event loop."""
+
+    def __init__(self, *, router: Router, settings: ProducerSettings, random: Random) -> None:
+        self._router = router
+        self._settings = settings
+        self._random = random
+        self._policy = BackoffPolicy(
+            initial_ms=settings.retry_backoff_ms, max_ms=settings.retry_backoff_max_ms
+        )
+        self._timeout_ms = min(settings.request_timeout_ms, settings.max_block_ms)
+        self._turn = asyncio.Lock()
+
+    async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
+        """A producer id; with a transactional id, its older producers are fenced.
+
+        The epoch is not given: the coordinator then fences everyone else, whatever became of
+        earlier attempts of this very call.
+        """
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=self._settings.transaction_timeout_ms,
+        )
+
+        return await self._init(request)
+
+    async def renew_ticket(self, identity: ProducerIdentity, ticket: bytes) -> InitProducerIdReply:
+        """The plain ticket of ``identity`` under the current key, for its ``ticket`` of before."""
+        return await self._init(
+            InitProducerIdRequest(
+                transactional_id=None,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                ticket=ticket,
+            )
+        )
+
+    async def _init(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        def attempt() -> Awaitable[InitProducerIdReply]:
+            # Any shard serves an idempotent producer.
+            key = request.transactional_id or str(self._random.getrandbits(32))
+            return self._router.call_transaction_coordinator(
+                key, request, timeout_ms=self._timeout_ms
+            )
+
+        return await self._repeat("init_producer_id", attempt)
+
+    async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
+        """The number of a new run of a distributed write, after whichever is the newest."""
+
+        async def attempt() -> BeginRunReply:
+            nonlocal request
+            reply = await self._router.call_transaction_coordinator(
+                request.transactional_id, request, timeout_ms=self._timeout_ms
+            )
+            if reply.error is ErrorCode.CONCURRENT_TRANSACTIONS and reply.number != NO_RUN:
+                request = structs.replace(request, after=reply.number)
+                reply = await self._router.call_transaction_coordinator(
+                    request.transactional_id, request, timeout_ms=self._timeout_ms
+                )
+            return reply
+
+        return await self._repeat("begin_run", attempt)
+
+    async def enlist(self, transactional_id: str, run: Run, token: bytes) -> EnlistReply:
+        """A member's identity in the distributed write of ``run``."""
+        request = EnlistRequest(transactional_id=transactional_id, run=run, token=token)
+        return await self._repeat(
+            "enlist",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=self._timeout_ms
+            ),
+        )
+
+    async def add_partitions(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        partitions: Collection[TopicPartition],
+        *,
+        expected: Collection[TopicPartition] = (),
+    ) -> AddPartitionsToTxnReply:
+        """Enrol ``partitions``; the reply's error is that of the worst partition.
+
+        What is only ``expected`` is enrolled with them, or left out if that fails.
+        """
+
+        async def call(wanted: set[TopicPartition]) -> AddPartitionsToTxnReply:
+            request = AddPartitionsToTxnRequest(
+                transactional_id=transactional_id,
+                producer_id=identity.producer_id,
+                producer_epoch=identity.producer_epoch,
+                partitions=tuple(sorted(wanted)),
+            )
+            return _with_worst_enrolment(
+                await self._router.call_transaction_coordinator(
+                    transactional_id, request, timeout_ms=self._timeout_ms
+                )
+            )
+
+        needed = set(partitions)
+        wanted = needed.union(expected)
+
+        async def attempt() -> AddPartitionsToTxnReply:
+            nonlocal wanted
+            reply = await call(wanted)
+            if reply.error is not ErrorCode.NONE and wanted != needed:
+                wanted = needed
+                reply = await call(wanted)
+            return reply
+
+        return await self._repeat("add_partitions_to_txn", attempt)
+
+    async def why_fenced(
+        self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
+    ) -> Reply:
+        """Why a leader refused the epoch of ``identity``, in the words of its coordinator.
+
+        ``partition`` is enrolled, so the question changes nothing. ``NONE`` or a retriable code
+        means that the coordinator knows of no reason, or does not answer.
+        """
+        request = AddPartitionsToTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            partitions=(partition,),
+        )
+        return await self._repeat(
+            "add_partitions_to_txn",
+            lambda: self._router.call_transaction_coordinator(
+                transactional_id, request, timeout_ms=min(self._timeout_ms, WHY_WITHIN_MS)
+            ),
+            within_ms=WHY_WITHIN_MS,
+        )
+
+    async def commit_offsets(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        ticket: bytes,
+        *,
+        base_sequence: int,
+    ) -> OffsetCommitReply:
+        """Hand the offsets to the group's coordinator, where they wait for the marker.
+
+        ``base_sequence`` counts the positions that the transaction has sent before.
+        """
+        request = TxnOffsetCommitRequest(
+            transactional_id=transactional_id,
+            group_id=group.group_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=base_sequence,
+            offsets=tuple(offsets.items()),
+            ticket=ticket,
+            generation_id=group.generation_id,
+            member_id=group.member_id,
+            group_instance_id=group.group_instance_id,
+        )
+
+        async def attempt() -> OffsetCommitReply:
+            reply = await self._router.call_group_coordinator(
+                group.group_id, request, timeout_ms=self._timeout_ms
+            )
+            for result in reply.results:
+                # Of a refused call the others were not attempted; their code says nothing.
+                is_refused = result.error not in _WITHOUT_CAUSE
+                if reply.error is ErrorCode.NONE and is_refused:
+                    return structs.replace(
+                        reply,
+                        error=result.error,
+                        detail=reply.detail or f"partition {result.topic_partition}",
+                    )
+            return reply
+
+        return await self._repeat("txn_offset_commit", attempt)
+
+    async def end(self, request: EndTxnRequest, *, within_ms: int | None = None) -> EndTxnReply:
+        """Commit or abort; repeated until it is known to be decided, or not ``within_ms``."""
+        timeout_ms = self._timeout_ms if within_ms is None else min(self._timeout_ms, within_ms)
+        return await self._repeat(
+            "end_txn",
+            lambda: self._router.call_transaction_coordinator(
+                request.transactional_id, request, timeout_ms=timeout_ms
+            ),
+            within_ms=within_ms,
+        )
+
+    async def _repeat(
+        self,
+        method: str,
+        attempt: Callable[[], Awaitable[ReplyT]],
+        *,
+        within_ms: int | None = None,
+    ) -> ReplyT:
+        loop = asyncio.get_running_loop()
+        max_block_ms = self._settings.max_block_ms
+        missing_since: float | None = None
+
+        def is_retriable(error: ErrorCode) -> bool:
+            nonlocal missing_since
+            if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                missing_since = loop.time() if missing_since is None else missing_since
+                return (loop.time() - missing_since) * 1_000 < UNKNOWN_TOPIC_WAIT_MS
+            return severity(method, error) is ErrorClass.RETRIABLE
+
+        async with self._turn:
+            return await call_with_retries(
+                attempt,
+                random=self._random,
+                timeout_ms=min(within_ms or max_block_ms, max_block_ms),
+                policy=self._policy,
+                is_retriable=is_retriable,
+            )
+
+
+def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:
+    """``reply`` with the error of the partition that spoiled it as that of the whole."""
+    for enrolment in reply.enrolments:
+        if enrolment.error not in _WITHOUT_CAUSE:
+            partition = enrolment.topic_partition
+            detail = reply.detail or f"partition {partition} cannot be enrolled"
+            if enrolment.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                detail += f"; create it with admin.create_topic({partition.topic!r}, partitions=N)"
+            return structs.replace(reply, error=enrolment.error, detail=detail)
+    return reply

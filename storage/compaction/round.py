@@ -1,0 +1,274 @@
+"""One round of a compaction: read keys, write smaller segments, in small steps.
+
+The steps run in any one thread at a time. They read files of their own and write files that are
+not part of the log yet; the log's state is neither read nor changed. A step is a number of bytes
+read, after which to rest, or a ``Replacement`` for the owner of the log to swap in before the
+next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from oncelog.storage.compaction.batch import record_spans
+from oncelog.storage.compaction.filter import BatchFilter, FilterCounts, ProducerTails
+from oncelog.storage.compaction.keys import KeyOffsets
+from oncelog.storage.compaction.transactions import CleanedTransactions
+from oncelog.storage.compaction.writer import CleanedSegment
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.log.body import Replacement
+from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset, write_first_dirty_offset
+from oncelog.storage.log.head import RemovedFiles
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.records.batch import BatchHeader, parse_header
+from oncelog.storage.records.block import open_block
+from oncelog.storage.records.control import decode_control
+from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
+from oncelog.storage.segments.segment import Segment
+
+STEP_BYTES: Final = 262_144
+"""Bytes that one step reads: some 10 ms of work for small records."""
+
+Step: TypeAlias = int | Replacement
+Steps: TypeAlias = Generator[Step, None, None]
+
+
+class CleaningRound:
+    """One round; made by ``Cleaner.begin``, run by taking ``steps`` to their end."""
+
+    def __init__(
+        self,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        segments: Sequence[Segment],
+        first_dirty_offset: int,
+        aborted: tuple[AbortedIndexEntry, ...],
+        producers: tuple[ProducerSnapshotEntry, ...],
+        segment_bytes: int,
+        keys_max: int,
+        delete_retention_ms: int,
+        now_ms: int,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._segments = segments
+        self._first_dirty_offset = first_dirty_offset
+        self._aborted = aborted
+        self._producers = producers
+        self._segment_bytes = segment_bytes
+        self._keys_max = keys_max
+        self._delete_retention_ms = delete_retention_ms
+        self._now_ms = now_ms
+        self._unpaid_bytes = 0
+        self._removed: RemovedFiles | None = None
+        self.is_stale = False
+        self.cleaned_to = first_dirty_offset
+        self.counts = FilterCounts()
+        self.bytes_read = 0
+        self.bytes_before = sum(segment.size_bytes for segment in segments)
+        self.bytes_after = self.bytes_before
+        self.segments_replaced = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no dirty records are left for another round, or there must not be one."""
+        return self.is_stale or not self._segments or self.cleaned_to >= self._end
+
+    @property
+    def _end(self) -> int:
+        return self._segments[-1].next_offset
+
+    def settle(self, removed: RemovedFiles | None) -> None:
+        """Tell what became of the last replacement: files to remove, or None if it was refused."""
+        self._removed = removed
+        self.is_stale = removed is None
+
+    def steps(self) -> Steps:
+        """Do the work. CorruptDataError or OSError: what was not swapped in is given up."""
+        if not self._segments:
+            return
+        if read_first_dirty_offset(self._filesystem, self._directory) is None:
+            write_first_dirty_offset(self._filesystem, self._directory, self._first_dirty_offset)
+        tails = ProducerTails(
+            data={
+                entry.producer_id: entry.last_offset
+                for entry in self._producers
+                if entry.last_offset >= 0
+            },
+            markers=(yield from self._newest_markers()),
+        )
+        keys = KeyOffsets(self._keys_max)
+        keys_end = yield from self._read_keys(keys)
+        yield from self._rewrite(
+            BatchFilter(
+                keys=keys,
+                keys_end=keys_end,
+                transactions=CleanedTransactions(self._aborted),
+                tails=tails,
+                now_ms=self._now_ms,
+                delete_retention_ms=self._delete_retention_ms,
+                counts=self.counts,
+            )
+        )
+        if not self.is_stale and keys_end > self._first_dirty_offset:
+            write_first_dirty_offset(self._filesystem, self._directory, keys_end)
+        if not self.is_stale:
+            self.cleaned_to = max(keys_end, self._first_dirty_offset)
+
+    # Reading
+
+    def _newest_markers(self) -> Generator[Step, None, dict[int, int]]:
+        """Last offset of the newest marker that is not empty, by live producer id."""
+        live = {entry.producer_id for entry in self._producers}
+        newest: dict[int, int] = {}
+        for segment in self._segments if live else ():
+            with _Reader(self._filesystem, self._directory, segment) as reader:
+                for _, frame in reader.frames(0):
+                    header = parse_header(frame)
+                    if header.is_control and header.record_count and header.producer_id in live:
+                        newest[header.producer_id] = header.last_offset
+                    yield from self._charge(header)
+        return newest
+
+    def _read_keys(self, keys: KeyOffsets) -> Generator[Step, None, int]:
+        """Fill ``keys`` from the first dirty offset on; the offset (exclusive) it got to."""
+        start = self._first_dirty_offset
+        transactions = CleanedTransactions(
+            entry for entry in self._aborted if entry.last_offset >= start
+        )
+        for segment in self._segments:
+            if segment.next_offset <= start:
+                continue
+            with _Reader(self._filesystem, self._directory, segment) as reader:
+                for header, frame in reader.replay(start):
+                    yield from self._charge(header)
+                    if header.is_control:
+                        transactions.meet_control(header, decode_control(frame, header))
+                    elif not transactions.meet_data(header) and header.record_count:
+                        if not keys.has_room_for(header.record_count):
+                            return header.base_offset
+                        _note_keys(keys, header, frame)
+        return self._end
+
+    # Writing
+
+    def _rewrite(self, batches: BatchFilter) -> Steps:
+        """Write the segments up to the end of the keys anew and have them swapped in."""
+        for group in self._groups(batches.keys_end):
+            yield from self._rewrite_group(group, batches)
+            if self.is_stale:
+                return
+            if self._removed is not None:
+                self._removed.run()
+                self._removed = None
+
+    def _groups(self, keys_end: int) -> Iterator[list[Segment]]:
+        """Adjacent segments that together still make one; their bytes can only become fewer."""
+        group: list[Segment] = []
+        size_bytes = 0
+        for segment in self._segments:
+            if segment.base_offset >= keys_end:
+                break
+            is_fitting = (
+                size_bytes + segment.size_bytes <= self._segment_bytes
+                and bool(group)
+                and segment.next_offset - group[0].base_offset <= RELATIVE_OFFSET_MAX
+            )
+            if group and not is_fitting:
+                yield group
+                group, size_bytes = [], 0
+            group.append(segment)
+            size_bytes += segment.size_bytes
+        if group:
+            yield group
+
+    def _rewrite_group(self, group: list[Segment], batches: BatchFilter) -> Steps:
+        first = group[0]
+        cleaned = CleanedSegment(
+            self._filesystem, self._directory, first.base_offset, first.index_interval_bytes
+        )
+        replaced_bytes = sum(segment.size_bytes for segment in group)
+        is_prepared = False
+        try:
+            is_changed = yield from self._copy(group, batches, cleaned)
+            aborted = batches.transactions.take_needed()
+            if is_changed:
+                cleaned.seal(aborted, _epochs_of(group))
+                is_prepared = True
+        finally:
+            if not is_prepared:
+                cleaned.discard()
+        if not is_changed:
+            return
+        # If the swap fails half-way its files must stay: the next open finishes it.
+        yield Replacement(replaced=tuple(group), replaced_bytes=replaced_bytes)
+        if self.is_stale:
+            cleaned.discard()
+            return
+        self.segments_replaced += len(group)
+        self.bytes_after += cleaned.size_bytes - replaced_bytes
+
+    def _copy(
+        self, group: list[Segment], batches: BatchFilter, cleaned: CleanedSegment
+    ) -> Generator[Step, None, bool]:
+        """Filter all batches of ``group`` into ``cleaned``; whether anything has changed."""
+        is_changed = len(group) > 1
+        for segment in group:
+            position = 0
+            with _Reader(self._filesystem, self._directory, segment) as reader:
+                for header, frame in reader.replay(segment.base_offset):
+                    position += header.size_bytes
+                    ends_segment = segment is group[-1] and position == segment.size_bytes
+                    kept = batches.apply(frame, header, ends_segment=ends_segment)
+                    is_changed |= kept is not frame
+                    if kept is not None:
+                        cleaned.append(kept)
+                    yield from self._charge(header)
+        return is_changed
+
+    def _charge(self, header: BatchHeader) -> Steps:
+        self.bytes_read += header.size_bytes
+        self._unpaid_bytes += header.size_bytes
+        if self._unpaid_bytes >= STEP_BYTES:
+            unpaid_bytes, self._unpaid_bytes = self._unpaid_bytes, 0
+            yield unpaid_bytes
+
+
+class _Reader(Segment):
+    """The batches of a segment through a file of its own, beside the log's."""
+
+    def __init__(self, filesystem: FileSystem, directory: Path, segment: Segment) -> None:
+        super().__init__(
+            filesystem=filesystem,
+            directory=directory,
+            base_offset=segment.base_offset,
+            next_offset=segment.next_offset,
+            index_interval_bytes=segment.index_interval_bytes,
+        )
+
+    def __enter__(self) -> _Reader:
+        self.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
+    """The leader epochs of segments one after the other; none if one does not know its own."""
+    if not all(segment.summary and segment.summary.leader_epochs for segment in group):
+        return []
+    pairs = {pair for each in group if each.summary for pair in each.summary.leader_epochs}
+    return sorted(pairs)
+
+
+def _note_keys(keys: KeyOffsets, header: BatchHeader, frame: memoryview) -> None:
+    block = bytes(open_block(frame, header))
+    base_offset = header.base_offset
+    for span in record_spans(block, header):
+        if span.key is not None:
+            keys.put(span.key, base_offset + span.offset_delta)

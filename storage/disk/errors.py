@@ -1,0 +1,90 @@
+"""What becomes of a replica after the disk has refused something: one table.
+
+=========================================  =====================  ======================
+error                                      of a write, an open,   of a sync
+                                           a rename, a removal
+=========================================  =====================  ======================
+EMFILE, ENFILE: no descriptors left        REPEAT                 REPEAT
+ENOSPC, EDQUOT, ENOMEM, EAGAIN, EINTR      REPEAT                 RESTART
+all others, as EIO and EROFS               OFFLINE                OFFLINE
+=========================================  =====================  ======================
+
+A refused write has changed nothing that cannot be done again. After a refused sync the kernel may
+have given pages up and take them for clean, so only a recovery, which writes again all that was
+never synced, makes them durable. No sync ever ends with EMFILE or ENFILE: then a directory could
+not be opened, and nothing was begun. Where a step must not stand half done, as the commit of a
+compaction, a write that may pass is RESTART too: the next open finishes it.
+
+A read that the medium refuses is no reason to go offline: the bytes are damaged, like any that have
+changed. Only of a file of which nothing can be read nobody knows more than that the disk refuses.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.exceptions import CorruptDataError
+
+
+class DiskVerdict(enum.Enum):
+    """What to do after an error of the disk."""
+
+    REPEAT = "the log stays usable, and the step is done again later"
+    RESTART = "the replica goes offline and begins again by itself, with a recovery"
+    OFFLINE = "the replica goes offline until an operator has its process started again"
+
+
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+PASSING: Final = _NO_DESCRIPTORS | {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EINTR,
+}
+"""Error numbers of what may be well again without anybody touching the disk."""
+
+
+def is_passing(error: OSError) -> bool:
+    """Whether the same may succeed later: there may be room, memory or descriptors again."""
+    return error.errno in PASSING
+
+
+def verdict_of(error: OSError, *, is_sync: bool) -> DiskVerdict:
+    """The table above. ``is_sync``: it came from a sync, of a file or of a directory."""
+    if not is_passing(error):
+        return DiskVerdict.OFFLINE
+    if is_sync and error.errno not in _NO_DESCRIPTORS:
+        return DiskVerdict.RESTART
+    return DiskVerdict.REPEAT
+
+
+_UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+
+
+def is_unreadable(error: OSError) -> bool:
+    """Whether a read failed because the medium does not give these bytes back."""
+    return error.errno in _UNREADABLE
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """CorruptDataError that names the file, if the medium does not give its bytes back."""
+    try:
+        yield
+    except OSError as error:
+        if not is_unreadable(error):
+            raise
+        raise CorruptDataError(f"{path} cannot be read: {error}") from error
+
+
+def read_beside(filesystem: FileSystem, path: Path) -> bytes:
+    """All bytes of a small file; CorruptDataError also if the medium does not give them back."""
+    with reading(path):
+        return filesystem.read_whole(path)

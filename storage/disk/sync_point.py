@@ -1,0 +1,222 @@
+"""Which bytes are not durable yet, and how a background thread makes them so.
+
+The event loop appends and notes the file; ``SyncLedger.capture`` takes all that is unsynced now;
+``SyncPoint.run`` syncs it in another thread while appends go on; ``SyncLedger.settle`` forgets,
+back on the loop, what has not been written again since. A sync point holds its own duplicates of
+the open files: rolling or closing the log under it closes other descriptors.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
+from oncelog.storage.disk.file_system import FileHandle, FileSystem, disk_error, plain_descriptor
+
+
+class SyncPoint:
+    """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
+
+    Run it at most once; without ``run`` its files must be given back with ``discard``. ``lend``
+    and ``end`` are for who syncs a plain file quicker than ``sync``. ``is_small``: whoever took it
+    knows that it covers few bytes.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_files",
+        "_filesystem",
+        "_is_discarded",
+        "_is_lent",
+        "_ledger",
+        "generation",
+        "is_small",
+        "log_end_offset",
+        "marks",
+    )
+
+    def __init__(
+        self,
+        *,
+        log_end_offset: int,
+        generation: int,
+        marks: dict[FileHandle | None, int],
+        files: list[FileHandle],
+        directory: Path | None,
+        filesystem: FileSystem,
+        ledger: SyncLedger,
+    ) -> None:
+        self.log_end_offset = log_end_offset
+        self.generation = generation
+        self.marks = marks
+        self.is_small = False
+        self._files = files
+        self._directory = directory
+        self._filesystem = filesystem
+        self._ledger = ledger
+        self._is_lent = self._is_discarded = False
+
+    def run(self) -> None:
+        """Sync, in any thread, and give the files back. Raises as ``sync``."""
+        try:
+            self.sync()
+        finally:
+            self.discard()
+
+    def __call__(self) -> None:
+        """As ``sync``: the point is work for a background, which may know it for what it is."""
+        self.sync()
+
+    def sync(self) -> None:
+        """Sync, in any thread. After an OSError nobody knows what is durable: the log is off.
+
+        Unless there were only no descriptors left: then all of it can be synced again.
+        The files are not given back: on a thread of its own that would mean to wait for the
+        interpreter's lock once more, while the next point waits for the disk.
+        """
+        try:
+            for file in self._files:
+                file.datasync()
+            if self._directory is not None:
+                self._filesystem.sync_directory(self._directory)
+        except OSError as error:
+            self._ledger.fail_in_sync(error)
+            raise
+
+    def lend(self) -> int | None:
+        """The descriptor whose ``fdatasync`` is all that ``sync`` would do; None if it does more.
+
+        It stays open until ``end``, which has to come unless this was None.
+        """
+        if self._directory is not None or len(self._files) != 1:
+            return None
+        descriptor = plain_descriptor(self._files[0])
+        self._is_lent = descriptor is not None
+        return descriptor
+
+    def end(self, error_number: int) -> OSError | None:
+        """The lent descriptor has been synced, or not if there is an error number: as ``sync``."""
+        error = disk_error(error_number) if error_number else None
+        if error is not None:
+            self._ledger.fail_in_sync(error)
+        self._is_lent = False
+        if self._is_discarded:
+            self.discard()
+        return error
+
+    def discard(self) -> None:
+        """Give the files back without syncing them. A second call does nothing."""
+        self._is_discarded = True
+        if self._is_lent:
+            return
+        files, self._files = self._files, []
+        for file in files:
+            file.close()
+
+
+class SyncLedger:
+    """The files of one log that were written since they were last synced."""
+
+    __slots__ = (
+        "_close_when_synced",
+        "_directory",
+        "_filesystem",
+        "_marks",
+        "_serial",
+        "failure",
+    )
+
+    def __init__(self, filesystem: FileSystem, directory: Path) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        # Set once, perhaps by a syncing thread: after it, what is on the disk is anyone's guess.
+        self.failure: OSError | None = None
+        # The serial number of the last write; the key None stands for the directory's names.
+        self._marks: dict[FileHandle | None, int] = {}
+        self._close_when_synced: set[FileHandle] = set()
+        self._serial = 0
+
+    def fail(self, error: OSError) -> None:
+        """A write or a sync failed. The first failure is kept; there is no way back."""
+        if self.failure is None:
+            self.failure = error
+
+    def fail_unless_passing(self, error: OSError) -> None:
+        """A write failed that can be repeated: a full disk is no reason to give up."""
+        if not is_passing(error):
+            self.fail(error)
+
+    def fail_in_sync(self, error: OSError) -> None:
+        """A sync failed: what it covers may be lost, unless it never began."""
+        if verdict_of(error, is_sync=True) is not DiskVerdict.REPEAT:
+            self.fail(error)
+
+    def check(self) -> None:
+        """OSError if a write or a sync has ever failed."""
+        if self.failure is not None:
+            raise OSError(
+                self.failure.errno or errno.EIO, f"the log is offline after: {self.failure}"
+            )
+
+    def note(self, file: FileHandle, *, close_when_synced: bool = False) -> None:
+        """The file has been written. With ``close_when_synced`` the ledger takes it over."""
+        self._serial += 1
+        self._marks[file] = self._serial
+        if close_when_synced:
+            self._close_when_synced.add(file)
+
+    def note_directory(self) -> None:
+        """A file was made or removed."""
+        self._serial += 1
+        self._marks[None] = self._serial
+
+    def holds(self, file: FileHandle | None) -> bool:
+        """Whether the file is unsynced, and so must stay open."""
+        return file in self._marks
+
+    def capture(self, log_end_offset: int, generation: int) -> SyncPoint:
+        """Everything unsynced now. OSError if the log is offline or no descriptors are left."""
+        self.check()
+        files: list[FileHandle] = []
+        try:
+            for file in filter(None, self._marks):
+                files.append(file.duplicate())  # noqa: PERF401 - what was opened must be closed
+        except OSError:
+            for duplicate in files:
+                duplicate.close()
+            raise
+        return SyncPoint(
+            log_end_offset=log_end_offset,
+            generation=generation,
+            marks=dict(self._marks),
+            files=files,
+            directory=self._directory if None in self._marks else None,
+            filesystem=self._filesystem,
+            ledger=self,
+        )
+
+    def settle(self, point: SyncPoint) -> None:
+        """The point has run: forget what was not written again since.
+
+        OSError if any sync has failed: the kernel reports a lost page to one sync only, so a
+        later success proves nothing.
+        """
+        self.check()
+        for file, serial in point.marks.items():
+            if self._marks.get(file) == serial:
+                del self._marks[file]
+                if file is not None and file in self._close_when_synced:
+                    self._close_when_synced.discard(file)
+                    file.close()
+
+    def forget(self, file: FileHandle | None) -> None:
+        """The file is being removed: it need not be synced any more."""
+        self._marks.pop(file, None)
+
+    def close(self) -> None:
+        """Close the files that the ledger has taken over, synced or not."""
+        for file in self._close_when_synced:
+            file.close()
+        self._close_when_synced.clear()
+        self._marks.clear()

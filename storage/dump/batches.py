@@ -1,0 +1,142 @@
+"""The batches of one ``.log`` file as they are, intact or not, for tools that look at it.
+
+One batch is in memory at a time. A batch that fails its CRC is passed on and said; where no batch
+can begin, or the file ends inside one, the scan ends with a ``LogEnd`` that names the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.dump.small_files import Row, offset_of
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.recovery import TailDefect
+from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, crc_matches, parse_header
+from oncelog.storage.records.codec import Record, decode_records
+from oncelog.storage.records.control import decode_control
+from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedBatch:
+    """One whole batch; ``frame`` are its bytes and ``position`` where they begin."""
+
+    position: int
+    header: BatchHeader
+    frame: memoryview
+    is_intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where the scan ended. ``unread_bytes`` are what follows; 0 without a defect."""
+
+    position: int
+    unread_bytes: int
+    defect: TailDefect
+
+
+def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogEnd]:
+    """Every batch of the file up to its size of now, then one ``LogEnd``.
+
+    OSError, and ``CorruptDataError`` if the file becomes shorter meanwhile.
+    """
+    base_offset = offset_of(path)
+    segment = Segment(
+        filesystem=filesystem,
+        directory=path.parent,
+        base_offset=base_offset,
+        next_offset=base_offset,
+        index_interval_bytes=0,
+        state_suffix=path.name.partition(LOG_SUFFIX)[2],
+    )
+    try:
+        segment.attach()
+        end = 0
+        for position, frame in segment.frames(0):
+            defect = _defect_of(frame)
+            if defect is not TailDefect.NONE:
+                yield LogEnd(position, segment.size_bytes - position, defect)
+                return
+            header = parse_header(frame)
+            yield ScannedBatch(position, header, frame, crc_matches(frame, header))
+            end = position + len(frame)
+        yield LogEnd(end, 0, TailDefect.NONE)
+    finally:
+        segment.close()
+
+
+def _defect_of(frame: memoryview) -> TailDefect:
+    """Why no whole batch is here, as recovery would say it."""
+    if len(frame) < HEADER_BYTES:
+        return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
+    try:
+        header = parse_header(frame)
+    except CorruptDataError:
+        return TailDefect.BAD_HEADER if any(frame[:HEADER_BYTES]) else TailDefect.ZEROS
+    return TailDefect.SHORT_BATCH if header.size_bytes > len(frame) else TailDefect.NONE
+
+
+def batch_row(batch: ScannedBatch) -> Row:
+    """The header of a batch; what it does not have is left out."""
+    header = batch.header
+    row: dict[str, Any] = {
+        "position": batch.position,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "record_count": header.record_count,
+        "size_bytes": header.size_bytes,
+        "leader_epoch": header.leader_epoch,
+        "max_timestamp_ms": header.max_timestamp_ms,
+        "codec": _codec_name(header),
+        "crc": f"{header.crc:08x}",
+    }
+    if header.has_producer_id:
+        row["producer_id"] = header.producer_id
+        row["producer_epoch"] = header.producer_epoch
+        if header.base_sequence >= 0:
+            row["base_sequence"] = header.base_sequence
+            row["last_sequence"] = header.last_sequence
+    flags = {
+        "is_transactional": header.is_transactional,
+        "is_log_append_time": header.is_log_append_time,
+    }
+    row.update((name, True) for name, is_set in flags.items() if is_set)
+    if header.has_delete_horizon:
+        row["delete_horizon_ms"] = header.base_timestamp_ms
+    if header.is_control:
+        row["control"] = _control_name(batch)
+    if not batch.is_intact:
+        row["crc_matches"] = False
+    return row
+
+
+def records_of(batch: ScannedBatch) -> list[Record]:
+    """The records of a data batch, those of a control batch left out; ``CorruptDataError``."""
+    if batch.header.is_control:
+        return []
+    return decode_records(batch.frame, batch.header)
+
+
+def _codec_name(header: BatchHeader) -> str:
+    try:
+        return header.codec.name.lower()
+    except CorruptDataError:
+        return f"unknown {header.attributes & 7}"
+
+
+def _control_name(batch: ScannedBatch) -> str:
+    try:
+        control = decode_control(batch.frame, batch.header)
+    except CorruptDataError:
+        return "unreadable"
+    if control is None:
+        return "emptied"
+    if control.committed is None:
+        return "other"
+    verdict = "COMMIT" if control.committed else "ABORT"
+    return f"{verdict} coordinator_epoch {control.coordinator_epoch}"

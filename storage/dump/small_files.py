@@ -1,0 +1,290 @@
+"""What stands in the small files of a partition directory, row by row, for people and programs.
+
+A row is a mapping of field names to numbers and texts, in the order of the bytes; ``position``
+is the byte at which it begins. Files are read in pieces, so that no size of file costs more
+memory than one piece. Damage raises ``CorruptDataError``, which names file and position, after
+the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, also on a directory
+whose actor is running.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    LEADER_EPOCH_FILE,
+    LOCK_FILE,
+    PARTITION_METADATA_FILE,
+    RECOVERY_FILE,
+    RecoveryCheckpoint,
+    decode_leader_epochs,
+    read_clean_shutdown,
+)
+from oncelog.storage.log.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
+from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
+from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_topic_id
+from oncelog.storage.segments.segment import (
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+)
+from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary
+from oncelog.storage.segments.swap import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
+
+Row: TypeAlias = Mapping[str, Any]
+"""One entry of a file: field → number, text, or a list of them."""
+
+_PIECE_ENTRIES: Final = 32_768
+_OFFSET_ENTRY: Final = struct.Struct(">ii")
+_TIME_ENTRY: Final = struct.Struct(">qi")
+_TXN_ENTRY: Final = struct.Struct(">hqqqq")
+
+
+class FileKind(enum.Enum):
+    """What a file of a partition directory is, by its name."""
+
+    LOG = "log"
+    OFFSET_INDEX = "offset index"
+    TIME_INDEX = "time index"
+    TXN_INDEX = "aborted index"
+    SUMMARY = "segment summary"
+    SNAPSHOT = "producer snapshot"
+    LEADER_EPOCHS = "leader epochs"
+    RECOVERY = "recovery checkpoint"
+    CLEANER = "cleaner checkpoint"
+    CLEAN_SHUTDOWN = "clean shutdown"
+    METADATA = "topic of the partition"
+    TOPIC_ID = "topic of the partition, checked"
+    LOCK = "lock"
+    UNFINISHED = "unfinished write"
+
+
+_BY_SUFFIX: Final = MappingProxyType(
+    {
+        LOG_SUFFIX: FileKind.LOG,
+        OFFSET_INDEX_SUFFIX: FileKind.OFFSET_INDEX,
+        TIME_INDEX_SUFFIX: FileKind.TIME_INDEX,
+        TXN_INDEX_SUFFIX: FileKind.TXN_INDEX,
+        SUMMARY_SUFFIX: FileKind.SUMMARY,
+        SNAPSHOT_SUFFIX: FileKind.SNAPSHOT,
+    }
+)
+_BY_NAME: Final = MappingProxyType(
+    {
+        LEADER_EPOCH_FILE: FileKind.LEADER_EPOCHS,
+        RECOVERY_FILE: FileKind.RECOVERY,
+        CLEANER_CHECKPOINT_FILE: FileKind.CLEANER,
+        CLEAN_SHUTDOWN_FILE: FileKind.CLEAN_SHUTDOWN,
+        PARTITION_METADATA_FILE: FileKind.METADATA,
+        TOPIC_ID_FILE: FileKind.TOPIC_ID,
+        LOCK_FILE: FileKind.LOCK,
+    }
+)
+_LEFTOVER_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
+
+
+def kind_of(name: str) -> FileKind | None:
+    """What the file of this name is; None if it is none of a partition's."""
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    stem, dot, suffix = name.partition(".")
+    return _BY_SUFFIX.get(dot + suffix) if stem.isdecimal() else None
+
+
+def leftover_kind_of(name: str) -> FileKind | None:
+    """What a file is that a crash has left: of a compacted segment on its way, or half written.
+
+    None if it is none of these. The next open of the log finishes or removes it.
+    """
+    if name.endswith(TEMPORARY_SUFFIX):
+        is_ours = kind_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
+        return FileKind.UNFINISHED if is_ours else None
+    for suffix in _LEFTOVER_SUFFIXES:
+        if name.endswith(suffix):
+            return kind_of(name.removesuffix(suffix))
+    return None
+
+
+def offset_of(path: Path) -> int:
+    """The offset that the file is named after."""
+    return int(path.name.partition(".")[0])
+
+
+def is_partition_directory(filesystem: FileSystem, directory: Path) -> bool:
+    """Whether segments are in the directory."""
+    return any(kind_of(name) is FileKind.LOG for name in filesystem.list_directory(directory))
+
+
+def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The rows of any small file; a ``.log`` is none, see ``dump.batches``."""
+    kind = kind_of(path.name) or leftover_kind_of(path.name)
+    reader = _READERS.get(kind) if kind is not None else None
+    if reader is None:
+        raise ValueError(f"{path.name} has no rows")
+    return reader(filesystem, path)
+
+
+# --- indexes ----------------------------------------------------------------------------------
+
+
+def _entries(
+    filesystem: FileSystem, path: Path, layout: struct.Struct
+) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Position and fields of each entry; a last one that is not whole raises."""
+    handle = filesystem.open(path, create=False)
+    try:
+        position = 0
+        while piece := handle.read(position, _PIECE_ENTRIES * layout.size):
+            whole = len(piece) - len(piece) % layout.size
+            for fields in layout.iter_unpack(piece[:whole]):
+                yield position, fields
+                position += layout.size
+            if whole < len(piece):
+                raise CorruptDataError(
+                    f"{path} at byte {position}: {len(piece) - whole} bytes are no whole entry"
+                )
+    finally:
+        handle.close()
+
+
+def offset_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """``offset`` is the last one of the batch at ``batch_position``."""
+    base_offset = offset_of(path)
+    for position, (relative, batch_position) in _entries(filesystem, path, _OFFSET_ENTRY):
+        yield {
+            "position": position,
+            "offset": base_offset + relative,
+            "batch_position": batch_position,
+        }
+
+
+def time_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """``offset`` is the last one of the batch that has the largest timestamp so far."""
+    base_offset = offset_of(path)
+    for position, (timestamp_ms, relative) in _entries(filesystem, path, _TIME_ENTRY):
+        yield {
+            "position": position,
+            "timestamp_ms": timestamp_ms,
+            "offset": base_offset + relative,
+        }
+
+
+def txn_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Aborted transactions; ``last_offset`` is that of the marker."""
+    for position, fields in _entries(filesystem, path, _TXN_ENTRY):
+        version, producer_id, first_offset, last_offset, last_stable_offset = fields
+        if version != 0:
+            raise CorruptDataError(f"{path} at byte {position}: unknown version {version}")
+        yield {
+            "position": position,
+            "producer_id": producer_id,
+            "first_offset": first_offset,
+            "last_offset": last_offset,
+            "last_stable_offset": last_stable_offset,
+        }
+
+
+# --- state and checkpoints ----------------------------------------------------------------------
+
+
+def summary_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: end and times of a sealed segment, and the CRC of each file beside it."""
+    try:
+        summary = SegmentSummary.from_bytes(filesystem.read_whole(path))
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    yield summary._asdict()
+
+
+def snapshot_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Producers as they were before the offset of the name."""
+    try:
+        entries = decode_snapshot(filesystem.read_whole(path))
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    for entry in entries:
+        yield asdict(entry)
+
+
+def leader_epoch_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Leader epochs and where they begin."""
+    try:
+        pairs = decode_leader_epochs(filesystem.read_whole(path))
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    for epoch, start_offset in pairs:
+        yield {"leader_epoch": epoch, "start_offset": start_offset}
+
+
+def recovery_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row of the checkpoint."""
+    try:
+        checkpoint = RecoveryCheckpoint.from_bytes(filesystem.read_whole(path))
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    yield checkpoint._asdict()
+
+
+def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """What the log was when it was closed."""
+    flag = read_clean_shutdown(filesystem, path.parent)
+    if flag is None:
+        raise CorruptDataError(f"{path} at byte 0: the flag cannot be read")
+    yield asdict(flag)
+
+
+def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Up to where the log has been compacted."""
+    yield {"first_dirty_offset": read_first_dirty_offset(filesystem, path.parent)}
+
+
+def metadata_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: version and topic id."""
+    try:
+        lines = filesystem.read_whole(path).decode("ascii").splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        yield {"version": int(fields["version"]), "topic_id": fields["topic_id"]}
+    except (KeyError, ValueError) as error:
+        raise CorruptDataError(f"{path} at byte 0: no version and topic id") from error
+
+
+def topic_id_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: the topic id."""
+    try:
+        yield {"topic_id": decode_topic_id(filesystem.read_whole(path))}
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+
+
+def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:
+    """Of a file without content, or one whose content means nothing yet."""
+    return iter(())
+
+
+_READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] = MappingProxyType(
+    {
+        FileKind.OFFSET_INDEX: offset_index_rows,
+        FileKind.TIME_INDEX: time_index_rows,
+        FileKind.TXN_INDEX: txn_index_rows,
+        FileKind.SUMMARY: summary_rows,
+        FileKind.SNAPSHOT: snapshot_rows,
+        FileKind.LEADER_EPOCHS: leader_epoch_rows,
+        FileKind.RECOVERY: recovery_rows,
+        FileKind.CLEANER: cleaner_rows,
+        FileKind.CLEAN_SHUTDOWN: clean_shutdown_rows,
+        FileKind.METADATA: metadata_rows,
+        FileKind.TOPIC_ID: topic_id_rows,
+        FileKind.LOCK: no_rows,
+        FileKind.UNFINISHED: no_rows,
+    }
+)

@@ -1,0 +1,145 @@
+"""The sealed segments of a log that compaction may read and replace.
+
+All methods run on the loop that owns the log. The reading, filtering and writing in between is
+``compaction``'s, in any thread, on files of its own: what it brings back is only taken if the
+segments it was made of are still there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.disk.sync_point import SyncLedger
+from oncelog.storage.log.head import RemovedFiles
+from oncelog.storage.log.producer_snapshot import SnapshotStore
+from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.list import SegmentList
+from oncelog.storage.segments.segment import Segment
+from oncelog.storage.segments.swap import commit_swap, finish_swap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A cleaned segment whose files wait for the commit, and the segments that it replaces.
+
+    ``replaced`` are adjacent and sealed, oldest first, and had ``replaced_bytes`` when they were
+    read.
+    """
+
+    replaced: tuple[Segment, ...]
+    replaced_bytes: int
+
+
+class LogBody:
+    """The segments between the log start and the active one."""
+
+    __slots__ = ("_directory", "_filesystem", "_ledger", "_segments", "_snapshots")
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: Path,
+        segments: SegmentList,
+        snapshots: SnapshotStore,
+        ledger: SyncLedger,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._segments = segments
+        self._snapshots = snapshots
+        self._ledger = ledger
+
+    @property
+    def filesystem(self) -> FileSystem:
+        """Where the files are; its methods may be called in any thread."""
+        return self._filesystem
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the log."""
+        return self._directory
+
+    @property
+    def base_offset(self) -> int:
+        """Where the first segment begins."""
+        return self._segments.first.base_offset
+
+    def sealed_below(self, upper_offset: int) -> tuple[Segment, ...]:
+        """The sealed segments that end at or below ``upper_offset`` (exclusive), oldest first."""
+        return tuple(
+            segment
+            for segment in self._segments.from_offset(self.base_offset)
+            if segment is not self._segments.active and segment.next_offset <= upper_offset
+        )
+
+    def load_times(self) -> None:
+        """Make ``max_timestamp_ms`` of all segments known."""
+        for _ in self._segments.facts():
+            pass
+
+    def oldest_timestamp_ms(self, segment: Segment) -> int:
+        """Largest timestamp of the first batch of ``segment``; -1 if it has none."""
+        opened = next(self._segments.opened_from(segment.base_offset))
+        return next((place.max_timestamp_ms for place in opened.walk(0)), NO_TIMESTAMP)
+
+    def aborted_entries(self, upper_offset: int) -> tuple[AbortedIndexEntry, ...]:
+        """All aborted transactions that began below ``upper_offset``, wherever their markers are.
+
+        Source: KIP-98, "Transaction index".
+        """
+        found: list[AbortedIndexEntry] = []
+        for segment in self._segments.from_offset(self.base_offset):
+            for entry in segment.txn_index.entries:
+                if entry.first_offset < upper_offset:
+                    found.append(entry)
+                if entry.last_stable_offset >= upper_offset:
+                    return tuple(found)
+        return tuple(found)
+
+    def drop_open_snapshots(self, upper_offset: int) -> None:
+        """Remove producer snapshots below ``upper_offset`` that show an open transaction.
+
+        Its marker may go before the snapshot does, and a replay from there would then leave the
+        transaction open for ever. Any other snapshot gives the same state as before.
+        """
+        for offset in self._snapshots.offsets:
+            if offset < upper_offset and self._snapshots.has_open_transaction(offset):
+                self._snapshots.remove(offset)
+
+    def replace_segments(self, replacement: Replacement) -> RemovedFiles | None:
+        """Put the cleaned segment in the place of what it was made of; durable on return.
+
+        None, and nothing has changed, if those segments are no longer in the log. Run the result
+        in any thread. OSError: the log is offline and the next open finishes the replacement.
+        """
+        self._ledger.check()
+        replaced = replacement.replaced
+        size_bytes = sum(segment.size_bytes for segment in replaced)
+        if not self._segments.holds(replaced) or size_bytes != replacement.replaced_bytes:
+            return None
+        first = replaced[0]
+        cleaned = Segment(
+            filesystem=self._filesystem,
+            directory=self._directory,
+            base_offset=first.base_offset,
+            next_offset=replaced[-1].next_offset,
+            index_interval_bytes=first.index_interval_bytes,
+        )
+        try:
+            commit_swap(self._filesystem, self._directory, first.base_offset)
+            self._segments.replace(replaced, cleaned)
+            for segment in replaced[1:]:
+                self._snapshots.remove(segment.base_offset)
+            paths = [path for segment in replaced[1:] for path in segment.paths]
+            deleted = finish_swap(self._filesystem, self._directory, first.base_offset, paths)
+            cleaned.attach()
+            cleaned.load_summary()
+            cleaned.txn_index.load()
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+        self._ledger.note_directory()
+        return RemovedFiles(self._filesystem, self._directory, deleted)

@@ -1,0 +1,436 @@
+"""Opening the directory of one partition: what is trusted, what is read again, what is cut.
+
+After a clean close the records are trusted. Otherwise the last segment, and every segment that
+reaches beyond the recovery point, is read batch by batch with its CRC; ``recovery`` decides what
+happens where that ends. Aborted-transaction entries and producer state from the recovery point
+on are not trusted either: they come back when the caller replays the log. What lies beside the
+records is only trusted as far as the summary of its segment vouches for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from oncelog.storage.disk.errors import is_unreadable, reading
+from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
+from oncelog.storage.disk.sync_point import SyncLedger
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.accepted_cut import ACCEPTED_CUT_FILE
+from oncelog.storage.log.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    CleanShutdown,
+    RecoveryCheckpoint,
+    read_clean_shutdown,
+    read_leader_epochs,
+    read_recovery_checkpoint,
+    write_leader_epochs,
+)
+from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
+from oncelog.storage.log.producer_snapshot import SnapshotStore
+from oncelog.storage.log.recovery import TailDefect, inspect_batch
+from oncelog.storage.log.tail import Tail, TailCut, settle_tail
+from oncelog.storage.segments.frames import BatchPlace
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX, note_epoch, without_start
+from oncelog.storage.segments.scan import SegmentScan
+from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
+from oncelog.storage.segments.summary import SegmentSummary, epochs_of
+from oncelog.storage.segments.swap import complete_swaps
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedLog:
+    """A log as it was found. ``recovery_point`` None: no readable checkpoint.
+
+    ``checked_from``: every batch of the segments from that base offset on has been found good.
+    ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
+    replay from there also restores the aborted-transaction entries that cannot be trusted.
+    """
+
+    segments: list[Segment]
+    unsealed: list[Segment]
+    """Sealed segments, sound and read again, whose index files and summary are to be written."""
+    snapshots: SnapshotStore
+    leader_epochs: list[tuple[int, int]]
+    log_start_offset: int
+    high_watermark: int
+    recovery_point: int | None
+    snapshot_limit: int
+    checked_from: int
+    was_clean: bool
+    is_new: bool
+    cut: TailCut | None
+
+
+@dataclass(slots=True, kw_only=True)
+class LogLoader:
+    """Loads one directory once. What it writes is noted in the ledger and durable with that."""
+
+    filesystem: FileSystem
+    directory: Path
+    index_interval_bytes: int
+    ledger: SyncLedger
+    on_cut: Callable[[TailCut], None] = lambda _cut: None
+    """Told before anything is cut: what follows may fail, and the next attempt finds no trace."""
+    _cut: TailCut | None = None
+    _scanned_from: int | None = None
+    _known: int = 0
+    """Up to here (exclusive) the log was synced with success; 0 if that is not known."""
+    _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
+    _unsealed: list[Segment] = field(default_factory=list)
+    _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
+    """By base offset, of the segments that are not read again."""
+    _epochs_seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def load(self) -> LoadedLog:
+        """Load and, if it was not closed cleanly, recover.
+
+        CorruptDataError names the file and the position of damage in synced data; nothing is
+        changed then. OSError if the disk refuses.
+        """
+        self.filesystem.make_directory(self.directory)
+        complete_swaps(self.filesystem, self.directory)
+        segments = self._find_segments()
+        try:
+            return self._load(segments)
+        except (CorruptDataError, OSError):
+            for segment in segments:
+                segment.close()
+            self.ledger.close()
+            raise
+
+    def _load(self, segments: list[Segment]) -> LoadedLog:
+        checkpoint = read_recovery_checkpoint(self.filesystem, self.directory)
+        flag = read_clean_shutdown(self.filesystem, self.directory)
+        self._stored_epochs = self._read_leader_epochs()
+        is_new = not segments
+        if is_new:
+            self._remove_orphans(segments)
+            segments.append(self._create_first(checkpoint))
+        self._check_head(segments[0], checkpoint)
+        self._load_summaries(segments)
+        was_clean = is_new or (flag is not None and self._load_clean(segments, flag))
+        recovery_point = checkpoint.recovery_point if checkpoint is not None else None
+        self._check_again(segments, checkpoint, was_clean=was_clean)
+        if not was_clean:
+            self._recover(segments, checkpoint)
+            if self._cut is not None and recovery_point is not None:
+                # Below the recovery point only if an operator has accepted it.
+                recovery_point = min(recovery_point, self._cut.offset)
+        log_end_offset = segments[-1].next_offset
+        if was_clean:
+            recovery_point = log_end_offset
+        log_start_offset = segments[0].base_offset
+        if checkpoint is not None:
+            log_start_offset = max(log_start_offset, checkpoint.log_start_offset)
+        trusted = recovery_point if recovery_point is not None else log_start_offset
+        snapshot_limit = self._load_txn_indexes(segments, min(trusted, log_end_offset))
+        high_watermark = checkpoint.high_watermark if checkpoint is not None else log_start_offset
+        snapshots = self._load_snapshots(segments)
+        leader_epochs = self._load_leader_epochs(segments, log_start_offset)
+        self._remove_orphans(segments)
+        self._begin_use()
+        return LoadedLog(
+            segments=segments,
+            unsealed=[segment for segment in self._unsealed if segment in segments],
+            snapshots=snapshots,
+            leader_epochs=leader_epochs,
+            log_start_offset=log_start_offset,
+            high_watermark=min(max(high_watermark, log_start_offset), log_end_offset),
+            recovery_point=recovery_point,
+            snapshot_limit=snapshot_limit,
+            checked_from=OFFSET_MAX if self._scanned_from is None else self._scanned_from,
+            was_clean=was_clean,
+            is_new=is_new,
+            cut=self._cut,
+        )
+
+    def _find_segments(self) -> list[Segment]:
+        stems = [
+            name.removesuffix(LOG_SUFFIX)
+            for name in self.filesystem.list_directory(self.directory)
+            if name.endswith(LOG_SUFFIX)
+        ]
+        bases = sorted(int(stem) for stem in stems if stem.isdecimal())
+        segments = [self._segment(base, next_base) for base, next_base in pairwise(bases)]
+        if bases:
+            segments.append(self._segment(bases[-1], bases[-1]))
+        for segment in segments:
+            segment.attach()
+        return segments
+
+    def _remove_orphans(self, segments: list[Segment]) -> None:
+        """Indexes whose segment is gone: one that begins there again must not find them."""
+        bases = {segment.base_offset for segment in segments}
+        for name in self.filesystem.list_directory(self.directory):
+            stem, dot, suffix = name.partition(".")
+            if dot + suffix in INDEX_SUFFIXES and stem.isdecimal() and int(stem) not in bases:
+                self.filesystem.remove(self.directory / name)
+                self.ledger.note_directory()
+
+    def _segment(self, base_offset: int, next_offset: int) -> Segment:
+        return Segment(
+            filesystem=self.filesystem,
+            directory=self.directory,
+            base_offset=base_offset,
+            next_offset=next_offset,
+            index_interval_bytes=self.index_interval_bytes,
+        )
+
+    def _create_first(self, checkpoint: RecoveryCheckpoint | None) -> Segment:
+        base_offset = checkpoint.log_start_offset if checkpoint is not None else 0
+        if checkpoint is not None and checkpoint.recovery_point > base_offset:
+            raise CorruptDataError(
+                f"{self.directory}: no segment is left, but offsets up to "
+                f"{checkpoint.recovery_point} were synced"
+            )
+        segment = self._segment(base_offset, base_offset)
+        segment.create()
+        self.filesystem.sync_directory(self.directory)
+        return segment
+
+    def _check_head(self, first: Segment, checkpoint: RecoveryCheckpoint | None) -> None:
+        """The log start is raised durably before what lies below it is removed."""
+        if checkpoint is not None and checkpoint.log_start_offset < first.base_offset:
+            raise CorruptDataError(
+                f"{first.path_of(LOG_SUFFIX)} at byte 0, offset {checkpoint.log_start_offset}: "
+                f"{TailDefect.MISSING_RECORDS.value}: the segments before it are gone"
+            )
+
+    def _load_summaries(self, segments: list[Segment]) -> None:
+        """Take what was written of segments when they were sealed."""
+        for segment in segments:
+            segment.load_summary()
+            is_sealed = segment is not segments[-1]
+            if is_sealed and segment.summary and segment.summary.next_offset > segment.next_offset:
+                segment.summary = None
+
+    def _load_clean(self, segments: list[Segment], flag: CleanShutdown) -> bool:
+        """Trust the files if they are what the clean close left."""
+        active = segments[-1]
+        summary = active.summary
+        if summary is None or summary.next_offset != flag.log_end_offset:
+            return False
+        if (active.base_offset, active.size_bytes) != (
+            flag.active_base_offset,
+            flag.active_size_bytes,
+        ):
+            return False
+        with reading(active.log_path):
+            active.load_tail()
+        self._summaries[active.base_offset] = summary
+        return active.next_offset == flag.log_end_offset
+
+    # Recovery
+
+    def _recover(self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None) -> None:
+        """Read again what is not known to be good, and cut or refuse where that ends."""
+        known = self._known = checkpoint.recovery_point if checkpoint is not None else 0
+        first = next(
+            (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
+            len(segments) - 1,
+        )
+        expected = self._scanned_from = segments[first].base_offset
+        for slot in range(first, len(segments)):
+            segment = segments[slot]
+            if segment.base_offset != expected:
+                previous = segments[slot - 1]
+                tail = Tail(previous, previous.size_bytes, expected, TailDefect.MISSING_RECORDS)
+                self._settle(segments, tail, checkpoint)
+                self._cut_after(segments, slot - 1, previous.size_bytes, expected)
+                break
+            is_last = slot == len(segments) - 1
+            gaps_end = self._gaps_end(segment, is_last=is_last)
+            with reading(segment.log_path):
+                position, expected, defect = self._scan(segment, gaps_end)
+            if defect is not TailDefect.NONE or is_last:
+                tail = Tail(segment, position, expected, defect)
+                self._settle(segments, tail, checkpoint)
+                self._cut_after(segments, slot, position, expected)
+                break
+            segment.end_scan(position, expected)
+        for segment in segments[first:]:
+            self.ledger.note(segment.log)
+        self._unsealed += segments[first:-1]
+        self.ledger.note_directory()
+
+    def _settle(
+        self, segments: list[Segment], tail: Tail, checkpoint: RecoveryCheckpoint | None
+    ) -> None:
+        self._cut = settle_tail(self.filesystem, segments, tail, checkpoint)
+        if self._cut is not None:
+            self.on_cut(self._cut)
+
+    def _check_again(
+        self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, *, was_clean: bool
+    ) -> None:
+        """Read the sealed segments that recovery does not, and of which there is no summary.
+
+        It was damaged or lost, or an earlier build wrote the segment, or all that came after the
+        records was not synced. Damage is left to those who read there: these segments are not
+        what has to be recovered.
+        """
+        known = checkpoint.recovery_point if checkpoint is not None else 0
+        log_start_offset = checkpoint.log_start_offset if checkpoint is not None else 0
+        for segment in segments[:-1]:
+            if not was_clean and segment.next_offset > known:
+                break
+            summary = segment.summary
+            if summary is None:
+                self._scan_sealed(segment)
+                continue
+            self._summaries[segment.base_offset] = summary
+            # Of removed segments a power loss may bring some back; they are below the log start.
+            if summary.next_offset < segment.next_offset > log_start_offset:
+                raise CorruptDataError(
+                    f"{segment.path_of(LOG_SUFFIX)} at byte {segment.size_bytes}, offset "
+                    f"{summary.next_offset}: {TailDefect.MISSING_RECORDS.value}: the segments up "
+                    f"to offset {segment.next_offset} are gone"
+                )
+            if segment.next_offset == known and not was_clean:
+                # Its records are synced up to the last; its indexes, which came later, perhaps not.
+                self._unsealed.append(segment)
+
+    def _scan_sealed(self, segment: Segment) -> None:
+        next_offset, size_bytes = segment.next_offset, segment.size_bytes
+        self._known = OFFSET_MAX
+        try:
+            position, expected, defect = self._scan(segment, next_offset)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            position, expected, defect = 0, segment.next_offset, TailDefect.UNREADABLE
+        if defect is TailDefect.NONE and expected == next_offset:
+            self._unsealed.append(segment)
+        else:
+            path = segment.path_of(LOG_SUFFIX)
+            _logger.error("%s at byte %d is damaged: %s", path, position, defect.value)
+            segment.begin_scan()
+            segment.release()
+        segment.end_scan(size_bytes, next_offset)
+
+    def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
+        """Up to which offset (exclusive) compaction may have removed batches of the segment."""
+        first_dirty = read_first_dirty_offset(self.filesystem, self.directory)
+        if first_dirty is None:
+            return segment.base_offset
+        return first_dirty if is_last else segment.next_offset
+
+    def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
+        """Read all batches; where that ended, the offset expected there, and why."""
+        segment.begin_scan()
+        stored_epochs = self._stored_epochs
+        scan = SegmentScan(
+            segment,
+            gaps_end=gaps_end,
+            leader_epochs=self._epochs_seen,
+            known_epochs=stored_epochs,
+            synced_offset=self._known,
+        )
+        scan.run()
+        end, expected = scan.position, scan.expected_offset
+        for position, frame in segment.frames(end):
+            found = inspect_batch(
+                frame, expected, may_skip=expected < gaps_end, leader_epochs=stored_epochs
+            )
+            if isinstance(found, TailDefect):
+                return position, expected, found
+            end = position + len(frame)
+            segment.counting.account(
+                BatchPlace(
+                    position, end, found.base_offset, found.last_offset, found.max_timestamp_ms
+                )
+            )
+            note_epoch(self._epochs_seen, found.leader_epoch, found.base_offset)
+            expected = found.next_offset
+            if expected > self._known:
+                segment.log.write_at(position, frame)
+        return end, expected, TailDefect.NONE
+
+    def _cut_after(
+        self, segments: list[Segment], slot: int, position: int, next_offset: int
+    ) -> None:
+        """End the log at ``position`` of one segment: what is not there is removed for good."""
+        segments[slot].end_scan(position, next_offset)
+        for later in reversed(segments[slot + 1 :]):
+            later.remove()
+        del segments[slot + 1 :]
+
+    # The files beside the segments
+
+    def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
+        """Read all aborted entries; the offset from which the replay must restore them.
+
+        The index is only a copy of what the markers in the log say. One that is not what the
+        summary says is not believed, and neither are those of segments that were read again. They
+        are written when the replay has ended: should it be refused, all is as it was.
+        """
+        limit = trusted_offset if self._scanned_from is None else self._scanned_from
+        for segment in segments:
+            index, base_offset = segment.txn_index, segment.base_offset
+            summary = self._summaries.get(base_offset)
+            if summary is not None and index.load_if(summary.txnindex_crc32c):
+                index.is_settled = segment is not segments[-1]
+                continue
+            limit = min(limit, base_offset)
+            index.distrust()
+            if summary is not None and segment is not segments[-1]:
+                self._unsealed.append(segment)
+        return min(limit, trusted_offset)
+
+    def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
+        """All snapshots but those of no state that the log has been in.
+
+        Those of the segments that were read again may be torn or not durable: one may be all that
+        is known of the producers before it, once the segments there are removed.
+        """
+        store = SnapshotStore(self.filesystem, self.directory)
+        log_end_offset = segments[-1].next_offset
+        for offset in store.offsets:
+            if not segments[0].base_offset <= offset <= log_end_offset:
+                store.remove(offset)
+        for offset in store.offsets:
+            is_trusted = self._scanned_from is None or offset < self._scanned_from
+            if not is_trusted and (handle := store.write_again(offset)) is not None:
+                self.ledger.note(handle, close_when_synced=True)
+        return store
+
+    def _read_leader_epochs(self) -> list[tuple[int, int]]:
+        """The pairs of the file; none if it is lost or cannot be read: the log tells them too."""
+        try:
+            return read_leader_epochs(self.filesystem, self.directory)
+        except CorruptDataError as error:
+            _logger.warning("%s; the leader epochs are taken from the log", error)
+            return []
+
+    def _load_leader_epochs(
+        self, segments: list[Segment], log_start_offset: int
+    ) -> list[tuple[int, int]]:
+        stored = self._stored_epochs
+        spans = [
+            (each.base_offset, each.next_offset, self._summaries.get(each.base_offset))
+            for each in segments
+        ]
+        epochs = epochs_of(spans, stored, self._epochs_seen)
+        epochs = without_start(epochs, log_start_offset)
+        if epochs != stored:
+            write_leader_epochs(self.filesystem, self.directory, epochs)
+        return epochs
+
+    def _begin_use(self) -> None:
+        """From here on the log is not clean, and leftovers of an earlier life are gone."""
+        names = self.filesystem.list_directory(self.directory)
+        for name in names:
+            if name.endswith(TEMPORARY_SUFFIX):
+                self.filesystem.remove(self.directory / name)
+        if CLEAN_SHUTDOWN_FILE in names:
+            self.filesystem.remove(self.directory / CLEAN_SHUTDOWN_FILE)
+            self.filesystem.sync_directory(self.directory)
+        if ACCEPTED_CUT_FILE in names:
+            self.filesystem.remove(self.directory / ACCEPTED_CUT_FILE)
+            self.ledger.note_directory()

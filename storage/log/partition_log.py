@@ -1,0 +1,476 @@
+"""The log of one partition replica: ordered segments behind one set of offsets, and their writer.
+
+One owner, one event loop: no method may run at the same time as another, except
+``SyncPoint.run``, which is made for another thread. An OSError of a write or a sync takes the log
+offline: nobody knows what reached the disk, so later appends raise and only reads go on. What may
+pass by itself is the exception, as a full disk: what a failed append left is cut off again and the
+next one may succeed. ``disk.errors`` has the table.
+
+Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
+recovery point is durable.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from oncelog.storage.disk.file_system import FileHandle, FileSystem
+from oncelog.storage.disk.sync_point import SyncLedger, SyncPoint
+from oncelog.storage.log.aborted_entries import AbortedEntries
+from oncelog.storage.log.body import LogBody
+from oncelog.storage.log.checkpoint import (
+    CLEAN_SHUTDOWN_FILE,
+    CleanShutdown,
+    RecoveryCheckpoint,
+    RecoveryCheckpointFile,
+)
+from oncelog.storage.log.cleaner_checkpoint import lower_first_dirty_offset
+from oncelog.storage.log.head import LogHead
+from oncelog.storage.log.leader_epoch_file import LeaderEpochFile
+from oncelog.storage.log.loader import LoadedLog, LogLoader
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.log.readable import ReadableLog
+from oncelog.storage.log.tail import TailCut
+from oncelog.storage.log_settings import LogSettings
+from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.records.batch import BatchHeader, Buffer
+from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.list import LogSlice, SegmentList
+from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
+
+__all__ = ["LogSettings", "LogSlice", "PartitionLog"]
+
+_ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
+"""Sync rounds that a power loss, but no crash of the process, may set the checkpoint back."""
+
+
+class PartitionLog(ReadableLog):
+    """One partition's log; make it with ``open``."""
+
+    def __init__(
+        self,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        settings: LogSettings,
+        now_ms: int,
+        ledger: SyncLedger,
+        loaded: LoadedLog,
+    ) -> None:
+        super().__init__(
+            SegmentList(loaded.segments, ledger),
+            LeaderEpochFile(filesystem, directory, loaded.leader_epochs),
+            loaded,
+        )
+        self._filesystem = filesystem
+        self._directory = directory
+        self.settings = settings
+        self._ledger = ledger
+        self.head = LogHead(
+            filesystem=filesystem,
+            directory=directory,
+            segments=self._segments,
+            snapshots=self._snapshots,
+        )
+        self.body = LogBody(filesystem, directory, self._segments, self._snapshots, ledger)
+        self._aborted = AbortedEntries(self._segments, ledger)
+        self._checkpoint = RecoveryCheckpointFile(filesystem, directory)
+        self._rounds_since_checkpoint_sync = 0
+        self._noted_recovery_point = -1
+        self.generation = 0
+        """Rises with each truncation: a sync point of an older one proves nothing."""
+        self._active_since_ms = now_ms
+        self.was_clean = loaded.was_clean
+        self._unsealed = loaded.unsealed
+        self.cut: TailCut | None = loaded.cut
+        self.high_watermark = loaded.high_watermark
+        """Exclusive; whoever moves the true one says so here, for the next checkpoint."""
+        self.recovery_point = (
+            loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
+        )
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        settings: LogSettings,
+        now_ms: int,
+        on_cut: Callable[[TailCut], None] = lambda _cut: None,
+    ) -> PartitionLog:
+        """Open the log in ``directory``; a missing one is made, a dirty one is recovered.
+
+        After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
+        calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
+        is what was found durable, and so fit to be read. ``cut`` tells what was cut off, and
+        ``on_cut`` is told before, also if the open then fails.
+
+        CorruptDataError names file and position of damage in synced data; OSError: the disk.
+        """
+        ledger = SyncLedger(filesystem, directory)
+        loaded = LogLoader(
+            filesystem=filesystem,
+            directory=directory,
+            index_interval_bytes=settings.index_interval_bytes,
+            ledger=ledger,
+            on_cut=on_cut,
+        ).load()
+        log = cls(
+            filesystem=filesystem,
+            directory=directory,
+            settings=settings,
+            now_ms=now_ms,
+            ledger=ledger,
+            loaded=loaded,
+        )
+        if loaded.is_new:
+            log._write_checkpoint(log.recovery_point, log.log_start_offset)
+        return log
+
+    @property
+    def failure(self) -> OSError | None:
+        """Why the log is offline for writes; None while it is not."""
+        return self._ledger.failure
+
+    # Appending
+
+    def needs_roll(
+        self, batch_bytes: int, max_timestamp_ms: int, now_ms: int, *, last_offset_delta: int = 0
+    ) -> bool:
+        """Whether ``roll`` must be called before a batch of this size and time is appended.
+
+        By size; by age, which record timestamps tell if there are any and else the wall clock;
+        by a full index; or because an offset would not fit an index entry. Source: KIP-32.
+        """
+        active, settings = self._segments.active, self.settings
+        size_bytes = active.size_bytes
+        if size_bytes == 0:
+            self._active_since_ms = now_ms
+            return False
+        first_timestamp_ms = active.first_timestamp_ms
+        if first_timestamp_ms != NO_TIMESTAMP and max_timestamp_ms != NO_TIMESTAMP:
+            age_ms = max_timestamp_ms - first_timestamp_ms
+        else:
+            age_ms = now_ms - self._active_since_ms
+        relative_offset = self.log_end_offset + last_offset_delta - active.base_offset
+        return (
+            size_bytes + batch_bytes > settings.segment_bytes
+            or age_ms > settings.segment_ms
+            or relative_offset > RELATIVE_OFFSET_MAX
+            or active.index_is_full
+        )
+
+    def roll(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        """Seal the active segment and begin one at the log end. ``snapshot``: the state there.
+
+        Everything is durable with the next sync point. OSError as for ``append``.
+        """
+        self._ledger.check()
+        if self._segments.active.size_bytes == 0:
+            return
+        self._aborted.settle()
+        try:
+            self.write_snapshot(snapshot)
+            self._segments.roll(
+                self._filesystem,
+                self._directory,
+                self.settings.index_interval_bytes,
+                self._epochs.pairs,
+            )
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
+    def write_snapshot(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        """Keep the state at the log end; durable with the next sync point."""
+        handle = self._snapshots.write(self.log_end_offset, snapshot)
+        if handle is not None:
+            self._ledger.note(handle, close_when_synced=True)
+            self._ledger.note_directory()
+
+    def append(self, batch: Buffer, header: BatchHeader) -> None:
+        """Write one batch; durable with the next sync point.
+
+        ``header`` is that of ``batch`` with what the leader assigns: the log end offset and its
+        epoch. They are written from it, so ``batch`` need not be patched, and is not changed.
+        OSError: nothing was appended; the log is offline unless the cause may pass.
+        """
+        ledger = self._ledger
+        if ledger.failure is not None:
+            ledger.check()
+        if self._aborted.owed:
+            self._aborted.settle()
+        base_offset, active = header.base_offset, self._segments.active
+        last_offset = base_offset + header.last_offset_delta
+        if (
+            base_offset != self.log_end_offset
+            or not header.is_of(batch)
+            or last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+        ):
+            raise ValueError(
+                f"batch [{header.base_offset}, {last_offset}] of {len(batch)} bytes "
+                f"does not fit the log end {self.log_end_offset}"
+            )
+        if header.leader_epoch > self._epochs.latest_epoch:
+            # Before the batch: recovery takes a batch of an unknown epoch for damage.
+            self.assign_leader_epoch(header.leader_epoch, header.base_offset)
+        try:
+            file = active.append(batch, header)
+        except OSError as error:
+            self._undo_append(error)
+            raise
+        ledger.note(file)
+        self.log_end_offset = last_offset + 1
+
+    def append_aborted(
+        self, *, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int
+    ) -> None:
+        """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
+
+        Known ones are ignored, so that recovery may replay them. Durable with the next sync
+        point, or owed if there is no room: see ``indexed_end_offset``. OSError: the log is
+        offline, and the last stable offset must not move.
+        """
+        self._ledger.check()
+        self._aborted.enter(
+            AbortedIndexEntry(
+                producer_id=producer_id,
+                first_offset=first_offset,
+                last_offset=last_offset,
+                last_stable_offset=last_stable_offset,
+            )
+        )
+
+    @property
+    def indexed_end_offset(self) -> int:
+        """Exclusive: no reader and no sync may be taken past it. The log end unless one is owed."""
+        return self._aborted.covered_end(self.log_end_offset)
+
+    def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
+        """``epoch`` leads from ``start_offset`` (inclusive); durable. OSError as for ``append``."""
+        self._ledger.check()
+        try:
+            self._epochs.assign(epoch, start_offset)
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
+    def _undo_append(self, error: OSError) -> None:
+        """After a failed append: what may pass leaves the log usable, all else takes it offline.
+
+        The cut is synced before anything is written there: a power loss must find sectors as
+        they are or empty, never those of a batch that was given up (``torn_tail``).
+        """
+        self._ledger.fail_unless_passing(error)
+        if self.failure is None:
+            try:
+                self._segments.active.discard_partial_append()
+                self._segments.active.log.datasync()
+            except OSError as second:
+                self._ledger.fail(second)
+
+    # Making it durable
+
+    def begin_restore(self) -> None:
+        """A replay of what a load did not trust begins, maybe once more: none of it is written."""
+        self._aborted.begin_replay()
+
+    def end_restore(self) -> None:
+        """The state of all that a load did not trust is known: index it, seal it, tidy up.
+
+        Durable with the next sync point. OSError as for ``append``.
+        """
+        self._ledger.check()
+        unsealed, self._unsealed = self._unsealed, []
+        try:
+            self._aborted.end_replay()
+            self._snapshots.thin_out(self._segments.bases)
+            for segment in unsealed:
+                if segment is not self._segments.active:
+                    for handle in segment.write_sealed(self._epochs.pairs):
+                        self._ledger.note(handle, close_when_synced=True)
+                    self._ledger.note_directory()
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
+    def sync_point(self) -> SyncPoint:
+        """All that is not durable yet, up to the log end offset of now; cheap.
+
+        Up to a marker whose index entry is owed, if that is tried once more in vain. Run it in
+        any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
+        descriptors are left.
+        """
+        if self._aborted.owed:
+            try:
+                self._aborted.settle()
+            except OSError:
+                self._ledger.check()
+        return self._ledger.capture(self.indexed_end_offset, self.generation)
+
+    def mark_synced(self, point: SyncPoint) -> bool:
+        """The point has run without error: the recovery point rises to its log end offset.
+
+        False: the log was truncated meanwhile, so that end may name other, unsynced records.
+        The new recovery point survives a crash of the process at once, a power loss later.
+        OSError: nothing has changed; offline, unless the cause may pass.
+        """
+        self._ledger.settle(point)
+        if point.generation != self.generation:
+            return False
+        recovery_point = max(self.recovery_point, point.log_end_offset)
+        file = self._write_checkpoint(recovery_point, self.log_start_offset)
+        # By now the caller has restored what a load did not trust, and newer snapshots are good.
+        self.recovery_point = self._snapshot_limit = recovery_point
+        self._rounds_since_checkpoint_sync += 1
+        if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
+            self._note_checkpoint_file(file)
+        return True
+
+    def _note_checkpoint_file(self, file: FileHandle) -> None:
+        self._rounds_since_checkpoint_sync = 0
+        self._noted_recovery_point = self.recovery_point
+        self._ledger.note(file)
+
+    @property
+    def has_old_checkpoint(self) -> bool:
+        """Whether a power loss would set the recovery point back by more than one sync point."""
+        return self.recovery_point > self._noted_recovery_point
+
+    def _sync_now(self) -> None:
+        (point := self.sync_point()).run()
+        self._ledger.settle(point)
+
+    def _write_checkpoint(self, recovery_point: int, log_start_offset: int) -> FileHandle:
+        high_watermark = min(max(self.high_watermark, log_start_offset), self.log_end_offset)
+        try:
+            return self._checkpoint.write(
+                RecoveryCheckpoint(recovery_point, log_start_offset, high_watermark)
+            )
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
+    def note_checkpoint(self) -> None:
+        """The next sync point makes the checkpoint survive a power loss too.
+
+        OSError: nothing has changed; offline, unless the cause may pass.
+        """
+        self._ledger.check()
+        file = self._write_checkpoint(self.recovery_point, self.log_start_offset)
+        self._note_checkpoint_file(file)
+
+    # Cutting at either end
+
+    def advance_log_start(self, offset: int) -> bool:
+        """Records below ``offset`` are never read again; a lower offset changes nothing.
+
+        Only durable records are given up: ValueError beyond the recovery point. Survives a crash
+        of the process at once, a power loss with the next sync point. OSError: nothing has
+        changed; offline, unless the cause may pass.
+        """
+        if offset > self.recovery_point:
+            raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
+        if offset <= self.log_start_offset:
+            return False
+        self._ledger.check()
+        self._note_checkpoint_file(self._write_checkpoint(self.recovery_point, offset))
+        self.log_start_offset = offset
+        self.high_watermark = max(self.high_watermark, offset)
+        self._epochs.cut_start(offset)
+        return True
+
+    def truncate_to(self, offset: int) -> None:
+        """Remove every batch that ends at ``offset`` or later; durable on return.
+
+        And every leader epoch that begins there, also where the log ends already: one that never
+        wrote is not the leader's. Producer state is the caller's to rebuild: from
+        ``latest_snapshot``, which is then at or below the new log end. OSError: offline.
+        """
+        self._ledger.check()
+        if offset >= self.log_end_offset:
+            self._cut_epochs(offset)
+            return
+        end, next_offset = self._segments.holding(offset).position_after(offset)
+        if min(offset, next_offset) < self.log_start_offset:
+            raise ValueError(f"a cut at {offset} reaches below the log start")
+        self.generation += 1
+        try:
+            self._lower_recovery_point(next_offset)
+            self._cut_segments(offset, end, next_offset)
+            self._epochs.cut_end(next_offset)
+            self._sync_now()
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+
+    def truncate_to_leader_epoch(self, leader_epoch: int, end_offset: int) -> bool:
+        """Follow a leader whose log leaves ``leader_epoch`` at ``end_offset`` (exclusive).
+
+        Cuts what lies beyond it or beyond where this log leaves that epoch, but nothing below the
+        log start. False: this log knows older epochs only, is cut at the end of the last of them,
+        and must compare that with the leader next. Source: KIP-101, KIP-279.
+        """
+        own_end, is_settled = self._epochs.common_end(
+            leader_epoch, end_offset, log_end_offset=self.log_end_offset
+        )
+        self.truncate_to(max(own_end, self.log_start_offset))
+        return is_settled
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        """Give up the promise for what is about to go, before it goes."""
+        self.recovery_point = min(self.recovery_point, offset)
+        self.high_watermark = min(self.high_watermark, offset)
+        self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
+        lower_first_dirty_offset(self._filesystem, self._directory, offset)
+
+    def _cut_epochs(self, offset: int) -> None:
+        try:
+            self._epochs.cut_end(offset)
+        except OSError as error:
+            self._ledger.fail_unless_passing(error)
+            raise
+
+    def _cut_segments(self, offset: int, end: int, next_offset: int) -> None:
+        self._segments.cut(offset, end, next_offset)
+        self._aborted.cut(next_offset)
+        self.log_end_offset = next_offset
+        self._snapshot_limit = min(self._snapshot_limit, next_offset)
+        self._snapshots.remove_above(next_offset)
+
+    def close(self, snapshot: Sequence[ProducerSnapshotEntry] | None) -> None:
+        """Close all files. With the state at the log end: sync all and leave a clean log.
+
+        Without it, or after a failure, the next open recovers. OSError: closed, but not clean.
+        """
+        try:
+            if snapshot is not None and self.failure is None:
+                self._close_clean(snapshot)
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+        finally:
+            self._ledger.fail(OSError(errno.EBADF, "the log is closed"))
+            self._ledger.close()
+            self._segments.close()
+            self._checkpoint.close()
+
+    def _close_clean(self, snapshot: Sequence[ProducerSnapshotEntry]) -> None:
+        active = self._segments.active
+        self._aborted.settle()
+        self.write_snapshot(snapshot)
+        for handle in active.write_sealed(self._epochs.pairs):
+            self._ledger.note(handle, close_when_synced=True)
+        self._sync_now()
+        self.recovery_point = self.log_end_offset
+        self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()
+        flag = CleanShutdown(
+            log_end_offset=self.log_end_offset,
+            active_base_offset=active.base_offset,
+            active_size_bytes=active.size_bytes,
+        )
+        self._filesystem.write_atomically(self._directory / CLEAN_SHUTDOWN_FILE, flag.to_bytes())

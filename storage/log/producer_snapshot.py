@@ -1,0 +1,200 @@
+"""Producer state at an offset, as bytes on disk: ``<20 digit offset>.snapshot``.
+
+Kafka's layout, big-endian. The state is that *before* the offset of the name.
+
+| bytes | field |
+|---|---|
+| 2 | version, 1 |
+| 4 | CRC-32C of everything after this field |
+| 4 | number of entries |
+| 46 each | producer id 8, epoch 2, last sequence 4, last offset 8, offset delta 4, timestamp 8, |
+|  | coordinator epoch 4, first offset of the open transaction 8 (-1 none) |
+
+A damaged snapshot costs a longer replay and nothing else. Source: KIP-98, "Producer state".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from oncelog.storage.disk.errors import read_beside
+from oncelog.storage.disk.file_system import FileHandle, FileSystem
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct(">hIi")
+_CHECKED_FROM: Final = 6
+_ENTRY: Final = struct.Struct(">qhiqiqiq")
+
+
+def encode_snapshot(entries: Sequence[ProducerSnapshotEntry]) -> bytes:
+    """The file's bytes."""
+    body = b"".join(
+        _ENTRY.pack(
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_offset,
+            entry.offset_delta,
+            entry.timestamp_ms,
+            entry.coordinator_epoch,
+            entry.current_txn_first_offset,
+        )
+        for entry in entries
+    )
+    checked = struct.pack(">i", len(entries)) + body
+    return _HEADER.pack(_VERSION, crc32c(checked), len(entries)) + body
+
+
+def decode_snapshot(data: bytes) -> list[ProducerSnapshotEntry]:
+    """The entries; CorruptDataError if the bytes are torn, damaged or of another version."""
+    if len(data) < _HEADER.size:
+        raise CorruptDataError(f"producer snapshot of {len(data)} bytes is torn")
+    version, crc, count = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise CorruptDataError(f"producer snapshot of unknown version {version}")
+    if crc32c(memoryview(data)[_CHECKED_FROM:]) != crc:
+        raise CorruptDataError("producer snapshot does not match its CRC")
+    if len(data) != _HEADER.size + count * _ENTRY.size:
+        raise CorruptDataError(f"producer snapshot does not hold its {count} entries")
+    return [
+        ProducerSnapshotEntry(
+            producer_id=fields[0],
+            producer_epoch=fields[1],
+            last_sequence=fields[2],
+            last_offset=fields[3],
+            offset_delta=fields[4],
+            timestamp_ms=fields[5],
+            coordinator_epoch=fields[6],
+            current_txn_first_offset=fields[7],
+        )
+        for fields in _ENTRY.iter_unpack(memoryview(data)[_HEADER.size :])
+    ]
+
+
+class SnapshotStore:
+    """The snapshots of one partition directory."""
+
+    __slots__ = ("_directory", "_filesystem", "_offsets")
+
+    def __init__(self, filesystem: FileSystem, directory: Path) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._offsets = sorted(
+            int(stem)
+            for stem, _, suffix in (
+                name.partition(".") for name in filesystem.list_directory(directory)
+            )
+            if f".{suffix}" == SNAPSHOT_SUFFIX and stem.isdecimal()
+        )
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The offsets for which there is a file, ascending."""
+        return tuple(self._offsets)
+
+    def write(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> FileHandle | None:
+        """Write the state before ``offset``; durable once the returned file is synced.
+
+        One that is there is of the same batches, and may be all that is known of them: writing
+        it over would risk it. It is left, and None returned, unless it is damaged.
+        """
+        if offset in self._offsets and self.is_readable(offset):
+            return None
+        handle = self._filesystem.open(self.path_of(offset), create=True)
+        try:
+            handle.truncate(0)
+            handle.append((encode_snapshot(entries),))
+        except OSError:
+            handle.close()
+            raise
+        if offset not in self._offsets:
+            self._offsets = sorted([*self._offsets, offset])
+        return handle
+
+    def newest(
+        self, *, lowest_offset: int, highest_offset: int
+    ) -> tuple[int, list[ProducerSnapshotEntry]] | None:
+        """The newest readable snapshot in the range, both ends included; None if there is none.
+
+        A damaged one is removed and the next older one tried.
+        """
+        for offset in reversed(self._offsets):
+            if lowest_offset <= offset <= highest_offset:
+                try:
+                    return offset, self._read(offset)
+                except CorruptDataError:
+                    self.remove(offset)
+        return None
+
+    def forget_below(self, offset: int) -> tuple[Path, ...]:
+        """The files of snapshots below ``offset``, which the caller is to remove."""
+        stale = [known for known in self._offsets if known < offset]
+        self._offsets = self._offsets[len(stale) :]
+        return tuple(self.path_of(known) for known in stale)
+
+    def thin_out(self, bases: Collection[int]) -> None:
+        """Keep those of ``bases``, where segments begin, and the newest."""
+        for offset in self.offsets[:-1]:
+            if offset not in bases:
+                self.remove(offset)
+
+    def remove_above(self, offset: int) -> None:
+        """Remove the snapshots that a log cut at ``offset`` no longer reaches."""
+        for known in self.offsets:
+            if known > offset:
+                self.remove(known)
+
+    def has_open_transaction(self, offset: int) -> bool:
+        """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
+        try:
+            entries = self._read(offset)
+        except CorruptDataError:
+            return True
+        return any(entry.has_open_transaction for entry in entries)
+
+    def is_readable(self, offset: int) -> bool:
+        """Whether the file is whole and undamaged."""
+        try:
+            self._read(offset)
+        except CorruptDataError:
+            return False
+        return True
+
+    def write_again(self, offset: int) -> FileHandle | None:
+        """Write a snapshot over itself; durable once the returned file is synced.
+
+        A damaged one is removed: None.
+        """
+        path = self.path_of(offset)
+        try:
+            data = encode_snapshot(self._read(offset))
+        except CorruptDataError:
+            self.remove(offset)
+            return None
+        handle = self._filesystem.open(path, create=False)
+        try:
+            handle.write_at(0, data)
+        except OSError:
+            handle.close()
+            raise
+        return handle
+
+    def remove(self, offset: int) -> None:
+        """Remove one file."""
+        self._filesystem.remove(self.path_of(offset))
+        self._offsets = [known for known in self._offsets if known != offset]
+
+    def _read(self, offset: int) -> list[ProducerSnapshotEntry]:
+        return decode_snapshot(read_beside(self._filesystem, self.path_of(offset)))
+
+    def path_of(self, offset: int) -> Path:
+        """The path of the snapshot at ``offset``."""
+        return self._directory / f"{offset:020d}{SNAPSHOT_SUFFIX}"

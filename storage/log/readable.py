@@ -1,0 +1,172 @@
+"""The reading half of a log: one set of offsets, and the segments, snapshots and epochs below them.
+
+Nothing here changes the log; ``partition_log`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oncelog.storage.disk.errors import is_unreadable
+from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
+from oncelog.storage.log.leader_epoch_file import LeaderEpochFile
+from oncelog.storage.log.loader import LoadedLog
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+from oncelog.storage.model import AbortedTransaction
+from oncelog.storage.records.batch import BatchHeader, iterate_batches
+from oncelog.storage.segments.damaged_read import read_sound
+from oncelog.storage.segments.frames import SCAN_BYTES
+from oncelog.storage.segments.list import LogSlice, SegmentList
+from oncelog.storage.segments.timestamp_search import find_max_timestamp, find_timestamp
+
+
+class ReadableLog:
+    """What was loaded of a log, to be read between ``log_start_offset`` and ``log_end_offset``."""
+
+    def __init__(self, segments: SegmentList, epochs: LeaderEpochFile, loaded: LoadedLog) -> None:
+        self._segments = segments
+        self._epochs = epochs
+        self._snapshots = loaded.snapshots
+        self._snapshot_limit = loaded.snapshot_limit
+        self._checked_from = loaded.checked_from
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.segments[-1].next_offset
+
+    @property
+    def leader_epochs(self) -> list[tuple[int, int]]:
+        """(leader epoch, its first offset) pairs, ascending."""
+        return list(self._epochs.pairs)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all batches."""
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        """The number of segments, the active one included."""
+        return len(self._segments)
+
+    def read(self, offset: int, *, max_bytes: int, upper_offset: int) -> bytes:
+        """``fetch`` without the offset after the batches."""
+        return self.fetch(offset, max_bytes=max_bytes, upper_offset=upper_offset).records
+
+    def fetch(
+        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
+    ) -> LogSlice:
+        """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
+
+        ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
+        into ``max_bytes``, but at least one if there is any; none: empty, with ``offset``. Never
+        reaches into the next segment unless this one has nothing. ``is_checked``: also what this
+        process wrote is held against its CRC. ValueError for an offset outside [log start, log
+        end]; CorruptRecordError if what stands at ``offset`` is damaged: what is sound before
+        damage is given first. OSError if nothing at all of a file can be read.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise ValueError(
+                f"offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
+            )
+        for segment in self._segments.opened_from(offset):
+            if segment.base_offset >= upper_offset:
+                break
+            try:
+                records, next_offset = segment.read(
+                    offset, max_bytes=max_bytes, upper_offset=upper_offset, is_checked=is_checked
+                )
+            except (CorruptDataError, OSError) as error:
+                if isinstance(error, OSError) and not is_unreadable(error):
+                    raise
+                records, next_offset = read_sound(
+                    segment, offset, max_bytes=max_bytes, upper_offset=upper_offset
+                )
+            if records:
+                return LogSlice(records=records, next_offset=next_offset)
+        return LogSlice(records=b"", next_offset=offset)
+
+    def segment_end(self, offset: int) -> int:
+        """Where the segment that holds ``offset`` ends (exclusive)."""
+        return self._segments.holding(offset).next_offset
+
+    def aborted_transactions(
+        self, fetch_offset: int, upper_offset: int
+    ) -> tuple[AbortedTransaction, ...]:
+        """The aborted transactions that touch [fetch_offset, upper_offset), oldest marker first.
+
+        Source: KIP-98, "Transaction index".
+        """
+        found: list[AbortedTransaction] = []
+        for segment in self._segments.from_offset(fetch_offset):
+            if segment.txn_index.collect(fetch_offset, upper_offset, found):
+                break
+        return tuple(found)
+
+    def offset_for_timestamp(self, timestamp_ms: int, upper_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with ``timestamp_ms`` or later.
+
+        None if there is none below ``upper_offset`` (exclusive). Source: KIP-33.
+        """
+        return find_timestamp(
+            self._segments,
+            timestamp_ms,
+            lowest_offset=self.log_start_offset,
+            upper_offset=upper_offset,
+        )
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with the largest timestamp; None without any."""
+        return find_max_timestamp(self._segments, lowest_offset=self.log_start_offset)
+
+    def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """All batches from the one that holds ``from_offset`` up to the log end, in order.
+
+        CorruptDataError names the file and position of a batch that fails its CRC.
+        """
+        for segment in self._segments.opened_from(from_offset):
+            yield from segment.replay(from_offset, self._epochs.pairs)
+
+    def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Of ``replay``, what producer state is made of, and the last batch.
+
+        What is left out may tell of leader epochs: those are in ``leader_epochs``, all of them.
+        To be used right after ``open``: what that has read and checked is not checked again.
+        """
+        pairs = self._epochs.pairs
+        for segment in self._segments.opened_from(from_offset):
+            is_checked = segment.base_offset >= self._checked_from
+            yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
+
+    def replay_sound(
+        self, from_offset: int, upper_offset: int
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Of ``replay``, up to ``upper_offset`` (exclusive), what is not damaged."""
+        for segment in self._segments.opened_from(from_offset):
+            if segment.base_offset >= upper_offset:
+                return
+            offset = max(from_offset, segment.base_offset)
+            while offset < min(segment.next_offset, upper_offset):
+                try:
+                    records, offset = read_sound(
+                        segment, offset, max_bytes=SCAN_BYTES, upper_offset=upper_offset
+                    )
+                except CorruptRecordError as damage:
+                    offset = damage.next_offset
+                    continue
+                for position, header in iterate_batches(records):
+                    yield header, memoryview(records)[position : position + header.size_bytes]
+
+    def offset_before(self, offset: int, bytes_max: int) -> int:
+        """Where to read from to meet the last ``bytes_max`` before ``offset``, or a bit more."""
+        return self._segments.offset_before(offset, bytes_max)
+
+    def latest_snapshot(self) -> tuple[int, list[ProducerSnapshotEntry]]:
+        """The newest readable state and its offset, from which the caller must replay.
+
+        It may lie below the log start, whose segment still has all its batches: they are replayed
+        for the producers they tell of. Without one: where the first segment begins, no entries.
+        """
+        lowest_offset = self._segments.first.base_offset
+        found = self._snapshots.newest(
+            lowest_offset=lowest_offset, highest_offset=self._snapshot_limit
+        )
+        return found if found is not None else (lowest_offset, [])

@@ -1,0 +1,129 @@
+"""What ``_kernel.pyx`` offers. Buffers are bytes-like; columns have Arrow's memory layout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from oncelog.storage.records.batch import Buffer
+from oncelog.storage.records.rows import RecordInput, RecordTuple
+
+INTERFACE: int
+"""Of these functions; ``records.kernel`` uses only the one that it was written for."""
+
+SCAN_INTERFACE: int
+"""Of the functions that go over whole batches; ``scan_kernel`` uses only the one it knows."""
+
+StringsIn: TypeAlias = tuple[int, Any, Any, Any]
+"""First entry, validity bitmap or None, int32 offsets, data or None."""
+
+StringsOut: TypeAlias = tuple[bytes | None, bytes, bytes, int]
+"""Validity bitmap or None, int32 offsets, data, number of nulls."""
+
+HeadersIn: TypeAlias = tuple[int, Any, Any, StringsIn, StringsIn]
+"""First list, validity of the lists or None, their int32 offsets, all keys, all values."""
+
+def encode_columns(
+    count: int,
+    keys: StringsIn | None,
+    values: StringsIn,
+    timestamps: Any,
+    headers: HeadersIn | None,
+    head_room: int,
+    limit: int,
+) -> tuple[bytearray, int, int]:
+    """``head_room`` zero bytes and the records; base and maximum timestamp in ms.
+
+    ``timestamps`` is a buffer of int64, or one int for all records. Raises ``ValueError`` for
+    columns that contradict themselves, and for records of more than ``limit`` bytes.
+    """
+
+def encode_rows(
+    records: Sequence[RecordInput], head_room: int, limit: int
+) -> tuple[bytearray, int, int]:
+    """The same of records one by one. Raises ``TypeError`` for what is no record."""
+
+def decode_columns(
+    buffers: Sequence[Buffer],
+    checksum: Callable[[Any], int],
+    open_compressed: Callable[[Buffer, int], Buffer],
+    block_limit: int,
+    limit: int,
+) -> tuple[
+    int,
+    bytes,
+    bytes,
+    bytes,
+    StringsOut,
+    StringsOut,
+    bytes,
+    tuple[int, StringsOut, StringsOut] | None,
+    bool,
+]:
+    """All records of ``buffers``, whole batches one after the other.
+
+    Gives their count; offsets, timestamps in ms (int64) and timestamp types (int32); keys; values;
+    int32 offsets of their headers; the number, keys and values of these, None if there are none;
+    whether a header key is not ASCII. ``open_compressed`` checks and decompresses the batch of a
+    buffer at a position. Raises ``CorruptDataError``; ``ValueError`` if all records take more than
+    ``limit`` bytes.
+    """
+
+def decode_rows(
+    block: Buffer,
+    count: int,
+    base_offset: int,
+    last_delta: int,
+    base_time: int,
+    max_time: int,
+    is_append_time: bool,
+) -> list[RecordTuple]:
+    """The records of one uncompressed block. Raises ``CorruptDataError``."""
+
+CRC_METHODS: tuple[str, ...]
+"""Of ``"tables"``, ``"instruction"`` and ``"folding"`` what this processor can do; fastest last."""
+
+def crc32c(data: Buffer) -> int:
+    """CRC-32C by the fastest of them; holds the interpreter's lock."""
+
+def crc32c_by(method: str, data: Buffer) -> int:
+    """The same by one of them. Raises ``ValueError`` if the processor cannot."""
+
+def find_damage(
+    data: Buffer, checksum: Callable[[Any], int], lowest_offset: int
+) -> tuple[int, int, int]:
+    """See ``batch_check.find_damage``; the damage as a number, 0 if there is none."""
+
+def scan_batches(
+    data: Buffer,
+    checksum: Callable[[Any], int],
+    position: int,
+    segment_base: int,
+    expected: int,
+    gaps_end: int,
+    known_epochs: Any,
+    last_epoch: int,
+    interval: int,
+    counted: tuple[int, int, int, int],
+) -> tuple[
+    int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
+]:
+    """See ``batch_scan.scan_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+
+def state_batches(
+    data: Buffer,
+    checksum: Callable[[Any], int],
+    is_checked: bool,
+    expected: int,
+    known_epochs: Any,
+    last_epoch: int,
+    window: int,
+) -> tuple[int, int, int, list[int]]:
+    """See ``state_scan.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+
+def client_fault(data: Buffer, message_max_bytes: int) -> int:
+    """See ``client_batch.check_client_batch``; the number of the ``ErrorCode``, 0 if it is right.
+
+    Computes the CRC itself, so it is for processors that have more than tables for that.
+    """
+
+def has_whole_records(data: Buffer) -> bool:
+    """Whether the records of the one uncompressed batch in ``data`` are dense and fill it."""

@@ -1,0 +1,67 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, binding=False, embedsignature=False
+"""Records to bytes and back in C, over plain buffers: Arrow's memory layout, but nothing of Arrow.
+
+What is read may be hostile: every field is checked against its record, every record against its
+batch, every size before it is allocated, whether or not a CRC was right. What is encoded may be
+wrong too: offsets of a column are checked against its data. Loops over columns release the GIL.
+``records.kernel`` is the one user of this module; ``_kernel.pyi`` describes its functions.
+"""
+
+from cpython.bytearray cimport (
+    PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize,
+)
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
+    uint64_t,
+)
+from libc.stdlib cimport free, getenv, malloc, realloc
+from libc.string cimport memcpy, memset, strcmp
+
+from oncelog.storage.exceptions import CorruptDataError
+
+cdef extern from "Python.h":
+    # Borrowed references: what they are taken from is held while they are used.
+    PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t) except NULL
+    Py_ssize_t PyTuple_Size(PyObject *)
+    int PyBytes_AsStringAndSize(PyObject *, char **, Py_ssize_t *)
+    void PyErr_Clear()
+    Py_ssize_t PyObject_Size(PyObject *) except -1
+    long long PyLong_AsLongLong(PyObject *) except? -1
+    const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *) except NULL
+    object PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *)
+    object PyTuple_Pack(Py_ssize_t, ...)
+    PyObject *Py_None
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+INTERFACE = 1
+"""Changes with the functions below, so that a module built from older source is not used."""
+
+SCAN_INTERFACE = 3
+"""The same of the functions that go over whole batches."""
+
+# Read here because this half of the storage layer does not know the operating system.
+if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:
+    raise ImportError("ONCELOG_CODEC=python: the kernel is not wanted")
+
+cdef enum:
+    HEADER_BYTES = 61
+    LENGTH_END = 12
+    CHECKED_AT = 21
+    RECORD_BYTES_MIN = 7
+    VARINT_BYTES_MAX = 10
+    MAGIC = 2
+    CODEC_MASK = 0x07
+    LOG_APPEND_TIME = 0x08
+    # Up to here a CRC by tables costs less than the call of the library.
+    TABLE_CRC_BYTES_MAX = 512
+
+include "_kernel_bytes.pxi"
+include "_kernel_crc.pxi"
+include "_kernel_encode.pxi"
+include "_kernel_decode.pxi"
+include "_kernel_scan.pxi"
+include "_kernel_client.pxi"

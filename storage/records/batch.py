@@ -1,0 +1,383 @@
+"""The header of record batch v2: parse, seal and patch.
+
+======  ====  ==========================================================================
+offset  size  field (big-endian)
+======  ====  ==========================================================================
+0       8     base_offset; set by the leader, a producer sends 0; outside the CRC
+8       4     batch_length: the bytes that follow this field, at least 49
+12      4     leader_epoch; set by the leader, a producer sends -1; outside the CRC
+16      1     magic: 2
+17      4     crc: CRC-32C of the bytes from 21 to the end
+21      2     attributes: bits 0-2 codec, 3 LogAppendTime, 4 transactional, 5 control,
+              6 base_timestamp holds a delete horizon, 7-15 zero
+23      4     last_offset_delta: last_offset - base_offset; survives compaction
+27      8     base_timestamp_ms: of the first record, not the smallest
+35      8     max_timestamp_ms; the append time if LogAppendTime
+43      8     producer_id, -1 if none
+51      2     producer_epoch, -1 if none
+53      4     base_sequence, -1 if none
+57      4     record_count; may be 0 after compaction
+61            records, compressed as one block if the codec is not NONE
+======  ====  ==========================================================================
+
+The leader rewrites base_offset and leader_epoch at each append; because neither is under the CRC,
+it need not read the records again. Source: KIP-98 with the layout that Kafka 0.11 shipped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_SEQUENCE, sequence_after
+from oncelog.storage.records import checksum
+from oncelog.storage.records.compression import Codec
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+WritableBuffer: TypeAlias = bytearray | memoryview
+
+HEADER_BYTES: Final = 61
+"""The size of a batch without records."""
+
+RECORD_BYTES_MIN: Final = 7
+"""The smallest record: no key, no value, no headers, every number in one byte."""
+
+PLACEMENT_BYTES: Final = 16
+"""What a leader writes anew of a batch: offset and leader epoch, with the length between them."""
+
+MAGIC: Final = 2
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CHECKED = struct.Struct(">hiqqqhii")
+_PRODUCER = struct.Struct(">qhi")
+_PLACEMENT = struct.Struct(">qii")
+_CRC = struct.Struct(">I")
+_ATTRIBUTES = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+
+_LENGTH_END: Final = 12
+_LEADER_EPOCH_AT: Final = 12
+_CRC_AT: Final = 17
+_CHECKED_AT: Final = 21
+_MAX_TIMESTAMP_AT: Final = 35
+_PRODUCER_AT: Final = 43
+_BATCH_LENGTH_MIN: Final = HEADER_BYTES - _LENGTH_END
+_HEAD_ROOM: Final = bytes(HEADER_BYTES)
+
+_MAGIC_FIELD: Final = 3
+_CODEC_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+_TRANSACTIONAL_OR_CONTROL: Final = _TRANSACTIONAL | _CONTROL
+_DELETE_HORIZON: Final = 0x40
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes before a batch's records, in the order of the layout above.
+
+    A tuple, because one is built for every batch that is appended, scanned or replayed.
+
+    ``base_offset`` and ``last_offset`` are inclusive, ``next_offset`` is exclusive.
+    """
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the whole batch, header included."""
+        return _LENGTH_END + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of the last record, inclusive, whether or not compaction has removed it."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after this batch. Not ``base_offset + record_count``: batches are sparse."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of the last record, past the wrap if need be; -1 if it has none."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return sequence_after(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def codec(self) -> Codec:
+        """How the records are compressed. Raises ``CorruptDataError`` for a codec id above 4."""
+        try:
+            return Codec(self.attributes & _CODEC_MASK)
+        except ValueError as error:
+            raise CorruptDataError(
+                f"batch at offset {self.base_offset}: unknown codec {self.attributes & _CODEC_MASK}"
+            ) from error
+
+    @property
+    def is_log_append_time(self) -> bool:
+        """Whether every record has the time ``max_timestamp_ms``, at which it was appended."""
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the batch belongs to a transaction: as its data, or as its marker."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds a control record, which no user ever sees."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the batch holds data outside any transaction: it is neither of the two above."""
+        return not self.attributes & _TRANSACTIONAL_OR_CONTROL
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether ``base_timestamp_ms`` says from when on compaction may drop the batch."""
+        return bool(self.attributes & _DELETE_HORIZON)
+
+    @property
+    def has_producer_id(self) -> bool:
+        """Whether an idempotent or transactional producer wrote the batch."""
+        return self.producer_id >= 0
+
+    def with_offset(self, base_offset: int, leader_epoch: int) -> BatchHeader:
+        """This header after ``patch`` with the same arguments; the CRC stays right."""
+        return tuple.__new__(
+            BatchHeader, (base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
+        )
+
+    def is_of(self, batch: Buffer) -> bool:
+        """Whether ``batch`` has this size and CRC field; its bytes are not checked against it."""
+        return (
+            len(batch) == self.batch_length + _LENGTH_END
+            and _CRC.unpack_from(batch, _CRC_AT)[0] == self.crc
+        )
+
+    def placement(self) -> bytes:
+        """The first 16 bytes of the batch, which hold all that ``with_offset`` changes."""
+        return _PLACEMENT.pack(self.base_offset, self.batch_length, self.leader_epoch)
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header of the batch that begins at ``position``. Neither CRC nor records are looked at.
+
+    Raises ``CorruptDataError`` if fewer than 61 bytes are left, the magic is not 2, or the batch
+    length is below 49. The batch itself may still be truncated: compare ``size_bytes``.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptDataError(f"batch header at byte {position} is cut off")
+    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))
+    if header.magic == MAGIC and header.batch_length >= _BATCH_LENGTH_MIN:
+        return header
+    if header.magic != MAGIC:
+        raise CorruptDataError(f"batch at byte {position} has magic {header.magic}, not {MAGIC}")
+    raise CorruptDataError(f"batch at byte {position} has length {header.batch_length}")
+
+
+def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
+    """Whether the batch at ``position`` is whole and its bytes have the CRC of its header."""
+    end = position + header.size_bytes
+    if end > len(buffer):
+        return False
+    return checksum.crc32c(memoryview(buffer)[position + _CHECKED_AT : end]) == header.crc
+
+
+def patch(
+    buffer: WritableBuffer, *, base_offset: int, leader_epoch: int, position: int = 0
+) -> None:
+    """Write what the leader assigns into the batch at ``position``; its CRC stays right."""
+    _INT64.pack_into(buffer, position, base_offset)
+    _INT32.pack_into(buffer, position + _LEADER_EPOCH_AT, leader_epoch)
+
+
+def stamp_log_append_time(buffer: WritableBuffer, timestamp_ms: int) -> None:
+    """Make ``timestamp_ms`` the time of every record of the one batch in ``buffer``.
+
+    Sets the LogAppendTime bit and the maximum timestamp, and so computes the CRC anew.
+    """
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, _CHECKED_AT)
+    _ATTRIBUTES.pack_into(buffer, _CHECKED_AT, attributes | _LOG_APPEND_TIME)
+    _INT64.pack_into(buffer, _MAX_TIMESTAMP_AT, timestamp_ms)
+    _write_crc(buffer)
+
+
+def crc_when_stamped(buffer: Buffer, timestamp_ms: int) -> int:
+    """The CRC of the one batch in ``buffer`` after ``stamp_log_append_time``, which is not done."""
+    stamped = bytearray(buffer)
+    stamp_log_append_time(stamped, timestamp_ms)
+    return parse_header(stamped).crc
+
+
+def with_producer(
+    buffer: WritableBuffer,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+) -> None:
+    """Write the producer's fields into the one batch in ``buffer``, in place, with a new CRC.
+
+    A batch is sealed before its sequence is known: that is assigned when the batch is first sent.
+    """
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, _CHECKED_AT)
+    attributes = attributes | _TRANSACTIONAL if is_transactional else attributes & ~_TRANSACTIONAL
+    _ATTRIBUTES.pack_into(buffer, _CHECKED_AT, attributes)
+    _PRODUCER.pack_into(buffer, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    _write_crc(buffer)
+
+
+def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch in ``buffer``; a truncated tail ends it silently.
+
+    CRCs are not checked. Raises ``CorruptDataError`` where no header can be.
+    """
+    position = 0
+    while len(buffer) - position >= HEADER_BYTES:
+        header = parse_header(buffer, position)
+        if header.size_bytes > len(buffer) - position:
+            return
+        yield position, header
+        position += header.size_bytes
+
+
+def seal(
+    records: Buffer,
+    *,
+    codec: Codec,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+    is_control: bool = False,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    last_offset_delta: int | None = None,
+) -> bytearray:
+    """A whole batch around ``records``, which are already compressed with ``codec``.
+
+    ``last_offset_delta`` is ``record_count - 1`` unless given.
+    """
+    batch = batch_with(records)
+    seal_in_place(
+        batch,
+        codec=codec,
+        record_count=record_count,
+        base_timestamp_ms=base_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+        is_control=is_control,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        last_offset_delta=last_offset_delta,
+    )
+    return batch
+
+
+def batch_with(records: Buffer) -> bytearray:
+    """A copy of ``records`` behind room for their header."""
+    return bytearray().join((_HEAD_ROOM, records))
+
+
+def seal_in_place(
+    batch: bytearray,
+    *,
+    codec: Codec,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    is_transactional: bool,
+    is_control: bool = False,
+    base_offset: int = 0,
+    leader_epoch: int = NO_LEADER_EPOCH,
+    last_offset_delta: int | None = None,
+) -> None:
+    """Write the header of ``batch``, whose records follow ``HEADER_BYTES`` of room; as ``seal``."""
+    _HEADER.pack_into(
+        batch,
+        0,
+        base_offset,
+        len(batch) - _LENGTH_END,
+        leader_epoch,
+        MAGIC,
+        0,
+        codec | _TRANSACTIONAL * is_transactional | _CONTROL * is_control,
+        record_count - 1 if last_offset_delta is None else last_offset_delta,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        record_count,
+    )
+    _write_crc(batch)
+
+
+def reseal(
+    header: BatchHeader,
+    records: Buffer,
+    *,
+    codec: Codec,
+    record_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    has_delete_horizon: bool,
+) -> bytearray:
+    """The batch of ``header`` around other ``records``, compressed with ``codec``: compaction's.
+
+    Offsets, sequences, producer, leader epoch and kind of batch stay what they were, so that it
+    means to a replay what it meant before. ``base_timestamp_ms`` is the delete horizon if
+    ``has_delete_horizon``. Source: KIP-534.
+    """
+    batch = seal(
+        records,
+        codec=codec,
+        record_count=record_count,
+        base_timestamp_ms=base_timestamp_ms,
+        max_timestamp_ms=max_timestamp_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
+        is_control=header.is_control,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        last_offset_delta=header.last_offset_delta,
+    )
+    kept = header.attributes & ~(_CODEC_MASK | _DELETE_HORIZON)
+    horizon = _DELETE_HORIZON if has_delete_horizon else 0
+    _ATTRIBUTES.pack_into(batch, _CHECKED_AT, kept | codec | horizon)
+    _write_crc(batch)
+    return batch
+
+
+def _write_crc(batch: WritableBuffer) -> None:
+    _CRC.pack_into(batch, _CRC_AT, checksum.crc32c(memoryview(batch)[_CHECKED_AT:]))

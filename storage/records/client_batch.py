@@ -1,0 +1,128 @@
+"""What a leader checks of a batch that a client sent, before it promises to keep it.
+
+Size, CRC, the fields of the header, and of uncompressed records their structure: a batch that no
+reader can decode would stop every reader for good, so it is refused. Records are walked by their
+lengths only; nothing is copied. What is compressed the leader does not open: there a reader may
+still meet records that cannot be decoded, and is told at which offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import NO_PRODUCER_ID
+from oncelog.storage.records import checksum, scan_kernel
+from oncelog.storage.records.batch import (
+    HEADER_BYTES,
+    RECORD_BYTES_MIN,
+    BatchHeader,
+    Buffer,
+    parse_header,
+)
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.rows import decode_rows
+
+_CHECKED_AT: Final = 21
+_CODEC_MAX: Final = int(max(Codec))
+_CODEC_MASK: Final = 0x07
+_TRANSACTIONAL: Final = 0x10
+_CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
+_CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
+    code: code
+    for code in (
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_RECORD,
+    )
+}
+
+
+def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
+    """The header of the one batch a client sent, or why a leader must refuse all of ``buffer``.
+
+    Returns ``CORRUPT_MESSAGE`` (retriable: the bytes were damaged on the way),
+    ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
+    bytes (role, sequences, tickets) is checked elsewhere.
+    """
+    if _client_fault is None:
+        return _check_in_python(buffer, message_max_bytes)
+    fault = _client_fault(buffer, message_max_bytes)
+    if fault:
+        return _CLIENT_FAULTS[fault]
+    return parse_header(buffer)
+
+
+def _find_client_fault() -> Callable[[Buffer, int], int] | None:
+    """The kernel's check; None if it was not built, or by tables alone would be the slower one."""
+    kernel = scan_kernel.kernel
+    return None if kernel is None or len(kernel.CRC_METHODS) == 1 else kernel.client_fault
+
+
+_client_fault: Final = _find_client_fault()
+
+
+def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:
+    if not buffer:
+        return ErrorCode.INVALID_RECORD
+    try:
+        header = parse_header(buffer)
+    except CorruptDataError:
+        return ErrorCode.CORRUPT_MESSAGE
+    size_bytes = header.size_bytes
+    if size_bytes > len(buffer):
+        return ErrorCode.CORRUPT_MESSAGE
+    if size_bytes > message_max_bytes:
+        return ErrorCode.MESSAGE_TOO_LARGE
+    if checksum.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
+        return ErrorCode.CORRUPT_MESSAGE
+    if header.is_log_append_time:
+        return ErrorCode.INVALID_TIMESTAMP
+    is_alone = size_bytes == len(buffer)
+    if not (is_alone and _has_client_shape(header) and _has_producer_fields(header)):
+        return ErrorCode.INVALID_RECORD
+    return header if _has_whole_records(buffer, header) else ErrorCode.INVALID_RECORD
+
+
+def _has_client_shape(header: BatchHeader) -> bool:
+    """Whether offsets, counts and attributes are what a client may send.
+
+    A client's batch is dense, so a count that its bytes cannot hold would burn offsets. Under
+    compression that is only seen by whoever decompresses, which a leader does not.
+    """
+    attributes, record_count = header.attributes, header.record_count
+    codec = attributes & _CODEC_MASK
+    return (
+        header.base_offset == 0
+        and record_count > 0
+        and record_count == header.last_offset_delta + 1
+        and not attributes & ~_CLIENT_ATTRIBUTES
+        and codec <= _CODEC_MAX
+        and (
+            codec != Codec.NONE
+            or record_count * RECORD_BYTES_MIN <= header.size_bytes - HEADER_BYTES
+        )
+    )
+
+
+def _has_producer_fields(header: BatchHeader) -> bool:
+    """Whether producer id, epoch and sequence are all there or the id is absent."""
+    if header.producer_id == NO_PRODUCER_ID:
+        return not header.is_transactional
+    return header.producer_id >= 0 and header.producer_epoch >= 0 and header.base_sequence >= 0
+
+
+def _has_whole_records(buffer: Buffer, header: BatchHeader) -> bool:
+    """Whether every reader can decode the records, if they are not compressed."""
+    if header.attributes & _CODEC_MASK:
+        return True
+    if scan_kernel.kernel is not None:
+        return scan_kernel.kernel.has_whole_records(buffer)
+    try:
+        decode_rows(bytes(memoryview(buffer)[HEADER_BYTES:]), header)
+    except CorruptDataError:
+        return False
+    return True

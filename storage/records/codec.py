@@ -1,0 +1,165 @@
+"""Records to and from the bytes of a batch: row by row, or as Arrow columns.
+
+Two backends do the work: a compiled kernel where it could be built, and Python with numpy. Which
+one is chosen when this module is imported; ``ONCELOG_CODEC=python`` in the environment refuses the
+kernel. Both give the same bytes, the same records and errors of the same types.
+
+The columnar functions load pyarrow when first called; the others never do for small batches, or
+with the kernel for any, so that a process which only keeps its own small log stays small.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.records.block import open_block, seal_block
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.rows import (
+    COLUMNAR_RECORDS_MIN,
+    Headers,
+    Record,
+    RecordInput,
+    RecordTuple,
+    decode_rows,
+    encode_rows,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CODEC_BACKEND",
+    "Headers",
+    "Record",
+    "RecordInput",
+    "RecordTuple",
+    "decode_columns",
+    "decode_records",
+    "decode_tuples",
+    "encode_columns",
+    "encode_records",
+]
+
+_new_record = functools.partial(tuple.__new__, Record)
+"""``Record._make`` without its Python frame: a third of the time."""
+
+try:
+    from oncelog.storage.records import kernel as record_kernel
+except ImportError:
+    record_kernel = None  # type: ignore[assignment]
+
+CODEC_BACKEND: Final = "python" if record_kernel is None else "kernel"
+"""What encodes and decodes records in this process: ``"kernel"`` or ``"python"``."""
+
+
+def encode_records(
+    records: Sequence[RecordInput],
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+) -> bytearray:
+    """One whole batch of ``records``, at least one, as a client sends it: base offset 0.
+
+    Raises ``ValueError`` if there are no records, too many bytes, or a timestamp is no int64.
+    """
+    if record_kernel is not None:
+        block = record_kernel.encode_rows(records)
+    elif len(records) < COLUMNAR_RECORDS_MIN:
+        block = encode_rows(records)
+    else:
+        from oncelog.storage.records import columns as record_columns
+
+        block = record_columns.encode_many_rows(records)
+    return seal_block(
+        block,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def encode_columns(
+    *,
+    keys: pa.Array | pa.ChunkedArray | None,
+    values: pa.Array | pa.ChunkedArray,
+    timestamps_ms: pa.Array | pa.ChunkedArray | int,
+    headers: pa.Array | pa.ChunkedArray | None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
+) -> bytearray:
+    """The batch that ``encode_records`` makes of the same records, from columns of equal length.
+
+    Keys and values are of any binary or text type; null is null. ``timestamps_ms`` are integers,
+    Arrow timestamps, or one int for all. Headers are ``list<struct<key, value>>``.
+    Raises ``ValueError`` (``ArrowInvalid`` among it) for columns of other types or lengths.
+    """
+    if record_kernel is not None:
+        encode = record_kernel.encode
+    else:
+        from oncelog.storage.records.columns import encode
+
+    return seal_block(
+        encode(keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers),
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def decode_records(
+    buffer: Buffer, header: BatchHeader | None = None, position: int = 0
+) -> list[Record]:
+    """The records of the batch at ``position``, its CRC checked; bytes after it are ignored.
+
+    Control batches decode too; it is the caller who must not show them to users.
+    Raises ``CorruptDataError`` if anything in the batch breaks the format.
+    """
+    return list(map(_new_record, decode_tuples(buffer, header, position)))
+
+
+def decode_tuples(
+    buffer: Buffer, header: BatchHeader | None = None, position: int = 0
+) -> Sequence[RecordTuple]:
+    """What ``decode_records`` gives, as tuples of the same fields: the fastest for many records."""
+    if header is None:
+        header = parse_header(buffer, position)
+    block = open_block(buffer, header, position)
+    if record_kernel is not None:
+        return record_kernel.decode_rows(block, header)
+    if header.record_count < COLUMNAR_RECORDS_MIN:
+        return decode_rows(bytes(block), header)
+    from oncelog.storage.records import scan as record_scan
+
+    return record_scan.decode_many_rows(block, header)
+
+
+def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:
+    """The records of ``buffers``, as one Arrow batch of copies.
+
+    Each buffer holds whole batches, one after the other; the batches of a buffer, or of many, are
+    decoded together, since the cost of a call exceeds that of a small batch.
+    Columns: offset int64, timestamp_ms int64, timestamp_type int32 (0 CreateTime,
+    1 LogAppendTime), key binary, value binary, headers ``list<struct<key: string, value:
+    binary>>``. Control and aborted batches are to be left out by the caller.
+    Raises ``CorruptDataError`` if anything in a batch breaks the format, ``ValueError`` if
+    together they decompress to more than 1 GiB.
+    """
+    if record_kernel is not None:
+        return record_kernel.decode(buffers)
+    from oncelog.storage.records import columns as record_columns
+
+    return record_columns.decode(buffers)

@@ -1,0 +1,21 @@
+"""The compiled loops over whole batches, where they were built: the one place that looks for them.
+
+``kernel`` is None where they were not built, were built from older source, or are not wanted
+(``ONCELOG_CODEC=python``). Each loop has a twin in Python beside its caller.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_INTERFACE: Final = 3
+
+__all__ = ["kernel"]
+
+try:
+    from oncelog.storage.records import _kernel as kernel
+except ImportError:
+    kernel = None  # type: ignore[assignment]
+else:
+    if getattr(kernel, "SCAN_INTERFACE", 0) != _INTERFACE:
+        kernel = None  # type: ignore[assignment]

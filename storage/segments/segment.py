@@ -1,0 +1,581 @@
+"""One segment of a log: a ``.log`` file of whole batches with its sparse indexes.
+
+The *active* segment is the last one and takes appends; the others are *sealed*. The indexes of
+the active segment live in memory and become files when it is sealed or the log is closed: after
+a crash they are rebuilt from the batches, which must be read again then anyway.
+
+A read finds its first and last byte by the index and a walk over a few headers, and then takes
+everything between in one ``pread``. Records are never decoded here.
+
+One file: what is appended, indexed and read are the same few positions.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from crc32c import crc32c
+
+from oncelog.storage.disk.errors import is_unreadable, read_beside
+from oncelog.storage.disk.file_system import FileHandle, FileSystem
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.recovery import TailDefect, inspect_batch
+from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
+from oncelog.storage.segments.aborted_index import TxnIndex
+from oncelog.storage.segments.batch_check import find_damage
+from oncelog.storage.segments.frames import (
+    PLACE_BYTES,
+    WALK_BYTES,
+    BatchPlace,
+    Gap,
+    LogFile,
+    begins_with_batch,
+    read_frames,
+    walk_batches,
+)
+from oncelog.storage.segments.indexes import SegmentIndexes
+from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
+from oncelog.storage.segments.offset_index import OffsetIndex
+from oncelog.storage.segments.state_replay import state_batches
+from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
+from oncelog.storage.segments.time_index import TimeIndex
+
+LOG_SUFFIX: Final = ".log"
+OFFSET_INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+INDEX_SUFFIXES: Final = (
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    SUMMARY_SUFFIX,
+)
+"""What goes and comes with a ``.log`` file."""
+
+TIMESTAMP_MAX: Final = 2**63 - 1
+"""The largest timestamp of a segment of which nobody knows it: retention by time keeps that."""
+
+_NOTHING: Final = 2**63 - 1
+_KNOWN_PLACES_MAX: Final = 64
+"""Ends of recent reads whose positions are kept; the next fetch usually begins at one."""
+
+
+class Segment:
+    """One ``.log`` file and its indexes. ``next_offset`` is exclusive.
+
+    For a sealed segment ``next_offset`` is the base offset of the next one.
+    ``state_suffix`` ends the names of files that are not part of the log yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        filesystem: FileSystem,
+        directory: Path,
+        base_offset: int,
+        next_offset: int,
+        index_interval_bytes: int,
+        state_suffix: str = "",
+    ) -> None:
+        self._filesystem = filesystem
+        self._stem = directory / f"{base_offset:020d}"
+        self._state_suffix = state_suffix
+        self.log_path = self.path_of(LOG_SUFFIX)
+        self.index_interval_bytes = index_interval_bytes
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.size_bytes = 0
+        self.summary: SegmentSummary | None = None
+        """What the files were when they were sealed; None: nothing beside the log is trusted."""
+        self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
+        self._log: FileHandle | None = None
+        self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
+        self._known_places: dict[int, int] = {}
+        self.known_gaps: list[Gap] = []
+        """What was found to be damaged since the file was opened: see ``damaged_read``."""
+        # What was written through the open file needs no check: its CRCs were checked before.
+        self._own_from = _NOTHING
+        self._is_closed = False
+
+    # Opening and closing
+
+    def create(self) -> None:
+        """Make the empty file; its name is durable after the directory is synced."""
+        path = self.path_of(LOG_SUFFIX)
+        try:
+            self._log = self._filesystem.open(path, create=True)
+            self._log.truncate(0)
+        except OSError:
+            # Left there, it would look like the end of a segment that goes on growing.
+            self.release()
+            self._filesystem.remove(path)
+            raise
+        self._own_from = 0
+        self._reset()
+
+    def attach(self) -> None:
+        """Take an existing file as it is; the indexes are read when they are needed."""
+        self.size_bytes = self._filesystem.file_size(self.path_of(LOG_SUFFIX))
+
+    def load_summary(self) -> None:
+        """Read the summary of an attached file; what does not fit the log is as good as none."""
+        try:
+            data = read_beside(self._filesystem, self.path_of(SUMMARY_SUFFIX))
+            summary = SegmentSummary.from_bytes(data)
+        except (FileNotFoundError, CorruptDataError):
+            return
+        if summary.log_bytes == self.size_bytes:
+            self.summary = summary
+            self._indexes.note_time(summary.max_timestamp_ms, summary.max_timestamp_offset)
+
+    def begin_scan(self) -> None:
+        """Take an existing file whose batches the caller will check and ``account`` for anew."""
+        self.attach()
+        self.next_offset = self.base_offset
+        self.summary = None
+        self._reset()
+
+    def end_scan(self, size_bytes: int, next_offset: int) -> None:
+        """All batches up to ``size_bytes`` are accounted for; what follows them is cut off."""
+        if size_bytes < self.size_bytes:
+            self.log.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self.next_offset = next_offset
+
+    def load_tail(self) -> None:
+        """Take an existing, trusted file as the active segment: find its end and its times."""
+        self.attach()
+        offsets, times = self.indexes
+        self.summary = None
+        self._indexes.take_last_time(times)
+        position = 0
+        if offsets.last_entry is not None:
+            position = offsets.last_entry[1]
+        self._indexes.begin_tail(self.size_bytes - position)
+        for place in self.walk(position):
+            self.next_offset = place.last_offset + 1
+            self._indexes.note_time(place.max_timestamp_ms, place.last_offset)
+        for place in self.walk(0):
+            self._indexes.first_timestamp_ms = place.max_timestamp_ms
+            break
+
+    def release(self) -> None:
+        """Close the log file and drop the indexes; both come back on the next use."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+            self._own_from = _NOTHING
+        self._indexes.entries = None
+        self._known_places.clear()
+        self.known_gaps = []
+
+    def close(self) -> None:
+        """Close every file for good; nothing is synced."""
+        self.release()
+        self.txn_index.close()
+        self._is_closed = True
+
+    def remove(self) -> None:
+        """Close and remove all files of the segment."""
+        self.close()
+        for path in self.paths:
+            self._filesystem.remove(path)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The paths of all files that the segment may have."""
+        return tuple(self.path_of(suffix) for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES))
+
+    def path_of(self, suffix: str) -> Path:
+        """The path of one of the segment's files."""
+        return self._stem.with_name(self._stem.name + suffix + self._state_suffix)
+
+    @property
+    def log(self) -> FileHandle:
+        """The ``.log`` file, opened if need be."""
+        if self._log is None:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the segment is closed")
+            self._log = self._filesystem.open(self.path_of(LOG_SUFFIX), create=False)
+        return self._log
+
+    @property
+    def open_log(self) -> FileHandle | None:
+        """The ``.log`` file if it is open."""
+        return self._log
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory that the indexes take now."""
+        return self._indexes.memory_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the segment holds an open file or indexes in memory."""
+        return self._log is not None or self._indexes.entries is not None
+
+    # The indexes
+
+    @property
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Both sparse indexes; missing or impossible files are replaced by a new walk."""
+        if self._indexes.entries is None:
+            self._indexes.entries = self._read_indexes() or self._rebuild_indexes()
+        return self._indexes.entries
+
+    @property
+    def index_is_full(self) -> bool:
+        """Whether the segment must roll because its index takes no further entry."""
+        return (self._indexes.entries or self.indexes)[0].is_full
+
+    def write_sealed(self, leader_epochs: LeaderEpochPairs) -> list[FileHandle]:
+        """Write both index files and the summary: to be synced and closed by the caller.
+
+        The aborted index must be complete. ``leader_epochs``: those of the log; none if unknown.
+        """
+        offsets, times = self.indexes
+        self._indexes.enter_last_time()
+        index_data, time_data = offsets.to_bytes(), times.to_bytes()
+        summary = SegmentSummary(
+            next_offset=self.next_offset,
+            log_bytes=self.size_bytes,
+            max_timestamp_ms=self.max_timestamp_ms,
+            max_timestamp_offset=self._indexes.count.max_timestamp_offset,
+            index_crc32c=crc32c(index_data),
+            timeindex_crc32c=crc32c(time_data),
+            txnindex_crc32c=self.txn_index.crc32c,
+            leader_epochs=epochs_within(leader_epochs, self.base_offset, self.next_offset),
+        )
+        handles = self._write_files(
+            (OFFSET_INDEX_SUFFIX, index_data),
+            (TIME_INDEX_SUFFIX, time_data),
+            (SUMMARY_SUFFIX, summary.to_bytes()),
+        )
+        self.summary = summary
+        return handles
+
+    def _write_files(self, *files: tuple[str, bytes]) -> list[FileHandle]:
+        handles: list[FileHandle] = []
+        try:
+            for suffix, data in files:
+                handles.append(self._filesystem.open(self.path_of(suffix), create=True))
+                handles[-1].truncate(0)
+                handles[-1].append((data,))
+        except OSError:
+            for handle in handles:
+                handle.close()
+            raise
+        return handles
+
+    def _read_indexes(self) -> tuple[OffsetIndex, TimeIndex] | None:
+        """Both files, if they are what they were when the segment was sealed."""
+        if self.summary is None:
+            return None
+        try:
+            index_data = read_beside(self._filesystem, self.path_of(OFFSET_INDEX_SUFFIX))
+            time_data = read_beside(self._filesystem, self.path_of(TIME_INDEX_SUFFIX))
+        except (FileNotFoundError, CorruptDataError):
+            return None
+        found = crc32c(index_data), crc32c(time_data)
+        if found != (self.summary.index_crc32c, self.summary.timeindex_crc32c):
+            return None
+        offsets = OffsetIndex.from_bytes(self.base_offset, index_data)
+        times = TimeIndex.from_bytes(self.base_offset, time_data)
+        self._indexes.take_last_time(times)
+        return offsets, times
+
+    def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Walk the log; where that ends at damage, its largest timestamp is anyone's guess."""
+        known = self._indexes.count
+        self._reset()
+        try:
+            for place in self.walk(0):
+                self._indexes.account(place)
+        except (CorruptDataError, OSError) as error:
+            if isinstance(error, OSError) and not is_unreadable(error):
+                raise
+            self._indexes.note_time(TIMESTAMP_MAX, self.base_offset)
+        if self.summary is not None:
+            self._indexes.set_last_time(known.max_timestamp_ms, known.max_timestamp_offset)
+        assert self._indexes.entries is not None
+        return self._indexes.entries
+
+    def _reset(self) -> None:
+        self._indexes.reset()
+        self._known_places.clear()
+        self.known_gaps = []
+
+    @property
+    def counting(self) -> SegmentIndexes:
+        """For those who count batches themselves, from ``create`` or ``begin_scan`` on."""
+        return self._indexes
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        """The largest timestamp of all batches; -1 without any, or before ``load_times``."""
+        return self._indexes.max_timestamp_ms
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The largest timestamp of the first batch; only known of a segment that takes appends."""
+        return self._indexes.first_timestamp_ms
+
+    # Writing
+
+    def append(self, batch: Buffer, header: BatchHeader) -> FileHandle:
+        """Write one batch with one system call; what the leader assigns is taken from ``header``.
+
+        Returns the file, which is unsynced now. OSError: ``discard_partial_append`` or give up.
+        """
+        if self._own_from == _NOTHING:
+            self._own_from = self.size_bytes
+        log = self._log or self.log
+        position = log.append((header.placement(), memoryview(batch)[PLACEMENT_BYTES:]))
+        self.size_bytes = end = position + len(batch)
+        base_offset = header.base_offset
+        last_offset = base_offset + header.last_offset_delta
+        self.next_offset = last_offset + 1
+        self._indexes.account((position, end, base_offset, last_offset, header.max_timestamp_ms))
+        return log
+
+    def discard_partial_append(self) -> None:
+        """Cut what a failed append may have left beyond the last whole batch."""
+        self.log.truncate(self.size_bytes)
+
+    def truncate_to_position(self, size_bytes: int, next_offset: int) -> None:
+        """Cut the file to whole batches; the segment becomes active and ends at ``next_offset``."""
+        self.log.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self.next_offset = next_offset
+        self.summary = None
+        self._filesystem.remove(self.path_of(SUMMARY_SUFFIX))
+        self._rebuild_indexes()
+
+    def position_after(self, offset: int) -> tuple[int, int]:
+        """End and next offset of the last batch wholly below ``offset`` (exclusive)."""
+        end, next_offset = 0, self.base_offset
+        for place in self._walk_from(lambda index: index.lookup(offset - 1)):
+            if place.last_offset >= offset:
+                break
+            end, next_offset = place.end, place.last_offset + 1
+        return end, next_offset
+
+    # Reading
+
+    def read(
+        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
+    ) -> tuple[bytes, int]:
+        """Whole batches from the one that holds ``offset``, and the offset after them.
+
+        Only batches that end below ``upper_offset`` (exclusive); at least one if there is any,
+        then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``. ``is_checked``: also
+        what this process wrote. CorruptDataError for damage, and nothing of what is sound.
+        """
+        place = self._place_of_large(offset)
+        start = self._find_start(offset) if place is None else place.position
+        if start is None:
+            if offset < self.next_offset:
+                self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+            return b"", offset
+        if (
+            place is not None
+            and place.end >= start + max_bytes
+            and place.last_offset < upper_offset
+        ):
+            end, next_offset = place.end, place.last_offset + 1
+        else:
+            end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
+        if end == start:
+            if upper_offset >= self.next_offset:
+                self._refuse(start, TailDefect.WRONG_OFFSET.value)
+            return b"", offset
+        data = self.log.read(start, end - start)
+        if len(data) < end - start:
+            self._refuse(start + len(data), "the file has become shorter")
+        if is_checked or start < self._own_from:
+            self._check_run(data, start, offset)
+        self.remember(next_offset, end)
+        return data, next_offset
+
+    def _check_run(self, data: bytes, start: int, offset: int) -> None:
+        """Refuse what is not as it was written: CRCs, and offsets against the batch after it."""
+        lowest_offset = offset if offset in self._known_places else self.base_offset
+        at, expected, defect = find_damage(data, lowest_offset=lowest_offset)
+        if defect is not TailDefect.NONE:
+            self._refuse(start + at, defect.value)
+        end = start + at
+        if end == self.size_bytes:
+            # Compaction keeps the last batch of a segment, so none may be missing after it.
+            is_right = expected == self.next_offset
+        else:
+            is_right = expected <= int.from_bytes(self.log.read(end, 8), "big", signed=True)
+        if not (is_right and offset < expected):
+            self._refuse(end, TailDefect.WRONG_OFFSET.value)
+
+    def walk(self, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
+        """The places of all batches from the one at ``position``: see ``walk_batches``."""
+        return walk_batches(self._log_file, position, head)
+
+    def frames(self, position: int) -> Iterator[tuple[int, memoryview]]:
+        """Position and bytes of each batch from ``position``, unchecked: see ``read_frames``."""
+        return read_frames(self._log_file, position)
+
+    def replay(
+        self, from_offset: int, leader_epochs: LeaderEpochPairs = ()
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Header and bytes of each batch from the one that holds ``from_offset``, all checked.
+
+        ``leader_epochs``: what is known of them.
+        """
+        if from_offset >= self.next_offset:
+            return
+        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
+        if start is None:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        expected = self.base_offset
+        for position, frame in self.frames(start):
+            found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
+            if isinstance(found, TailDefect):
+                self._refuse(position, found.value)
+            expected = found.next_offset
+            yield found, frame
+        self._check_replayed(expected)
+
+    def replay_state(
+        self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        if from_offset >= self.next_offset:
+            return
+        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
+        if start is None:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        expected = self.base_offset
+        for header, frame in state_batches(
+            self._log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
+        ):
+            expected = header.next_offset
+            yield header, frame
+        self._check_replayed(expected)
+
+    def _check_replayed(self, next_offset: int) -> None:
+        """Refuse a file that has lost its last batches, or whose last one claims too many offsets.
+
+        Compaction keeps the last batch of a segment, so nothing may be missing after it.
+        """
+        if next_offset < self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        if next_offset > self.next_offset:
+            self._refuse(self.size_bytes, TailDefect.WRONG_OFFSET.value)
+
+    def offset_before(self, offset: int, bytes_max: int) -> int | None:
+        """The last offset indexed ``bytes_max`` or more before ``offset``; None if none is."""
+        index = self.indexes[0]
+        entry = index.lookup(offset) if offset < self.next_offset else None
+        end = self.size_bytes if entry is None else entry[1]
+        found = index.lookup_end(limit_position=end - bytes_max, upper_offset=offset)
+        return None if found is None else found[0]
+
+    def read_batch(self, place: BatchPlace) -> bytes:
+        """The bytes of one batch."""
+        return self.log.read(place.position, place.end - place.position)
+
+    def load_times(self) -> None:
+        """Make ``max_timestamp_ms`` known; for a sealed segment it is in its time index."""
+        if self.max_timestamp_ms == NO_TIMESTAMP:
+            _ = self.indexes
+
+    def places_from_timestamp(self, timestamp_ms: int) -> Iterator[BatchPlace]:
+        """Batches from one before which every timestamp is below ``timestamp_ms``."""
+        times = self.indexes[1]
+        if self.max_timestamp_ms >= timestamp_ms:
+            below = times.offset_before(timestamp_ms)
+            yield from self._walk_from(lambda index: index.lookup(below))
+
+    def _walk_from(
+        self, find: Callable[[OffsetIndex], tuple[int, int] | None], *, lowest: int = 0
+    ) -> Iterator[BatchPlace]:
+        """Walk from what ``find`` finds, or from ``lowest``.
+
+        ``lowest`` is the position of a batch; an entry before it is of no use. CorruptDataError
+        if the log has no such batch where the index says.
+        """
+        entry, head = find(self.indexes[0]), b""
+        if entry is not None and entry[1] > lowest:
+            head = self.log.read(entry[1], WALK_BYTES)
+            if not begins_with_batch(head, entry[0]):
+                # The index is as it was written, so the log is not. A new index would end here.
+                self._refuse(entry[1], TailDefect.BAD_HEADER.value)
+        return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
+
+    def _place_of_large(self, offset: int) -> BatchPlace | None:
+        """The batch that holds ``offset`` if it is found without the header of the one before it.
+
+        None for where a read has ended, too: that needs no header at all.
+        """
+        if offset in self._known_places:
+            return None
+        entry = self.indexes[0].lookup_large(offset)
+        if entry is None:
+            return None
+        head = self.log.read(entry[1], PLACE_BYTES)
+        if begins_with_batch(head, entry[0]):
+            for place in self.walk(entry[1], head):
+                return place if place.base_offset <= offset else None
+        return None
+
+    def _find_start(self, offset: int) -> int | None:
+        """The position of the first batch that ends at ``offset`` or later."""
+        known = self._known_places.get(offset)
+        if known is not None:
+            return known if known < self.size_bytes else None
+        before: BatchPlace | None = None
+        found: int | None = None
+        for place in self._walk_from(lambda index: index.lookup(offset)):
+            if place.last_offset >= offset:
+                found = place.position
+                if place.base_offset <= offset:
+                    return found
+                break
+            before = place
+        # Compaction leaves gaps; so does a batch whose damaged header claims too few offsets.
+        if before is not None:
+            self._check_run(self.read_batch(before), before.position, before.base_offset)
+        return found
+
+    def _find_end(self, start: int, *, max_bytes: int, upper_offset: int) -> tuple[int, int]:
+        """Where the last batch ends that may be read from ``start``, and the offset after it."""
+        limit = start + max_bytes
+        if upper_offset >= self.next_offset and self.size_bytes <= limit:
+            return self.size_bytes, self.next_offset
+        # All batches before an indexed one that begins by the limit fit, so the walk begins there.
+        end, next_offset = start, NO_OFFSET
+        for place in self._walk_from(
+            lambda index: index.lookup_end(limit_position=limit, upper_offset=upper_offset),
+            lowest=start,
+        ):
+            if place.last_offset >= upper_offset or (place.end > limit and place.position > start):
+                # The batch that the index named may itself be too large: end before it.
+                if next_offset == NO_OFFSET:
+                    end, next_offset = place.position, place.base_offset
+                break
+            end, next_offset = place.end, place.last_offset + 1
+        return end, next_offset
+
+    def remember(self, offset: int, position: int) -> None:
+        """Keep where the next sequential read begins; the oldest of many is forgotten."""
+        places = self._known_places
+        places[offset] = position
+        if len(places) > _KNOWN_PLACES_MAX:
+            del places[next(iter(places))]
+
+    @property
+    def _log_file(self) -> LogFile:
+        return LogFile(self.log, self.log_path, self.base_offset, self.size_bytes)
+
+    def _refuse(self, position: int, reason: str) -> NoReturn:
+        self._log_file.refuse(position, reason)

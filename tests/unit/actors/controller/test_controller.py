@@ -1,0 +1,326 @@
+"""The controller on a real directory: settings of topics, and who is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.controller.controller import Controller
+from oncelog.actors.coordination import runtime as coordinator_runtime
+from oncelog.actors.interfaces import actor_of
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.messages.cluster import (
+    AlterTopicRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    ClusterKeysRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    LearnKeysRequest,
+    MetadataRequest,
+    RotateClusterKeyRequest,
+)
+from oncelog.actors.protocol.messages.messages import ConfigureReply, ConfigureRequest
+from oncelog.actors.protocol.tickets import NO_KEYS
+from oncelog.actors.replica.data_directory import (
+    DirectoryIdentity,
+    prepare,
+    read_identity,
+    write_identity,
+)
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+
+class World:
+    """Clock, transport and launcher of one controller."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.told: list[tuple[str, ConfigureRequest]] = []
+        self.error = ErrorCode.NONE
+        self.serial = 0
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        self.told.append((actor, request))
+        return ConfigureReply(error=self.error)
+
+    async def start(self, replicas: Any) -> None:
+        pass
+
+    async def end(self, actors: Any) -> None:
+        pass
+
+    async def running(self) -> list[str]:
+        return []
+
+    def token_bytes(self, count: int) -> bytes:
+        self.serial += 1
+        return bytes([self.serial]) * count
+
+    async def controller(self, settings: ClusterConfig | None = None) -> Controller:
+        async def epoch(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
+        config = ReplicaConfig(
+            topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
+        )
+        controller = Controller(
+            replica=Replica(
+                config=config,
+                filesystem=RealFileSystem(),
+                clock=self,
+                background=ThreadBackground(),
+                epoch_source=epoch,
+            ),
+            clock=self,
+            transport=self,
+            launcher=self,
+            config=settings or ClusterConfig(),
+            process_id=1,
+            token_bytes=self.token_bytes,
+            on_failure=[].append,
+        )
+        await controller.start()
+        return controller
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Any], None]:
+    """Run a scenario with a controller that knows a topic of two partitions."""
+
+    def run(scenario: Any) -> None:
+        async def body() -> None:
+            world = World(tmp_path)
+            controller = await world.controller()
+            request = CreateTopicRequest(
+                name="flights",
+                topic_id="a" * 32,
+                partitions=2,
+                settings=(("min_compaction_lag_ms", "5"), ("flush", "os")),
+            )
+            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+            await scenario(world, controller)
+
+        asyncio.run(body())
+
+    return run
+
+
+def alter(**changes: str | None) -> AlterTopicRequest:
+    return AlterTopicRequest(name="flights", changes=tuple(changes.items()))
+
+
+async def settings_of(controller: Controller) -> dict[str, str]:
+    reply = await controller.metadata(MetadataRequest(topics=("flights",)))
+    return dict(reply.topics[0].settings)
+
+
+def test_an_altered_topic_tells_every_leader(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        reply = await controller.alter_topic(alter(retention_ms="7", flush=None))
+        assert reply.error is ErrorCode.NONE
+        expected = {"min_compaction_lag_ms": "5", "retention_ms": "7"}
+        assert await settings_of(controller) == expected
+        assert [actor for actor, _ in world.told] == [
+            "partition:flights-0@1",
+            "partition:flights-1@1",
+        ]
+        for _, request in world.told:
+            assert (dict(request.settings), request.settings_version) == (expected, 1)
+            assert request.topic_id == "a" * 32
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        request = CreatePartitionsRequest(name="flights", partitions=3)
+        assert (await controller.create_partitions(request)).error is ErrorCode.NONE
+        await controller.replica.stop()
+        controller = await world.controller()
+        assert [tp.partition for tp, _ in controller.machine.placements("flights")] == [0, 1, 2]
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_a_leader_that_cannot_be_told_does_not_undo_the_change(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        world.error = ErrorCode.NETWORK_EXCEPTION
+        assert (await controller.alter_topic(alter(retention_ms="7"))).error is ErrorCode.NONE
+        assert (await settings_of(controller))["retention_ms"] == "7"
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"retention_ms": "-2"}, "retention_ms=-2"),
+        ({"max_compaction_lag_ms": "4"}, "min_compaction_lag_ms=5 is above"),
+    ],
+)
+def test_an_impossible_setting_changes_nothing(
+    play: Any, changes: dict[str, str], text: str
+) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        before = await settings_of(controller)
+        reply = await controller.alter_topic(alter(**changes))
+        assert reply.error is ErrorCode.INVALID_CONFIG
+        assert text in reply.detail
+        assert (await settings_of(controller), world.told) == (before, [])
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_altered_settings_survive_a_restart(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        await controller.alter_topic(alter(retention_ms="7"))
+        await controller.replica.stop()
+        controller = await world.controller()
+        assert (await settings_of(controller))["retention_ms"] == "7"
+        request = BecomeLeaderRequest(
+            topic_partition=TopicPartition("flights", 0),
+            topic_id=controller.machine.metadata(["flights"])[0].topic_id,
+            broker_id=1,
+            incarnation="i",
+            expected_epoch=-1,
+        )
+        led = await controller.become_leader(request)
+        assert (dict(led.settings)["retention_ms"], led.settings_version) == ("7", 1)
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        before = controller.machine.keys
+        world.told.clear()
+        reply = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
+        assert (reply.error, reply.key_version) == (ErrorCode.NONE, 1)
+        keys = (await controller.cluster_keys(ClusterKeysRequest())).keys
+        assert (keys.version, keys.previous) == (1, before.current)
+        assert keys.current != before.current
+        placements = controller.machine.placements()
+        assert {actor for actor, _ in world.told} == {actor_of(tp, b) for tp, b in placements}
+        assert all(request == LearnKeysRequest(keys=keys) for _, request in world.told)
+        assert (await controller.metadata(MetadataRequest())).cluster_key_version == 1
+        again = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
+        assert (again.error, again.key_version) == (ErrorCode.NONE, 1)
+        await controller.replica.stop()
+        restarted = await world.controller()
+        assert restarted.machine.keys == keys
+        await restarted.replica.stop()
+        late = await restarted.cluster_keys(ClusterKeysRequest())
+        assert (late.error, late.keys) == (ErrorCode.NOT_CONTROLLER, NO_KEYS)
+
+    play(scenario)
+
+
+def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_path: Path) -> None:
+    async def body() -> None:
+        world = World(tmp_path)
+        controller = await world.controller()
+        cluster_id = (await controller.metadata(MetadataRequest())).cluster_id
+        await controller.replica.stop()
+        identity = read_identity(RealFileSystem(), tmp_path)
+        assert identity == DirectoryIdentity(cluster_id=cluster_id, broker_id=1)
+        again = await world.controller()
+        assert (await again.metadata(MetadataRequest())).cluster_id == cluster_id
+        await again.replica.stop()
+        log = tmp_path / "__cluster_metadata-0"
+        log.rename(tmp_path / "away")
+        empty = await world.controller()
+        reply = await empty.metadata(MetadataRequest())
+        assert reply.error is ErrorCode.NOT_CONTROLLER
+        assert f"should tell of cluster {cluster_id}" in reply.detail
+        await empty.replica.stop()
+        shutil.rmtree(log)
+        (tmp_path / "away").rename(log)
+        write_identity(RealFileSystem(), tmp_path, replace(identity, cluster_id="d" * 32))
+        stranger = await world.controller()
+        assert "and tells of cluster" in (await stranger.metadata(MetadataRequest())).detail
+        await stranger.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
+    """The founding fixes some: what a later start asks for is not what there is."""
+
+    async def body() -> None:
+        world = World(tmp_path)
+        controller = await world.controller()
+        assert (await controller.metadata(MetadataRequest())).settings == ()
+        await controller.replica.stop()
+        later = ClusterConfig(offsets_partitions=7, metrics_interval_ms=5)
+        again = await world.controller(later)
+        told = (await again.metadata(MetadataRequest())).settings
+        assert told == (("metrics_interval_ms", "5"),)
+        await again.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_name_that_nobody_waits_for_any_more_is_forgotten(play):
+    async def scenario(_world: World, controller: Controller) -> None:
+        for name in ("flights", "a name that/is none", "t"):
+            requests = [
+                CreateTopicRequest(name=name, topic_id="b" * 32, partitions=1) for _ in range(3)
+            ]
+            await asyncio.gather(*map(controller.create_topic, requests))
+        assert len(controller._names) == 0
+
+    play(scenario)
+
+
+def test_topics_of_a_name_are_made_one_after_the_other(play):
+    async def scenario(world: World, controller: Controller) -> None:
+        starting: list[str] = []
+
+        async def start(_replicas: Any) -> None:
+            assert len(controller._names) == 1
+            starting.append("begun")
+            assert len(starting) % 2 == 1
+            await asyncio.sleep(0)
+            starting.append("ended")
+
+        world.start = start  # type: ignore[method-assign]
+        requests = [
+            CreatePartitionsRequest(name="flights", partitions=count) for count in (3, 4, 5)
+        ]
+        replies = await asyncio.gather(*map(controller.create_partitions, requests))
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert len(starting) == 6
+
+    play(scenario)
+
+
+def test_beyond_those_that_may_wait_a_request_is_to_come_again(play, monkeypatch):
+    monkeypatch.setattr(coordinator_runtime, "WAITING_PER_KEY_MAX", 1)
+
+    async def scenario(_world: World, controller: Controller) -> None:
+        replies = await asyncio.gather(*(controller.alter_topic(alter(flush=None)) for _ in "1234"))
+        assert {reply.error for reply in replies[2:]} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        assert {reply.error for reply in replies[:2]} == {ErrorCode.NONE}
+
+    play(scenario)

@@ -1,0 +1,271 @@
+"""A topic's name while its actors come and go: nobody else gets it before they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.controller.controller import Controller
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    CreateTopicReply,
+    CreateTopicRequest,
+    DeleteTopicReply,
+    DeleteTopicRequest,
+    ShutdownReply,
+    ShutdownRequest,
+)
+from oncelog.actors.replica.data_directory import prepare
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+FLIGHTS = "partition:flights-0@1"
+
+
+class World:
+    """Clock, disk thread, transport and launcher; a start keeps an actor that is there already.
+
+    ``gates`` hold back what is about to happen to an actor: (event, actor) → until when.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.actors: set[str] = set()
+        self.events: list[tuple[str, str]] = []
+        self.gates: dict[tuple[str, str], asyncio.Event] = {}
+        self.serial = 0
+        self.controller: Controller
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    def token_bytes(self, count: int) -> bytes:
+        self.serial += 1
+        return bytes([self.serial]) * count
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    is_brisk = False
+
+    def try_now(self, work: Callable[[], Any]) -> bool:
+        return False
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert isinstance(request, ShutdownRequest)
+        assert request.remove_data
+        await self._happens("stop", actor)
+        return ShutdownReply()
+
+    async def start(self, replicas: Any) -> None:
+        for tp, broker_id in replicas:
+            actor = f"partition:{tp}@{broker_id}"
+            await self._happens("keep" if actor in self.actors else "start", actor)
+            self.actors.add(actor)
+
+    async def end(self, actors: list[str]) -> None:
+        for actor in actors:
+            await self._happens("end", actor)
+            self.actors.discard(actor)
+
+    async def running(self) -> list[str]:
+        if gate := self.gates.get(("look", "all")):
+            await gate.wait()
+        return sorted(self.actors)
+
+    async def _happens(self, event: str, actor: str) -> None:
+        self.events.append((event, actor))
+        if gate := self.gates.get((event, actor)):
+            await gate.wait()
+
+    async def begin(self) -> None:
+        """Start a controller on what its log holds."""
+
+        async def epoch(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
+        replica = Replica(
+            config=ReplicaConfig(
+                topic=CLUSTER_METADATA_TOPIC,
+                partition=0,
+                broker_id=1,
+                data_dir=str(self.directory),
+            ),
+            filesystem=RealFileSystem(),
+            clock=self,
+            background=self,
+            epoch_source=epoch,
+        )
+        self.controller = Controller(
+            replica=replica,
+            clock=self,
+            transport=self,
+            launcher=self,
+            config=ClusterConfig(),
+            process_id=1,
+            token_bytes=self.token_bytes,
+            on_failure=[].append,
+        )
+        await self.controller.start()
+
+    async def create(self, name: str, letter: str = "a") -> CreateTopicReply:
+        return await self.controller.create_topic(
+            CreateTopicRequest(name=name, topic_id=letter * 32, partitions=1)
+        )
+
+    async def delete(self, name: str) -> DeleteTopicReply:
+        return await self.controller.delete_topic(DeleteTopicRequest(name=name))
+
+    def topic_ids(self) -> dict[str, str]:
+        topics = self.controller.machine.metadata(None)
+        return {topic.name: topic.topic_id for topic in topics if not topic.name.startswith("__")}
+
+
+async def settle() -> None:
+    """Let everything go on that waits for nothing but its turn."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+Scenario = Callable[[World], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Scenario], None]:
+    """Run a scenario with a controller that knows the topic ``flights``."""
+
+    def run(scenario: Scenario) -> None:
+        async def body() -> None:
+            world = World(tmp_path)
+            await world.begin()
+            assert (await world.create("flights")).error is ErrorCode.NONE
+            world.events.clear()
+            await scenario(world)
+            await world.controller.replica.stop()
+
+        asyncio.run(body())
+
+    return run
+
+
+@pytest.mark.parametrize("held", ["stop", "end"])
+def test_a_topic_created_while_its_name_is_deleted_gets_actors_of_its_own(
+    play: Any, held: str
+) -> None:
+    """1. A deletion is in the log and its actor is being ended. 2. A topic of the name is created.
+    3. The creation waits. 4. The old actor is gone. 5. The new topic starts one of its own.
+    """
+
+    async def scenario(world: World) -> None:
+        gate = world.gates[held, FLIGHTS] = asyncio.Event()
+        deleting = asyncio.create_task(world.delete("flights"))
+        await settle()
+        creating = asyncio.create_task(world.create("flights", "b"))
+        await settle()
+        assert world.topic_ids() == {}
+        assert not creating.done()
+        gate.set()
+        replies = await asyncio.gather(deleting, creating)
+        assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
+        assert world.events == [("stop", FLIGHTS), ("end", FLIGHTS), ("start", FLIGHTS)]
+        assert FLIGHTS in world.actors
+        assert world.topic_ids() == {"flights": "b" * 32}
+
+    play(scenario)
+
+
+def test_a_topic_deleted_while_its_actors_start_leaves_none_of_them(play: Any) -> None:
+    """1. A creation is in the log and its actor is being started. 2. The topic is deleted. 3. The
+    deletion waits. 4. The actor is there. 5. It is stopped and ended.
+    """
+
+    async def scenario(world: World) -> None:
+        actor = "partition:trains-0@1"
+        gate = world.gates["start", actor] = asyncio.Event()
+        creating = asyncio.create_task(world.create("trains", "b"))
+        await settle()
+        deleting = asyncio.create_task(world.delete("trains"))
+        await settle()
+        gate.set()
+        replies = await asyncio.gather(creating, deleting)
+        assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
+        assert world.events == [("start", actor), ("stop", actor), ("end", actor)]
+        assert actor not in world.actors
+
+    play(scenario)
+
+
+def test_a_deletion_that_takes_long_holds_up_no_other_name(play: Any) -> None:
+    async def scenario(world: World) -> None:
+        gate = world.gates["stop", FLIGHTS] = asyncio.Event()
+        deleting = asyncio.create_task(world.delete("flights"))
+        await settle()
+        assert (await world.create("trains", "b")).error is ErrorCode.NONE
+        assert not deleting.done()
+        gate.set()
+        assert (await deleting).error is ErrorCode.NONE
+
+    play(scenario)
+
+
+def test_a_name_is_free_again_after_a_refusal(play: Any) -> None:
+    async def scenario(world: World) -> None:
+        refused = [await world.create("flights", "b"), await world.delete("trains")]
+        assert [reply.error for reply in refused] == [
+            ErrorCode.TOPIC_ALREADY_EXISTS,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ]
+        replies = [await world.delete("flights"), await world.create("trains", "b")]
+        assert [reply.error for reply in replies] == [ErrorCode.NONE, ErrorCode.NONE]
+
+    play(scenario)
+
+
+def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(play: Any) -> None:
+    """1. A deletion is in the log. 2. The controller dies before it ends the actor. 3. The next one
+    ends it, before it starts what is missing.
+    """
+
+    async def scenario(world: World) -> None:
+        world.gates["stop", FLIGHTS] = asyncio.Event()
+        await world.create("trains", "b")
+        deleting = asyncio.create_task(world.delete("flights"))
+        await settle()
+        deleting.cancel()
+        await world.controller.replica.stop()
+        world.actors.add("controller")
+        world.actors.discard("partition:trains-0@1")
+        assert world.events[-1] == ("stop", FLIGHTS)
+        world.events.clear()
+        await world.begin()
+        happened = [event for event in world.events if "__" not in event[1]]
+        assert happened == [("end", FLIGHTS), ("start", "partition:trains-0@1")]
+        assert {"controller", "partition:trains-0@1"} <= world.actors
+        assert FLIGHTS not in world.actors
+
+    play(scenario)
+
+
+def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: Any) -> None:
+    async def scenario(world: World) -> None:
+        await world.controller.replica.stop()
+        gate = world.gates["look", "all"] = asyncio.Event()
+        starting = asyncio.create_task(world.begin())
+        await settle()
+        early = await world.create("t", "b")
+        gate.set()
+        await starting
+        if early.error is not ErrorCode.NONE:
+            assert early.error.retriable
+            assert (await world.create("t", "b")).error is ErrorCode.NONE
+        assert "partition:t-0@1" in world.actors
+
+    play(scenario)

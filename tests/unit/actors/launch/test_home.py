@@ -1,0 +1,93 @@
+"""On which node a log is started, and what its actors are pinned to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncelog.actors.launch.home import Look, choose_node
+from oncelog.actors.pin import BY_ADDRESS, BY_LABEL, BY_NODE_ID, Pin, pin_of
+from oncelog.actors.replica.data_directory import DirectoryIdentity
+from oncelog.storage.exceptions import ConnectionFailedError
+
+ONE, OTHER = "1" * 32, "2" * 32
+
+
+def node(name: str, *, address: str = "", label: str = "", is_alive: bool = True) -> dict[str, Any]:
+    labels = {"broker": label} if label else {}
+    return {
+        "NodeID": name,
+        "NodeManagerAddress": address or f"10.0.0.{ord(name)}",
+        "Labels": labels,
+        "Alive": is_alive,
+    }
+
+
+def look(cluster_id: str = "", *, error: str = "", **of_node: Any) -> Look:
+    identity = DirectoryIdentity(cluster_id=cluster_id, broker_id=1) if cluster_id else None
+    return Look(node=node(**of_node), identity=identity, error=error)
+
+
+def chosen(*looks: Look, mine: str = "a", expected: str | None = None) -> str | None:
+    found = choose_node(looks, "/data", mine=mine, expected=expected)
+    return None if found is None else str(found["NodeID"])
+
+
+def test_a_new_cluster_is_founded_on_broker_1_or_where_the_program_is() -> None:
+    assert chosen(look(name="a"), look(name="b"), mine="b") == "b"
+    labelled = (look(name="a"), look(name="b", label="2"), look(name="c", label="1"))
+    assert chosen(*labelled) == "c"
+
+
+def test_a_cluster_is_started_where_its_data_is() -> None:
+    assert chosen(look(name="a"), look(ONE, name="b")) == "b"
+    assert chosen(look(name="a"), look(ONE, name="b"), expected=ONE) == "b"
+    assert chosen(look(OTHER, name="a"), look(ONE, name="b"), expected=ONE) == "b"
+
+
+def test_nothing_is_founded_where_a_cluster_should_be() -> None:
+    assert chosen(look(name="a"), look(name="b"), expected=ONE) is None
+    assert chosen(look(OTHER, name="a"), expected=ONE) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "text"),
+    [
+        ((look(OTHER, name="b"), look(ONE, name="c")), "another cluster on each"),
+        ((look(ONE, name="b"), look(ONE, name="c")), "all have /data"),
+        ((look(name="a"), look(name="b", error="no answer")), "a cluster may be there"),
+        ((look(name="a", label="2"), look(name="b")), "0 of them broker=1"),
+        ((look(name="a", label="1"), look(name="b", label="1")), "2 of them broker=1"),
+        ((look(name="a", label="1"), look(ONE, name="b")), "label that one instead"),
+    ],
+)
+def test_where_the_data_is_must_be_certain(looks: tuple[Look, ...], text: str) -> None:
+    with pytest.raises(ConnectionFailedError, match=text):
+        chosen(*looks)
+
+
+def test_of_nodes_on_one_machine_the_own_one_is_taken_then_the_first() -> None:
+    looks = [look(ONE, name=name, address="10.0.0.1") for name in "cab"]
+    assert chosen(*looks, mine="b") == "b"
+    assert chosen(*looks, mine="z") == "a"
+
+
+def test_a_broker_is_pinned_by_what_lasts() -> None:
+    alone, labelled = node("a"), node("b", label="1")
+    twins = [node("c", address="10.0.0.1"), node("d", address="10.0.0.1")]
+    nodes = [alone, labelled, *twins]
+    assert pin_of(alone, nodes) == Pin(BY_ADDRESS, "10.0.0.97")
+    assert pin_of(labelled, nodes) == Pin(BY_LABEL, "1")
+    assert pin_of(twins[0], nodes) == Pin(BY_NODE_ID, "c")
+
+
+@pytest.mark.parametrize("kind", [BY_ADDRESS, BY_LABEL, BY_NODE_ID])
+def test_a_pin_means_one_living_node(kind: str) -> None:
+    value = {BY_ADDRESS: "10.0.0.98", BY_LABEL: "1", BY_NODE_ID: "b"}[kind]
+    pin = Pin(kind, value)
+    assert pin.is_at(node("b", label="1"))
+    assert not pin.is_at(node("b", label="1", is_alive=False))
+    assert not pin.is_at(node("a"))
+    assert list(pin.options()) == ["resources" if kind == BY_ADDRESS else "label_selector"]
+    assert value in str(pin)

@@ -1,0 +1,151 @@
+"""A replica that is stopped while it starts: no file is touched after the directory is let go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from actor_surroundings import HeldBackground
+
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+
+TOPIC_ID = "a" * 32
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("remove_data", [False, True])
+def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
+    harness: Any, *, remove_data: bool
+) -> None:
+    async def body() -> None:
+        harness.background = HeldBackground()
+        harness.background.gate.clear()
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: harness.background.begun == 1)
+        stopping = asyncio.ensure_future(harness.replica.stop(remove_data=remove_data))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        harness.background.gate.set()
+        await asyncio.gather(starting, stopping)
+        assert harness.background.begun == 1
+        assert harness.replica.failure is None
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        directory = harness.directory / "flights-0"
+        assert directory.exists() is not remove_data
+        if not remove_data:
+            RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
+
+
+def test_a_stop_does_not_wait_for_an_epoch_that_does_not_come(harness: Any) -> None:
+    async def body() -> None:
+        asked, answer = asyncio.Event(), asyncio.Event()
+        source = harness.epoch_source
+
+        async def slow(last_epoch: int) -> Any:
+            asked.set()
+            await answer.wait()
+            return await source(last_epoch)
+
+        harness.epoch_source = slow
+        starting = asyncio.ensure_future(harness.start())
+        await asked.wait()
+        await harness.replica.stop()
+        answer.set()
+        await starting
+        assert harness.replica.failure is None
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        harness.epoch_source = source
+        await harness.start()
+        assert harness.replica.availability() is ErrorCode.NONE
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_stop_ends_the_wait_for_the_directory(harness: Any) -> None:
+    async def body() -> None:
+        directory = harness.directory / "flights-0"
+        directory.mkdir(parents=True)
+        lock = RealFileSystem().lock(directory / ".lock")
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: hasattr(harness, "leader"))
+        await harness.replica.stop()
+        await starting
+        assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        lock.release()
+        RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_retry_of_any_batch_in_flight_is_recognised_after_a_restart(
+    harness: Any, *, is_clean: bool
+) -> None:
+    """The leader stops between append and reply: batches n-4 to n are sent again, and land once."""
+
+    async def body() -> None:
+        await harness.start()
+        batches = [harness.batch(b"v", b"w", pid=7, epoch=0, seq=2 * n) for n in range(7)]
+        for batch in batches:
+            await harness.produce(batch)
+        await harness.produce(harness.batch(b"other", pid=8, epoch=0, seq=0))
+        if is_clean:
+            await harness.replica.stop()
+        else:
+            harness.replica.directory.release()  # What the end of the process does.
+        await harness.start()
+        end = harness.replica.machine.log_end_offset
+        for number in (3, 2, 6, 5, 4):
+            again = await harness.produce(batches[number])
+            assert (again.error, again.base_offset) == (ErrorCode.NONE, 2 * number)
+        assert harness.replica.machine.log_end_offset == end
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_asks_again_with_the_epoch_that_it_is_told_is_current(harness: Any) -> None:
+    """1. A start is elected and dies before it writes the epoch down. 2. The next start expects
+    the epoch of the log, is told the current one, and is elected after that.
+    """
+
+    async def body() -> None:
+        asked: list[int] = []
+
+        async def elect(last_epoch: int) -> BecomeLeaderReply:
+            asked.append(last_epoch)
+            if last_epoch != 4:
+                return BecomeLeaderReply(error=ErrorCode.FENCED_LEADER_EPOCH, leader_epoch=4)
+            return BecomeLeaderReply(leader_epoch=5, topic_id=TOPIC_ID)
+
+        harness.epoch_source = elect
+        await harness.start()
+        assert (asked, harness.replica.leader_epoch) == ([-1, 4], 5)
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_log_that_knows_a_later_epoch_than_the_controller_goes_offline(harness: Any) -> None:
+    async def body() -> None:
+        harness.next_epoch = lambda _: 7
+        await harness.start()
+        await harness.replica.stop()
+        await harness.start()
+        assert "was led in epoch 7, and the controller gave 7" in str(harness.replica.failure)
+        assert harness.replica.availability() is ErrorCode.KAFKA_STORAGE_ERROR
+        await harness.replica.stop()
+
+    asyncio.run(body())

@@ -1,0 +1,300 @@
+"""Which way a call takes: a connection, a new one after a restart, or Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from oncelog.actors.protocol.messages.messages import (
+    DescribeReplicaReply,
+    DescribeReplicaRequest,
+    Reply,
+    Request,
+)
+from oncelog.actors.rpc import actor_transport
+from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
+from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.storage.errors import ErrorCode
+
+TIMEOUT_MS = 30_000
+BY_RAY = DescribeReplicaReply(process_id=-7)
+
+
+class Server:
+    def __init__(self, process_id: int) -> None:
+        self.process_id = process_id
+
+    async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
+        assert request == DescribeReplicaRequest()
+        return DescribeReplicaReply(process_id=self.process_id)
+
+
+class FakeRay:
+    """Knows where one actor listens; ``known`` may also be a code or ``None``."""
+
+    def __init__(self) -> None:
+        self.known: ListenerAddress | ErrorCode | None = None
+        self.asked = 0
+        self.answer = asyncio.Event()
+        self.answer.set()
+
+    async def listener_of(
+        self, actor: str, *, timeout_ms: int
+    ) -> ListenerAddress | ErrorCode | None:
+        assert actor == "partition:flights-0@0"
+        assert timeout_ms > 0
+        self.asked += 1
+        await self.answer.wait()
+        return self.known
+
+    async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+        assert (actor, request) == ("partition:flights-0@0", DescribeReplicaRequest())
+        assert timeout_ms > 0
+        return BY_RAY
+
+
+def listener_of(process_id: int) -> Listener:
+    return Listener(Server(process_id), host="127.0.0.1", token=b"%32d" % process_id, on_bug=print)
+
+
+async def describe(transport: ActorTransport, timeout_ms: int = TIMEOUT_MS) -> DescribeReplicaReply:
+    return await transport.call(
+        "partition:flights-0@0", DescribeReplicaRequest(), timeout_ms=timeout_ms
+    )
+
+
+def test_callers_that_come_together_share_one_connection():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        replies = await asyncio.gather(*(describe(transport) for _ in range(20)))
+        assert {reply.process_id for reply in replies} == {1}
+        assert ray.asked == 1
+
+    asyncio.run(body())
+
+
+def test_after_a_restart_ray_is_asked_again():
+    async def body() -> None:
+        ray, first, second = FakeRay(), listener_of(1), listener_of(2)
+        ray.known = await first.address()
+        transport = ActorTransport(ray)
+        assert (await describe(transport)).process_id == 1
+        (connections,) = transport._of_loop.values()
+        connection = connections.usable("partition:flights-0@0")
+        assert connection is not None
+        connection.close()
+        await asyncio.sleep(0)
+        assert not connections._connections, "what is lost is not kept"
+        ray.known = ErrorCode.NETWORK_EXCEPTION
+        assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
+        ray.known = await second.address()
+        assert (await describe(transport)).process_id == 2
+        assert ray.asked == 3
+
+    asyncio.run(body())
+
+
+def test_an_actor_that_does_not_listen_is_called_through_ray():
+    async def body() -> None:
+        ray = FakeRay()
+        transport = ActorTransport(ray)
+        for _ in range(3):
+            assert await describe(transport) == BY_RAY
+        assert ray.asked == 1, "it is left alone for a while"
+
+    asyncio.run(body())
+
+
+def test_an_actor_that_cannot_be_connected_is_called_through_ray_after_a_second_try():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        await listener.close()
+        transport = ActorTransport(ray)
+        for _ in range(FAILURES_BEFORE_RAY - 1):
+            assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
+        assert await describe(transport) == BY_RAY
+        asked = ray.asked
+        assert await describe(transport) == BY_RAY
+        assert ray.asked == asked, "it is left alone for a while"
+
+    asyncio.run(body())
+
+
+def test_a_caller_does_not_wait_for_ray_longer_than_its_own_time():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        ray.answer.clear()
+        transport = ActorTransport(ray)
+        assert (await describe(transport, timeout_ms=5)).error is ErrorCode.REQUEST_TIMED_OUT
+        patient = asyncio.create_task(describe(transport))
+        await asyncio.sleep(0)
+        ray.answer.set()
+        assert (await patient).process_id == 1
+        assert ray.asked == 1
+
+    asyncio.run(body())
+
+
+def test_each_event_loop_has_its_own_connections_and_leaves_none_open():
+    ray, transports = None, []
+    transport: ActorTransport | None = None
+    for number in (1, 2):
+
+        async def body(number: int = number) -> None:
+            nonlocal ray, transport
+            if ray is None:
+                ray = FakeRay()
+                transport = ActorTransport(ray)
+            assert transport is not None
+            ray.known = await listener_of(number).address()
+            assert (await describe(transport)).process_id == number
+            (connections,) = transport._of_loop.values()
+            connection = connections.usable("partition:flights-0@0")
+            assert connection is not None
+            transports.append(connection.transport)
+
+        asyncio.run(body())
+    assert transport is not None
+    assert not transport._of_loop
+    assert all(opened.is_closing() for opened in transports)
+
+
+def test_closing_closes_the_connections_of_every_loop_and_the_loop_goes_on():
+    async def body() -> None:
+        ray, listener = FakeRay(), listener_of(1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        assert (await describe(transport)).process_id == 1
+        (connections,) = transport._of_loop.values()
+        connection = connections.usable("partition:flights-0@0")
+        assert connection is not None
+        transport.close()
+        keeper = connections.keeper
+        assert keeper is not None
+        await asyncio.wait([keeper])
+        assert connection.is_closing
+        assert not transport._of_loop
+        assert (await describe(transport)).process_id == 1
+
+    asyncio.run(body())
+
+
+def test_a_loop_that_is_closed_without_its_tasks_is_forgotten_at_the_next(caplog):
+    ray = asyncio.run(_fake_ray())
+    transport = ActorTransport(ray)
+    abandoned = asyncio.new_event_loop()
+    assert abandoned.run_until_complete(describe(transport)) == BY_RAY
+    pending = asyncio.all_tasks(abandoned)
+    abandoned.close()
+    assert len(transport._of_loop) == 1
+    asyncio.run(_describe_once(transport))
+    assert not transport._of_loop
+    assert len(pending) == 1
+    del abandoned, pending
+    gc.collect()
+    assert "destroyed" not in caplog.text
+
+
+async def _fake_ray() -> FakeRay:
+    return FakeRay()
+
+
+async def _describe_once(transport: ActorTransport) -> None:
+    assert await describe(transport) == BY_RAY
+
+
+def test_the_first_calls_to_a_hundred_actors_wait_for_none_of_each_other():
+    """A first transaction over many partitions: every leader is looked for at once."""
+    partitions = 100
+
+    async def body() -> None:
+        asked: list[str] = []
+        all_asked = asyncio.Event()
+
+        class Slow(FakeRay):
+            async def listener_of(self, actor: str, *, timeout_ms: int) -> None:
+                assert timeout_ms > 0
+                asked.append(actor)
+                if len(asked) == partitions:
+                    all_asked.set()
+                await all_asked.wait()
+
+            async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+                assert (actor in asked, request) == (True, DescribeReplicaRequest())
+                assert timeout_ms > 0
+                return BY_RAY
+
+        transport = ActorTransport(Slow())
+        calls = [
+            transport.call(
+                f"partition:flights-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            for number in range(partitions)
+        ]
+        assert await asyncio.gather(*calls) == [BY_RAY] * partitions
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+
+
+def test_actors_that_could_not_be_connected_are_remembered_within_a_bound(monkeypatch):
+    monkeypatch.setattr(actor_transport, "UNREACHABLE_MAX", 10)
+
+    class Nowhere(FakeRay):
+        async def listener_of(self, actor: str, *, timeout_ms: int) -> None:
+            assert (actor != "", timeout_ms > 0) == (True, True)
+            self.asked += 1
+
+        async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+            assert (actor != "", request, timeout_ms > 0) == (True, DescribeReplicaRequest(), True)
+            return BY_RAY
+
+    async def body() -> None:
+        ray = Nowhere()
+        transport = ActorTransport(ray)
+        for number in [*range(10), *range(10), 10, 0]:
+            reply = await transport.call(
+                f"partition:t-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            assert reply == BY_RAY
+        # Ten are remembered; one more, and the first is asked for anew.
+        assert ray.asked == 12
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+
+
+def test_failures_to_connect_are_remembered_within_a_bound(monkeypatch):
+    monkeypatch.setattr(actor_transport, "UNREACHABLE_MAX", 3)
+
+    async def body() -> None:
+        listener = Listener(Server(1), host="127.0.0.1", token=b"t" * 32, on_bug=print)
+        address = await listener.address()
+        await listener.close()
+
+        class Gone(FakeRay):
+            async def listener_of(self, actor: str, *, timeout_ms: int) -> ListenerAddress:
+                assert (actor != "", timeout_ms > 0) == (True, True)
+                return address
+
+        transport = ActorTransport(Gone())
+        for number in range(8):
+            reply = await transport.call(
+                f"partition:t-{number}@0", DescribeReplicaRequest(), timeout_ms=TIMEOUT_MS
+            )
+            assert reply.error is ErrorCode.NETWORK_EXCEPTION
+        (connections,) = transport._of_loop.values()
+        assert len(connections._failures) <= 3
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(body())

@@ -1,0 +1,460 @@
+"""What callers may take up of an actor, and what happens beyond: over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
+
+from oncelog.actors.protocol.messages.messages import ProduceReply, Request
+from oncelog.actors.rpc import admission, frames, listener, message_codec
+from oncelog.actors.rpc.connection import Connection, connect
+from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol
+from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.storage.errors import ErrorCode
+
+MIB = 1_048_576
+LARGE = b"b" * 800_000
+
+
+def play(body: Callable[[Server, Listener, Connection], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with served() as (server, listening, connection):
+            await asyncio.wait_for(body(server, listening, connection), TIMEOUT_MS / 1000)
+
+    asyncio.run(run())
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Give others turns; the whole test has a deadline."""
+    while not is_so():  # noqa: ASYNC110 - what is waited for tells nobody
+        await asyncio.sleep(0)
+
+
+def frame(number: int, method: str, *parts: bytes) -> bytes:
+    length = 9 + len(method) + sum(map(len, parts))
+    head = length.to_bytes(4, "big") + number.to_bytes(8, "big") + bytes([len(method)])
+    return head + method.encode() + b"".join(parts)
+
+
+def framed(number: int, request: Request[ProduceReply]) -> bytes:
+    return frame(number, request.method, message_codec.encode(request))
+
+
+class Raw:
+    """A caller that writes and reads only what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def reply(self) -> bytes:
+        length = int.from_bytes(await self.reader.readexactly(4), "big")
+        return await self.reader.readexactly(length)
+
+    async def is_closed(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(MIB):
+                pass
+        return True
+
+
+@contextlib.asynccontextmanager
+async def raw(listening: Listener, *, token: bytes = TOKEN) -> AsyncIterator[Raw]:
+    """A connection that has shown its token, unless that is empty."""
+    address = await listening.address()
+    caller = Raw(*await asyncio.open_connection(address.host, address.port, limit=MIB))
+    if token:
+        caller.writer.write(frame(0, HELLO, token))
+        await caller.reply()
+    try:
+        yield caller
+    finally:
+        caller.writer.transport.abort()
+
+
+async def another(listening: Listener) -> Connection:
+    connection = await connect(await listening.address(), timeout_ms=TIMEOUT_MS)
+    assert connection is not None
+    return connection
+
+
+# --- what a peer does not read ---------------------------------------------------------------
+
+
+def test_a_caller_that_does_not_read_is_read_no_further_until_it_does(monkeypatch):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+
+    async def body(server: Server, listening: Listener, other: Connection) -> None:
+        async with raw(listening) as slow:
+            trusted = listening.places._trusted
+            caller = list(trusted)[-1]
+            server.gate.clear()
+            slow.writer.write(b"".join(framed(number, produce(number)) for number in (1, 2, 3)))
+            await until(lambda: len(server.begun) == 3)
+            count = 0
+            while not caller.is_held:  # type: ignore[attr-defined]
+                slow.writer.write(framed(count + 1, fetch(MIB)))
+                count += 1
+                await until(lambda: len(server.fetched) == count or caller.is_held)  # noqa: B023
+            answered = len(server.fetched)
+            for number in range(20):
+                slow.writer.write(framed(1_000 + number, fetch(1)))
+            server.gate.set()
+            await other.call(fetch(1), timeout_ms=TIMEOUT_MS)
+            await other.call(fetch(1), timeout_ms=TIMEOUT_MS)
+            assert caller.in_progress == 0
+            assert len(server.fetched) == answered + 2
+            for _ in range(3 + count + 20):
+                await slow.reply()
+            await until(lambda: not listening.places._slow)
+
+    play(body)
+
+
+def test_a_connection_whose_peer_leaves_too_much_unread_is_closed(monkeypatch, caplog):
+    monkeypatch.setattr(frames, "OUTGOING_MAX_BYTES", 4 * MIB)
+
+    async def body(server: Server, listening: Listener, other: Connection) -> None:
+        async with raw(listening) as slow:
+            slow.writer.write(b"".join(framed(number, fetch(MIB)) for number in range(1, 65)))
+            assert await slow.is_closed()
+            assert len(server.fetched) == 64
+            assert await other.call(produce(1), timeout_ms=TIMEOUT_MS) == ProduceReply(
+                base_offset=1
+            )
+
+    play(body)
+    assert "unread bytes was closed" in caplog.text
+
+
+def test_of_callers_that_leave_too_much_unread_the_slowest_is_closed(monkeypatch, caplog):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+    monkeypatch.setattr(admission, "UNREAD_MAX_BYTES", 40 * MIB)
+
+    async def body(server: Server, listening: Listener, _: Connection) -> None:
+        async with raw(listening) as slow, raw(listening) as slowest:
+            slow.writer.write(b"".join(framed(n, fetch(MIB)) for n in range(1, 21)))
+            await until(lambda: len(server.fetched) == 20)
+            slowest.writer.write(b"".join(framed(n, fetch(MIB)) for n in range(21, 81)))
+            assert await slowest.is_closed()
+            for _ in range(20):
+                assert len(await slow.reply()) > MIB
+
+    play(body)
+    assert "one of too many connections with unread answers was closed" in caplog.text
+
+
+def test_calls_wait_for_an_actor_that_does_not_read(monkeypatch):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+
+    async def run() -> None:
+        is_reading = asyncio.Event()
+        read = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = Raw(reader, writer)
+            await peer.reply()
+            writer.write(frame(0, ""))
+            await is_reading.wait()
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while True:
+                    request = await peer.reply()
+                    read.append(request)
+                    number = int.from_bytes(request[:8], "big")
+                    writer.write(frame(number, "", message_codec.encode(ProduceReply())))
+            writer.close()
+
+        mute = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MIB)
+        address = ListenerAddress(
+            host="127.0.0.1", port=mute.sockets[0].getsockname()[1], token=TOKEN
+        )
+        connection = await connect(address, timeout_ms=TIMEOUT_MS)
+        assert connection is not None
+        calls = [
+            asyncio.create_task(connection.call(produce(n, LARGE), timeout_ms=TIMEOUT_MS))
+            for n in range(40)
+        ]
+        sent_count = -1
+        while connection._next_id != sent_count:
+            # Until nothing can be sent any more; the system takes some of it.
+            sent_count = connection._next_id
+            await until(lambda: connection.is_congested)
+            late = await connection.call(produce(99, LARGE), timeout_ms=20)
+            assert late.error is ErrorCode.REQUEST_TIMED_OUT
+        assert connection.transport is not None
+        assert connection.transport.get_write_buffer_size() < 100_000 + 2 * len(LARGE)
+        is_reading.set()
+        replies = await asyncio.gather(*calls)
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert len(read) == connection._next_id - 1, "calls that timed out had not been sent"
+        connection.close()
+        mute.close()
+
+    asyncio.run(asyncio.wait_for(run(), TIMEOUT_MS / 1000))
+
+
+def test_calls_that_wait_for_an_actor_to_read_end_with_its_connection(monkeypatch):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+
+    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+        (caller,) = listening.places._trusted
+        caller.hold()  # type: ignore[attr-defined]
+        calls = [
+            asyncio.create_task(connection.call(produce(n, LARGE), timeout_ms=TIMEOUT_MS))
+            for n in range(40)
+        ]
+        await until(lambda: connection.is_congested)
+        connection.close()
+        replies = await asyncio.gather(*calls)
+        assert {reply.error for reply in replies} == {ErrorCode.NETWORK_EXCEPTION}
+
+    play(body)
+
+
+# --- requests --------------------------------------------------------------------------------
+
+
+class Reader(FramedProtocol):
+    def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
+        raise AssertionError(f"frame {correlation_id} of {kind} with {len(body)} bytes")
+
+    def drained(self) -> None:
+        """Nothing waits for it."""
+
+
+@pytest.mark.parametrize("arrived_bytes", [100, 3 * MIB, 20 * MIB])
+def test_a_frame_takes_memory_only_as_it_arrives(arrived_bytes):
+    async def run() -> None:
+        reader = Reader()
+        tracemalloc.start()
+        data = memoryview(FRAME_MAX_BYTES.to_bytes(4, "big") + b"\0" * arrived_bytes)
+        while data:
+            target = reader.get_buffer(-1)
+            piece = data[: len(target)]
+            target[: len(piece)] = piece
+            del target
+            reader.buffer_updated(len(piece))
+            data = data[len(piece) :]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 5 * arrived_bytes + 2 * frames.FRAME_STEP_BYTES
+
+    asyncio.run(run())
+
+
+def test_requests_share_their_bytes_and_wait_their_turn(monkeypatch):
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", MIB)
+
+    async def body(server: Server, listening: Listener, first: Connection) -> None:
+        second, third = await another(listening), await another(listening)
+        server.gate.clear()
+        calls = [asyncio.create_task(first.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))]
+        await until(lambda: server.begun == [1])
+        # The third would fit.
+        for number, connection, batch in ((2, second, LARGE), (3, third, LARGE[:150_000])):
+            call = connection.call(produce(number, batch), timeout_ms=TIMEOUT_MS)
+            calls.append(asyncio.create_task(call))
+            await until(lambda: len(listening.room._waiting) == number - 1)  # noqa: B023
+        assert server.begun == [1]
+        assert (await first.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+        server.gate.set()
+        assert [reply.base_offset for reply in await asyncio.gather(*calls)] == [1, 2, 3]
+        assert sorted(server.begun) == [1, 2, 3]
+        assert listening.room.used_bytes == 0
+        second.close()
+        third.close()
+
+    play(body)
+
+
+@pytest.mark.parametrize("ending", ["stalls", "is lost"])
+def test_a_frame_that_does_not_end_gives_its_bytes_back(monkeypatch, ending):
+    monkeypatch.setattr(admission, "REQUEST_BYTES_MAX", MIB)
+    if ending == "stalls":
+        monkeypatch.setattr(listener, "LARGE_FRAME_TIMEOUT_S", 0.05)
+
+    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+        async with raw(listening) as half, raw(listening) as waiting:
+            half.writer.write(framed(1, produce(1, LARGE))[:500_000])
+            await until(lambda: listening.room.used_bytes)
+            waiting.writer.write(framed(1, produce(2, LARGE)))
+            await until(lambda: listening.room._waiting)
+            next(iter(listening.room._waiting)).close()
+            call = connection.call(produce(3, LARGE), timeout_ms=TIMEOUT_MS)
+            whole = asyncio.create_task(call)
+            await until(lambda: connection._pending)
+            if ending == "is lost":
+                half.writer.transport.abort()
+            assert (await whole).base_offset == 3
+            assert server.begun == [3]
+            assert listening.room.used_bytes == 0
+
+    play(body)
+
+
+def test_a_large_request_that_is_refused_gives_its_bytes_back():
+    async def body(_: Server, listening: Listener, __: Connection) -> None:
+        async with raw(listening) as caller:
+            caller.writer.write(frame(1, "nothing", LARGE))
+            assert b"no request has the method" in await caller.reply()
+            assert listening.room.used_bytes == 0
+
+    play(body)
+
+
+def test_a_connection_with_too_many_requests_in_progress_is_read_no_further(monkeypatch):
+    monkeypatch.setattr(admission, "REQUESTS_PER_CONNECTION_MAX", 3)
+
+    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+        server.gate.clear()
+        calls = [
+            asyncio.create_task(connection.call(produce(number), timeout_ms=TIMEOUT_MS))
+            for number in range(10)
+        ]
+        other = await another(listening)
+        await until(lambda: len(server.begun) == 3)
+        for _ in range(5):
+            assert (await other.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+        assert server.begun == [0, 1, 2]
+        server.gate.set()
+        replies = await asyncio.gather(*calls)
+        assert [reply.base_offset for reply in replies] == list(range(10))
+        assert server.begun == list(range(10))
+        other.close()
+
+    play(body)
+
+
+def test_an_actor_with_too_many_requests_in_progress_reads_no_connection_further(monkeypatch):
+    monkeypatch.setattr(admission, "REQUESTS_MAX", 3)
+
+    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+        server.gate.clear()
+        others = [await another(listening) for _ in range(4)]
+        calls = [
+            asyncio.create_task(caller.call(produce(number), timeout_ms=TIMEOUT_MS))
+            for caller in others
+            for number in range(3)
+        ]
+        await until(lambda: len(server.begun) >= 3)
+        held = asyncio.create_task(connection.call(fetch(1), timeout_ms=TIMEOUT_MS))
+        await until(lambda: len(listening.progress._held) == 5)
+        # The first request of a connection is read before it is known that it has to wait.
+        assert len(server.begun) < 3 + len(others)
+        server.gate.set()
+        await asyncio.gather(*calls, held)
+        assert len(server.begun) == len(calls)
+        assert listening.progress.count == 0
+        for other in others:
+            other.close()
+
+    play(body)
+
+
+# --- connections -----------------------------------------------------------------------------
+
+
+def test_beyond_the_most_connections_the_idlest_is_closed(monkeypatch, caplog):
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 3)
+
+    async def body(server: Server, listening: Listener, busy: Connection) -> None:
+        used, idle = await another(listening), await another(listening)
+        server.gate.clear()
+        call = asyncio.create_task(busy.call(produce(1), timeout_ms=TIMEOUT_MS))
+        await server.entered.get()
+        await used.call(fetch(1), timeout_ms=TIMEOUT_MS)
+        newest = await another(listening)
+        await until(lambda: idle.is_closing)
+        assert used.is_usable
+        assert newest.is_usable
+        server.gate.set()
+        assert (await call).base_offset == 1
+        used.close()
+        newest.close()
+
+    play(body)
+    assert "one of too many connections was closed" in caplog.text
+
+
+def test_beyond_the_most_connections_none_that_is_busy_gives_way(monkeypatch):
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 1)
+
+    async def body(server: Server, listening: Listener, busy: Connection) -> None:
+        server.gate.clear()
+        call = asyncio.create_task(busy.call(produce(1), timeout_ms=TIMEOUT_MS))
+        await server.entered.get()
+        assert await connect(await listening.address(), timeout_ms=TIMEOUT_MS) is None
+        server.gate.set()
+        assert (await call).base_offset == 1
+
+    play(body)
+
+
+def test_a_connection_that_is_lost_leaves_its_place_though_its_request_goes_on(monkeypatch):
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 1)
+
+    async def body(server: Server, listening: Listener, lost: Connection) -> None:
+        server.gate.clear()
+        call = asyncio.create_task(lost.call(produce(1), timeout_ms=TIMEOUT_MS))
+        await server.entered.get()
+        (caller,) = listening.places._trusted
+        lost.close()
+        assert (await call).error is ErrorCode.NETWORK_EXCEPTION
+        await until(lambda: caller not in listening.places._trusted)
+        assert caller.in_progress == 1
+        connection = await another(listening)
+        server.gate.set()
+        assert (await connection.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+        connection.close()
+
+    play(body)
+
+
+def test_a_large_request_that_is_whole_has_no_deadline_here():
+    async def body(server: Server, listening: Listener, connection: Connection) -> None:
+        server.gate.clear()
+        call = asyncio.create_task(connection.call(produce(1, LARGE), timeout_ms=TIMEOUT_MS))
+        await server.entered.get()
+        (caller,) = listening.places._trusted
+        assert caller._patience.cancelled()  # type: ignore[attr-defined]
+        server.gate.set()
+        assert (await call).base_offset == 1
+
+    play(body)
+
+
+def test_a_connection_whose_token_does_not_come_is_closed(monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_FRAME_TIMEOUT_S", 0.01)
+
+    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+        async with raw(listening, token=b"") as stranger:
+            stranger.writer.write(frame(0, HELLO, TOKEN)[:-1])
+            assert await stranger.is_closed()
+        assert connection.is_usable
+
+    play(body)
+
+
+def test_strangers_take_no_place_of_a_caller(monkeypatch, caplog):
+    monkeypatch.setattr(admission, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 2)
+
+    async def body(_: Server, listening: Listener, connection: Connection) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            strangers = [
+                await stack.enter_async_context(raw(listening, token=b"")) for _ in range(6)
+            ]
+            for stranger in strangers[:3]:
+                assert await stranger.is_closed()
+            caller = await another(listening)
+            assert (await caller.call(fetch(1), timeout_ms=TIMEOUT_MS)).records == b"r"
+            assert connection.is_usable
+            caller.close()
+
+    play(body)
+    assert "one of too many connections without a token was closed" in caplog.text

@@ -1,0 +1,285 @@
+"""Starting and stopping the process that holds a cluster, here one that only pretends to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from oncelog.api.cli import cluster as cli_cluster
+from oncelog.api.cli import main as cli
+from oncelog.api.session import connection
+
+FAKE_HEAD = """
+import argparse, os, pathlib, signal, socket, sys
+from oncelog.api.session import connection
+parser = argparse.ArgumentParser()
+for name in ("--data-dir", "--num-cpus", "--dashboard-port", "--config"):
+    parser.add_argument(name)
+args = parser.parse_args()
+path, mode = pathlib.Path(args.data_dir), os.environ["FAKE_HEAD_MODE"]
+if mode == "failing":
+    sys.exit("Traceback\\n  some line\\noncelog: Ray could not be started — free some memory")
+if mode == "silent":
+    sys.exit(3)
+server = socket.create_server(("127.0.0.1", 0))
+word = connection.Discovery(
+    address=f"127.0.0.1:{server.getsockname()[1]}", dashboard_url="http://d", process_id=os.getpid()
+)
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+connection.write_discovery(path, word)
+if mode == "deaf":
+    signal.pause()
+signal.sigwait({signal.SIGTERM})
+if mode == "unclean":
+    sys.exit("oncelog: the log did not stop in time — wait")
+connection.forget_discovery(path)
+"""
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """The data directory of clusters whose head is ``FAKE_HEAD`` in the mode that is set."""
+    (tmp_path / "fake_head.py").write_text(FAKE_HEAD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_HEAD_MODE", "fine")
+    monkeypatch.setattr(cli_cluster.head, "MODULE", "fake_head")
+    data_dir = tmp_path / "data"
+    yield data_dir
+    word = connection.read_discovery(data_dir)
+    if word is not None and cli_cluster.is_head(word.process_id):
+        os.kill(word.process_id, signal.SIGKILL)
+
+
+def run(command, data_dir, *arguments):
+    return cli.main([command, "--data-dir", str(data_dir), *arguments])
+
+
+# --- start ------------------------------------------------------------------------------------
+
+
+def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
+    assert run("start", head, "--num-cpus", "2") == 0
+    word = connection.read_discovery(head)
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown == {
+        "serving": str(head),
+        "address": word.address,
+        "dashboard": "http://d",
+        "process": str(word.process_id),
+        "log": str(head / "oncelog.log"),
+    }
+    assert os.getsid(word.process_id) == word.process_id
+
+
+def test_a_second_start_on_the_directory_finds_the_first(head, capsys):
+    assert run("start", head) == 0
+    first = connection.read_discovery(head)
+    capsys.readouterr()
+    assert run("start", head) == 0
+    assert connection.read_discovery(head) == first
+    assert capsys.readouterr().out.startswith(f"runs already, process {first.process_id}\n")
+
+
+def test_a_start_that_fails_prints_what_the_process_said(head, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_HEAD_MODE", "failing")
+    assert run("start", head) == 1
+    assert capsys.readouterr().err == "oncelog: Ray could not be started — free some memory\n"
+
+
+def test_an_older_error_in_the_log_is_not_mistaken_for_this_one(head, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_HEAD_MODE", "silent")
+    head.mkdir()
+    (head / "oncelog.log").write_text("oncelog: an old error — ignore it\n")
+    assert run("start", head) == 1
+    assert capsys.readouterr().err == (
+        f"oncelog: the cluster did not start (it said nothing) — see {head / 'oncelog.log'}\n"
+    )
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_its_process_killed(head, monkeypatch, capsys):
+    killed = []
+    monkeypatch.setattr(cli_cluster, "START_TIMEOUT_S", 0.0)
+    end = cli_cluster._end
+    monkeypatch.setattr(cli_cluster, "_end", lambda pid: (killed.append(pid), end(pid)))
+    assert run("start", head) == 1
+    assert "did not start within 0 s — see" in capsys.readouterr().err
+    assert cli_cluster.wait_until_gone(killed[0], 0)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(head, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert run("start", head, "--dashboard-port", str(port)) == 1
+    assert capsys.readouterr().err == (
+        f"oncelog: port {port} cannot be used for the dashboard (Address already in use) — "
+        "give a free one with --dashboard-port, or leave it out to have one chosen\n"
+    )
+    assert not (head / "oncelog.log").exists()
+
+
+def test_a_data_directory_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run("start", tmp_path / "file") == 1
+    assert "is a file — give a directory" in capsys.readouterr().err
+
+
+def test_a_data_directory_without_permission_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run("start", tmp_path) == 1
+    assert "cannot be read and written by this user — change its" in capsys.readouterr().err
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(head, capsys):
+    assert run("start", head, "--config", "offset_partitions=2") == 1
+    line = capsys.readouterr().err
+    assert line.startswith("oncelog: offset_partitions=2 is not a setting — known are ")
+    assert "offsets_partitions" in line
+    assert not head.exists()
+
+
+@pytest.mark.parametrize("option", ["--num-cpus", "--dashboard-port"])
+def test_options_of_a_local_ray_do_not_go_with_an_address(head, capsys, option):
+    assert run("start", head, "--address", "127.0.0.1:1", option, "2") == 2
+    assert "leave them out with --address" in capsys.readouterr().err
+
+
+def test_start_at_an_address_where_nothing_listens_says_so(head, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert run("start", head, "--address", f"127.0.0.1:{port}") == 1
+    assert f"no Ray cluster answers at --address '127.0.0.1:{port}' — " in capsys.readouterr().err
+
+
+# --- stop -------------------------------------------------------------------------------------
+
+
+def test_stop_ends_the_process_and_waits_for_it(head, capsys):
+    assert run("start", head) == 0
+    word = connection.read_discovery(head)
+    capsys.readouterr()
+    assert run("stop", head) == 0
+    assert capsys.readouterr().out == "stopped\n"
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
+
+
+def test_stop_without_a_cluster_says_so(head, capsys):
+    assert run("stop", head) == 1
+    assert capsys.readouterr().err.startswith(
+        f"oncelog: no cluster runs on the data directory {str(head)!r} — start one"
+    )
+
+
+def test_a_process_that_does_not_stop_is_killed_by_its_number(head, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_HEAD_MODE", "deaf")
+    assert run("start", head) == 0
+    word = connection.read_discovery(head)
+    assert run("stop", head, "--timeout-ms", "0") == 1
+    assert f"process {word.process_id} did not stop within 0 ms and was killed — nothing " in (
+        capsys.readouterr().err
+    )
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
+    assert not (head / "cluster.json").exists()
+
+
+def test_a_stop_that_is_not_clean_says_why(head, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_HEAD_MODE", "unclean")
+    assert run("start", head) == 0
+    assert run("stop", head) == 1
+    assert "stopped, but not cleanly (the log did not stop in time) — nothing acknowledged" in (
+        capsys.readouterr().err
+    )
+    assert not (head / "cluster.json").exists()
+
+
+class Cluster:
+    """What ``client.connect`` gives: remembers what is asked of it."""
+
+    def __init__(self, address, data_dir):
+        self.address, self.data_dir = address, str(data_dir)
+        self.story = []
+
+    def close(self):
+        self.story.append("close")
+
+    def shutdown(self):
+        self.story.append("shutdown")
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """Makes a cluster what every address leads to."""
+
+    def use(cluster):
+        client = types.SimpleNamespace(connect=lambda address: cluster)
+        monkeypatch.setitem(sys.modules, "oncelog.api.client", client)
+        monkeypatch.setattr(sys.modules["oncelog.api"], "client", client, raising=False)
+        monkeypatch.setattr(cli_cluster, "quiet_libraries", lambda: None)
+        return cluster
+
+    return use
+
+
+def test_a_program_that_holds_the_cluster_is_not_signalled_but_asked(tmp_path, connected, capsys):
+    """The process id is this test's own: a signal would end it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        cluster = connected(Cluster(address, tmp_path))
+        word = connection.Discovery(address=address, dashboard_url="", process_id=os.getpid())
+        connection.write_discovery(tmp_path, word)
+        assert run("stop", tmp_path) == 0
+    assert cluster.story == ["shutdown"]
+    assert capsys.readouterr().out == f"stopped; the Ray cluster at {address} goes on\n"
+
+
+def test_stop_by_address_ends_the_process_that_start_left_there(head, connected, capsys):
+    assert run("start", head) == 0
+    word = connection.read_discovery(head)
+    cluster = connected(Cluster(word.address, head))
+    capsys.readouterr()
+    assert cli.main(["stop", "--address", word.address]) == 0
+    assert cluster.story == ["close"]
+    assert capsys.readouterr().out == "stopped\n"
+    assert cli_cluster.wait_until_gone(word.process_id, 0)
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+def test_only_a_process_of_the_head_module_counts_as_one():
+    assert not cli_cluster.is_head(os.getpid())
+    assert not cli_cluster.is_head(2**22 + 1)
+
+
+def test_waiting_for_a_process_that_stays_ends_in_time():
+    assert not cli_cluster.wait_until_gone(os.getpid(), 1)
+
+
+def test_waiting_for_a_process_ends_with_it():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process.stdin.close()
+    began = time.monotonic()
+    assert cli_cluster.wait_until_gone(process.pid, 60_000)
+    assert time.monotonic() - began < 50
+    process.wait()
+
+
+def test_the_last_error_is_found_behind_other_output(tmp_path):
+    log = Path(tmp_path / "log")
+    log.write_text("oncelog: first — a\noncelog: last: give more\nsome exit message\n")
+    assert cli_cluster.last_error(log, 0) == ("last", "give more")
+
+
+def test_without_an_error_line_the_last_line_is_told(tmp_path):
+    log = Path(tmp_path / "log")
+    log.write_text("killed\n\n")
+    assert cli_cluster.last_error(log, 0) == ("the cluster did not start (killed)", "")

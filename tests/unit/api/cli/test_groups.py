@@ -1,0 +1,242 @@
+"""Groups as the command line shows them and sets them back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oncelog.actors.protocol.group.consumer_protocol import Assignment, encode_assignment
+from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
+from oncelog.actors.protocol.messages.group import (
+    GroupDescription,
+    GroupMemberDescription,
+    OffsetAndMetadata,
+)
+from oncelog.api.cli import groups as cli_groups
+from oncelog.api.cli import main as cli
+from oncelog.storage.exceptions import GroupIdNotFoundError
+from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+
+FIRST, SECOND, GONE = (
+    TopicPartition("flights", 0),
+    TopicPartition("flights", 1),
+    TopicPartition("gone", 0),
+)
+
+
+class Cluster:
+    """A topic whose partitions hold offsets 10 to 100, and a group; also its own admin."""
+
+    def __init__(self):
+        self.members = ()
+        self.committed = {FIRST: 40}
+        self.altered = []
+        self.deleted = []
+        self.is_known = True
+        self.require_stable = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def admin(self):
+        return self
+
+    def describe_cluster(self):
+        return MetadataReply(
+            topics=(
+                TopicMetadata(
+                    name="flights",
+                    topic_id="f" * 32,
+                    partitions=tuple(
+                        PartitionMetadata(
+                            partition=number, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
+                        )
+                        for number in range(2)
+                    ),
+                ),
+            )
+        )
+
+    def group(self):
+        return GroupDescription(
+            group_id="readers",
+            state="Stable" if self.members else "Empty",
+            protocol_type="consumer",
+            protocol_name="range" if self.members else "",
+            generation_id=7,
+            members=self.members,
+        )
+
+    def list_groups(self):
+        return [self.group()] if self.is_known else []
+
+    def describe_group(self, group_id):
+        if not self.is_known:
+            raise GroupIdNotFoundError(f"there is no group {group_id!r}")
+        return self.group()
+
+    def list_group_offsets(self, group_id, *, require_stable=True):
+        self.require_stable = require_stable
+        return {
+            tp: OffsetAndMetadata(offset=offset, metadata="note")
+            for tp, offset in self.committed.items()
+        }
+
+    def list_offsets(self, times_ms):
+        places = {EARLIEST_TIMESTAMP: 10, LATEST_TIMESTAMP: 100, 1_769_860_800_000: 55}
+        assert not any(tp.topic == "gone" for tp in times_ms)
+        return {tp: places.get(time_ms, -1) for tp, time_ms in times_ms.items()}
+
+    def alter_group_offsets(self, group_id, offsets):
+        self.altered.append((group_id, dict(offsets)))
+
+    def delete_group(self, group_id):
+        self.deleted.append(group_id)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(cli_groups, "connect", lambda args: cluster)
+    return cluster
+
+
+def member():
+    return GroupMemberDescription(
+        member_id="m-1",
+        group_instance_id="i-1",
+        client_id="oncelog",
+        assignment=encode_assignment(Assignment(partitions=(FIRST,))),
+    )
+
+
+def reset(*arguments):
+    return cli.main(["groups", "reset-offsets", "readers", *arguments])
+
+
+def test_groups_are_listed(cluster, capsys):
+    assert cli.main(["groups", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows == [["GROUP", "STATE", "GENERATION", "MEMBERS"], ["readers", "Empty", "7", "0"]]
+    cluster.is_known = False
+    assert cli.main(["groups", "list"]) == 0
+    assert capsys.readouterr().out == "no groups\n"
+
+
+def test_a_group_is_described_with_its_lag_and_who_reads_what(cluster, capsys):
+    cluster.members = (member(),)
+    cluster.committed = {FIRST: 40, SECOND: 100, GONE: 3}
+    assert cli.main(["groups", "describe", "readers", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["members"][0]["partitions"] == ["flights-0"]
+    assert [(one["topic"], one["offset"], one["lag"]) for one in shown["offsets"]] == [
+        ("flights", 40, 60),
+        ("flights", 100, 0),
+        ("gone", 3, None),
+    ]
+    assert cluster.require_stable is False
+    assert cli.main(["groups", "describe", "readers"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["flights", "0", "40", "100", "60", "m-1"] in lines
+    assert ["gone", "0", "3", "-", "-", "-"] in lines
+    assert ["m-1", "i-1", "1"] in lines
+
+
+def test_an_unknown_group_is_one_line(cluster, capsys):
+    cluster.is_known = False
+    assert cli.main(["groups", "describe", "readers"]) == 1
+    assert capsys.readouterr().err.startswith("oncelog: there is no group 'readers' — ")
+
+
+@pytest.mark.parametrize(
+    ("target", "to"),
+    [
+        (("--to-earliest",), {FIRST: 10, SECOND: 10}),
+        (("--to-latest",), {FIRST: 100, SECOND: 100}),
+        (("--to-offset", "77"), {FIRST: 77, SECOND: 77}),
+        (("--to-offset", "3"), {FIRST: 10, SECOND: 10}),
+        (("--to-offset", "101"), {FIRST: 100, SECOND: 100}),
+        (("--to-datetime", "2026-01-31T12:00"), {FIRST: 55, SECOND: 55}),
+        (("--to-datetime", "2026-01-31T13:00+01:00"), {FIRST: 55, SECOND: 55}),
+        (("--to-datetime", "2027-01-31"), {FIRST: 100, SECOND: 100}),
+    ],
+)
+def test_offsets_are_set_within_the_log_when_asked_to(cluster, target, to):
+    assert reset("--topic", "flights", *target, "--execute") == 0
+    assert cluster.altered == [("readers", to)]
+    assert cluster.require_stable is True
+
+
+@pytest.mark.parametrize(
+    ("target", "to"),
+    [(("--shift-by", "-5"), 35), (("--shift-by", "90"), 100), (("--to-current",), 40)],
+)
+def test_offsets_are_shifted_from_where_they_are(cluster, target, to):
+    assert reset("--all-topics", *target, "--execute") == 0
+    assert cluster.altered == [("readers", {FIRST: to})]
+
+
+def test_without_execute_nothing_is_changed(cluster, capsys):
+    assert reset("--topic", "flights:1", "--to-earliest") == 0
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines()][1] == ["flights", "1", "-", "10"]
+    assert "give --execute" in out
+    assert cluster.altered == []
+    assert reset("--topic", "flights:0,1", "--to-earliest", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["executed"] is False
+    assert [one["from_offset"] for one in shown["offsets"]] == [40, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--to-earliest",), "give --topic TOPIC or --all-topics"),
+        (("--all-topics", "--topic", "flights", "--to-earliest"), "give --topic TOPIC or"),
+        (("--topic", "flights:x", "--to-earliest"), "'flights:x' is not TOPIC"),
+        (("--topic", "flights"), "one of the arguments --to-earliest"),
+        (("--topic", "flights", "--to-datetime", "noon"), "'noon' is not a time"),
+        (("--topic", "flights", "--to-latest", "--to-earliest"), "not allowed with"),
+    ],
+)
+def test_an_unclear_reset_is_refused(cluster, capsys, arguments, reason):
+    assert reset(*arguments, "--execute") == 2
+    assert reason in capsys.readouterr().err
+    assert cluster.altered == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--topic", "flights:2", "--to-earliest"), "no partition 2 — give one from 0 to 1"),
+        (("--topic", "flihgts", "--to-earliest"), "did you mean 'flights'"),
+        (("--topic", "flights", "--shift-by", "1"), "committed nothing for flights-1"),
+    ],
+)
+def test_an_impossible_reset_changes_nothing(cluster, capsys, arguments, reason):
+    assert reset(*arguments, "--execute") == 1
+    assert reason in capsys.readouterr().err
+    assert cluster.altered == []
+
+
+def test_a_group_with_members_is_neither_reset_nor_deleted(cluster, capsys):
+    cluster.members = (member(),)
+    assert reset("--topic", "flights", "--to-earliest", "--execute") == 1
+    assert "it has 1 member — stop its consumers first" in capsys.readouterr().err
+    assert cli.main(["groups", "delete", "readers"]) == 1
+    assert (cluster.altered, cluster.deleted) == ([], [])
+    cluster.members = ()
+    assert cli.main(["groups", "delete", "readers"]) == 0
+    assert cluster.deleted == ["readers"]
+
+
+def test_a_group_that_does_not_exist_yet_gets_its_first_offsets(cluster):
+    cluster.is_known = False
+    cluster.committed = {}
+    assert reset("--topic", "flights", "--to-latest", "--execute") == 0
+    assert cluster.altered == [("readers", {FIRST: 100, SECOND: 100})]
+    assert reset("--all-topics", "--to-latest", "--execute") == 1

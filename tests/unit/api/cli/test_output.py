@@ -1,0 +1,106 @@
+"""One line per error with what to do, and tables that line up."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncelog.api.cli import output as cli_output
+from oncelog.api.cli.output import CliError, UsageError, describe_error, report, table
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ConnectionFailedError,
+    InvalidSettingError,
+    ProducerFencedError,
+    exception_for,
+)
+
+
+def test_an_error_of_the_command_line_is_one_line_of_what_and_what_to_do(capsys):
+    status = report(CliError("no cluster\nruns", "start one"))
+    assert (status, *capsys.readouterr()) == (1, "", "oncelog: no cluster runs — start one\n")
+
+
+def test_wrong_usage_has_a_status_of_its_own():
+    assert report(UsageError("no such option", "see `oncelog --help`")) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("data_dir='/x' is a file: give a directory", "data_dir='/x' is a file — give a directory"),
+        ("there is no topic 'f'; create it", "there is no topic 'f' — create it"),
+        (
+            "no Ray cluster answers at address='h:1' (refused: h): start one with `oncelog start`",
+            "no Ray cluster answers at address='h:1' (refused: h) — start one with `oncelog start`",
+        ),
+        (
+            "acks=2 is not allowed: 'all' (-1), 1 or 0",
+            "acks=2 is not allowed — 'all' (-1), 1 or 0",
+        ),
+    ],
+)
+def test_a_message_of_the_library_is_split_where_its_advice_begins(message, line):
+    assert describe_error(InvalidSettingError(message)) == f"oncelog: {line}"
+
+
+def test_a_message_without_advice_gets_that_of_its_code():
+    assert describe_error(ProducerFencedError("epoch 3 is over")).endswith(
+        "epoch 3 is over — another producer has taken the transactional id; give another one"
+    )
+
+
+def test_a_retriable_error_without_advice_asks_to_try_again():
+    assert " — try again" in describe_error(ConnectionFailedError("the log did not start: why"))
+
+
+@pytest.mark.parametrize("code", [code for code in ErrorCode if code.error_class.value != "none"])
+def test_every_code_becomes_one_line_with_advice(code):
+    what, dash, advice = describe_error(exception_for(code)).partition(" — ")
+    assert dash
+    assert what.startswith("oncelog: ")
+    assert advice
+    assert "\n" not in what + advice
+
+
+def test_an_unexpected_error_names_its_type_and_how_to_see_more(capsys):
+    status = report(KeyError("topic"))
+    assert status == 1
+    assert capsys.readouterr().err == (
+        "oncelog: KeyError: 'topic' — run it again with ONCELOG_DEBUG=1 to see where this comes "
+        "from\n"
+    )
+
+
+def test_debugging_prints_the_stack_trace_before_the_line(capsys, monkeypatch):
+    monkeypatch.setenv("ONCELOG_DEBUG", "1")
+    try:
+        raise KeyError("topic")
+    except KeyError as error:
+        report(error)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("oncelog: KeyError")
+
+
+def test_a_table_aligns_numbers_to_the_right_and_text_to_the_left():
+    assert table(("topic", "size"), [("flights", 12_345), ("d", None)]) == (
+        "TOPIC      SIZE\nflights  12,345\nd             -"
+    )
+
+
+def test_a_table_without_rows_is_its_headings():
+    assert table(("topic", "size"), []) == "TOPIC  SIZE"
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1_023, "1023 B"),
+        (1_536, "1.5 KiB"),
+        (268_435_456, "256.0 MiB"),
+        (2**41, "2.0 TiB"),
+    ],
+)
+def test_sizes_are_written_for_people(size_bytes, text):
+    assert cli_output.size_text(size_bytes) == text

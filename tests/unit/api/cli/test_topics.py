@@ -1,0 +1,237 @@
+"""Topics as the command line shows and changes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oncelog.actors.protocol.messages.cluster import MetadataReply, PartitionMetadata, TopicMetadata
+from oncelog.api.cli import main as cli
+from oncelog.api.cli import topics as cli_topics
+from oncelog.storage.exceptions import TopicAlreadyExistsError
+from oncelog.storage.model import TopicPartition
+
+
+class Cluster:
+    """A cluster with two topics of its user's and one of its own; also its own admin."""
+
+    def __init__(self):
+        self.calls = []
+        self.failure = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def admin(self):
+        return self
+
+    def describe_cluster(self):
+        return MetadataReply(
+            topics=(
+                topic("flights", 2, settings=(("flush", "os"),)),
+                topic("__consumer_offsets", 1),
+                topic("delays", 1, leader=-1),
+            )
+        )
+
+    def create_topic(self, name, **options):
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append(("create", name, options))
+
+    def alter_topic(self, name, **settings):
+        self.calls.append(("alter", name, settings))
+
+    def create_partitions(self, name, partitions):
+        self.calls.append(("partitions", name, partitions))
+
+    def delete_topic(self, name):
+        self.calls.append(("delete", name))
+
+    def delete_records(self, offsets):
+        self.calls.append(("delete records", dict(offsets)))
+        return {tp: max(offset, 7) for tp, offset in offsets.items()}
+
+
+def topic(name, count, *, leader=1, settings=()):
+    return TopicMetadata(
+        name=name,
+        topic_id=name[0] * 32,
+        settings=settings,
+        partitions=tuple(
+            PartitionMetadata(
+                partition=number, leader=leader, leader_epoch=4, replicas=(1,), isr=(1,)
+            )
+            for number in range(count)
+        ),
+    )
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(cli_topics, "connect", lambda args: cluster)
+    return cluster
+
+
+def test_topics_are_listed_by_name_without_internal_ones(cluster, capsys):
+    assert cli.main(["topics", "list"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        ["TOPIC", "PARTITIONS", "ID"],
+        ["delays", "1", "d" * 32],
+        ["flights", "2", "f" * 32],
+    ]
+
+
+def test_internal_topics_are_listed_when_asked_for(cluster, capsys):
+    assert cli.main(["topics", "list", "--internal", "--json"]) == 0
+    names = [shown["name"] for shown in json.loads(capsys.readouterr().out)]
+    assert names == ["__consumer_offsets", "delays", "flights"]
+
+
+def test_a_topic_is_created_with_its_partitions_and_settings(cluster, capsys):
+    arguments = ["--partitions", "6", "--config", "flush=os", "--config", "segment_bytes=4096"]
+    assert cli.main(["topics", "create", "new", *arguments]) == 0
+    assert cluster.calls == [
+        (
+            "create",
+            "new",
+            {"partitions": 6, "exist_ok": False, "flush": "os", "segment_bytes": 4_096},
+        )
+    ]
+    assert capsys.readouterr().out == "created new, partitions 0 to 5\n"
+
+
+def test_a_topic_that_exists_is_an_error_with_advice(cluster, capsys):
+    cluster.failure = TopicAlreadyExistsError("topic 'flights' exists")
+    assert cli.main(["topics", "create", "flights"]) == 1
+    assert capsys.readouterr().err == (
+        "oncelog: topic 'flights' exists — choose another name, "
+        "or `oncelog topics delete` it first\n"
+    )
+
+
+def test_a_setting_without_a_value_is_refused_before_anything_is_done(cluster, capsys):
+    assert cli.main(["topics", "create", "new", "--config", "flush"]) == 1
+    assert "--config 'flush' is not a setting — give NAME=VALUE" in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize("pair", ["fluh=os", "partitions=3", "segment_bytes=1"])
+def test_a_setting_that_topics_do_not_have_is_refused(cluster, capsys, pair):
+    assert cli.main(["topics", "create", "new", "--config", pair]) == 1
+    assert capsys.readouterr().err.startswith(f"oncelog: {pair.split('=')[0]}=")
+    assert cluster.calls == []
+
+
+def test_settings_of_a_topic_are_altered(cluster, capsys):
+    arguments = ["--config", "retention_ms=5", "--config", "min_cleanable_dirty_ratio=0.1"]
+    assert cli.main(["topics", "alter", "flights", *arguments, "--reset", "flush"]) == 0
+    assert cluster.calls == [
+        (
+            "alter",
+            "flights",
+            {"retention_ms": 5, "min_cleanable_dirty_ratio": "0.1", "flush": None},
+        )
+    ]
+    assert capsys.readouterr().out == (
+        "altered flights: flush, min_cleanable_dirty_ratio, retention_ms\n"
+    )
+
+
+def test_a_topic_is_given_more_partitions(cluster, capsys):
+    assert cli.main(["topics", "alter", "flights", "--partitions", "5"]) == 0
+    assert cluster.calls == [("partitions", "flights", 5)]
+    assert capsys.readouterr().out == "altered flights: partitions 0 to 4\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "nothing to change"),
+        (["--reset", "colour"], "colour=None is not a setting"),
+        (["--config", "retention_ms=-2"], "retention_ms=-2 is not allowed"),
+        (["--config", "flush=os", "--reset", "flush"], "--reset flush contradicts"),
+    ],
+)
+def test_an_impossible_change_is_refused_before_anything_is_done(cluster, capsys, arguments, text):
+    assert cli.main(["topics", "alter", "flights", *arguments]) == 1
+    assert text in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+def test_a_topic_is_described_with_settings_and_leaders(cluster, capsys):
+    assert cli.main(["topics", "describe", "flights"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "settings  flush=os"
+    assert [line.split() for line in lines[5:]] == [
+        ["0", "1", "4", "1", "1"],
+        ["1", "1", "4", "1", "1"],
+    ]
+
+
+def test_a_partition_that_nobody_leads_has_no_leader(cluster, capsys):
+    assert cli.main(["topics", "describe", "delays", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["partitions"][0]["leader"] is None
+
+
+def test_a_topic_is_deleted(cluster, capsys):
+    assert cli.main(["topics", "delete", "delays"]) == 0
+    assert cluster.calls == [("delete", "delays")]
+    assert capsys.readouterr().out == "deleted delays\n"
+
+
+@pytest.mark.parametrize("action", ["describe", "delete", "alter"])
+def test_an_unknown_topic_is_an_error_with_advice(cluster, capsys, action):
+    change = ["--config", "flush=os"] if action == "alter" else []
+    assert cli.main(["topics", action, "none", *change]) == 1
+    assert capsys.readouterr().err == (
+        "oncelog: there is no topic 'none' — create it with `oncelog topics create none`\n"
+    )
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offsets"),
+    [
+        (("--all",), {TopicPartition("flights", 0): -1, TopicPartition("flights", 1): -1}),
+        (("--partition", "1", "--before-offset", "9"), {TopicPartition("flights", 1): 9}),
+    ],
+)
+def test_the_oldest_records_are_deleted(cluster, capsys, arguments, offsets):
+    assert cli.main(["topics", "delete-records", "flights", *arguments]) == 0
+    assert cluster.calls == [("delete records", offsets)]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["TOPIC", "PARTITION", "LOG", "START"]
+    assert rows[1:] == [
+        [tp.topic, str(tp.partition), str(max(offset, 7))] for tp, offset in offsets.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (("flights",), 2, "--before-offset --all is required"),
+        (("flights", "--all", "--before-offset", "3"), 2, "not allowed with"),
+        (("flights", "--before-offset", "-1"), 2, "'-1' is not a whole number"),
+        (("flights", "--partition", "2", "--all"), 1, "no partition 2 — give one from 0 to 1"),
+        (("__consumer_offsets", "--all"), 1, "is an internal topic"),
+    ],
+)
+def test_records_are_deleted_only_when_it_is_clear_which(
+    cluster, capsys, arguments, status, reason
+):
+    assert cli.main(["topics", "delete-records", *arguments]) == status
+    assert reason in capsys.readouterr().err
+    assert cluster.calls == []
+
+
+def test_create_if_not_exists_leaves_a_topic_as_it_is(cluster, capsys):
+    assert cli.main(["topics", "create", "flights", "--if-not-exists"]) == 0
+    assert capsys.readouterr().out == "flights exists already and is left as it is\n"
+    assert cluster.calls == []

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from oncelog.actors.protocol.messages.group import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+)
+from oncelog.actors.protocol.messages.messages import ListOffsetsRequest
+from oncelog.api.config import ConsumerSettings
+from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    FencedInstanceIdError,
+    IllegalStateError,
+    RebalanceInProgressError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+
+TP = TopicPartition("t", 0)
+
+
+def consumer_of(cluster, **settings):
+    settings.setdefault("auto_offset_reset", "earliest")
+    return AsyncConsumer(cluster.router(), ConsumerSettings.from_options(settings), cluster.random)
+
+
+def values(records):
+    return [record.value for record in records]
+
+
+def test_a_subscriber_reads_what_the_group_assigns(fake_cluster, run):
+    for number, log in enumerate(fake_cluster.create("t", 2)):
+        log.append(str(number).encode())
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t"])
+        seen = await consumer.poll(1_000) + await consumer.poll(1_000)
+        return sorted(values(seen)), consumer.assignment()
+
+    assert run(scenario()) == ([b"0", b"1"], {TP, TopicPartition("t", 1)})
+
+
+def test_a_short_poll_does_not_cut_a_join_off(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def slow(request):
+        await asyncio.sleep(5)
+
+    fake_cluster.hooks[JoinGroupRequest] = slow
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        seen = []
+        while not seen:
+            seen = await consumer.poll(100)
+        return values(seen), len(fake_cluster.requests(JoinGroupRequest))
+
+    assert run(scenario()) == ([b"0"], 2)
+
+
+def test_before_a_rebalance_the_delivered_positions_are_committed_and_nothing_more_delivered(
+    fake_cluster, run
+):
+    # 1 the member reads one of two records  2 the group rebalances  3 the next poll commits with
+    # the old generation, joins, and begins at the committed offset.
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        first = values(await consumer.poll(1_000, max_records=1))
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        await asyncio.sleep(1.5)
+        second = values(await consumer.poll(1_000))
+        return first, second, consumer.group_metadata().generation_id
+
+    assert run(scenario()) == ([b"0"], [b"1"], 2)
+    (commit,) = fake_cluster.requests(OffsetCommitRequest)
+    assert commit.generation_id == 1
+    assert [(tp, committed.offset) for tp, committed in commit.offsets] == [(TP, 1)]
+
+
+def test_a_member_the_group_dropped_commits_nothing_before_it_joins_again(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000, max_records=1)
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.UNKNOWN_MEMBER_ID)
+        await asyncio.sleep(1.5)
+        return values(await consumer.poll(1_000))
+
+    assert run(scenario()) == [b"0", b"1"]
+    assert fake_cluster.requests(OffsetCommitRequest) == []
+
+
+def test_a_fenced_member_raises_at_every_poll(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", group_instance_id="i", heartbeat_interval_ms=1_000
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(100)
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.FENCED_INSTANCE_ID)
+        await asyncio.sleep(1.5)
+        for _ in range(2):
+            with pytest.raises(FencedInstanceIdError):
+                await consumer.poll(100)
+
+    run(scenario())
+
+
+def test_a_subscription_to_a_missing_topic_is_raised_and_heals_when_it_is_created(
+    fake_cluster, run
+):
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe("t")
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await consumer.poll(1_000)
+        (log,) = fake_cluster.create("t")
+        log.append(b"0")
+        return values(await consumer.poll(5_000))
+
+    assert run(scenario()) == [b"0"]
+
+
+def test_automatic_commits_store_what_was_delivered_before_the_poll(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", auto_commit_interval_ms=5_000)
+        await consumer.assign(TP)
+        await consumer.poll(1_000, max_records=1)
+        await asyncio.sleep(6)
+        early = dict(fake_cluster.committed)
+        await consumer.poll(1_000, max_records=1)
+        await asyncio.sleep(1)
+        return early, dict(fake_cluster.committed)
+
+    assert run(scenario()) == ({}, {TP: 1})
+
+
+@pytest.mark.parametrize("is_automatic", [True, False])
+def test_closing_commits_only_if_commits_are_automatic(fake_cluster, run, is_automatic):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        async with consumer_of(
+            fake_cluster, group_id="g", enable_auto_commit=is_automatic
+        ) as consumer:
+            await consumer.assign(TP)
+            await consumer.poll(1_000)
+
+    run(scenario())
+    assert fake_cluster.committed == ({TP: 2} if is_automatic else {})
+
+
+def test_without_a_group_nothing_is_committed_and_commit_says_why(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        async with consumer_of(fake_cluster) as consumer:
+            await consumer.assign(TP)
+            await consumer.poll(1_000)
+            with pytest.raises(IllegalStateError, match="group_id"):
+                await consumer.commit()
+
+    run(scenario())
+    assert fake_cluster.requests(OffsetCommitRequest) == []
+
+
+def test_a_commit_refused_by_a_rebalance_is_raised_and_makes_the_member_rejoin(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    log.append(b"0")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        fake_cluster.fail(OffsetCommitRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        with pytest.raises(RebalanceInProgressError):
+            await consumer.commit()
+        await consumer.poll(1_000)
+        return consumer.group_metadata().generation_id
+
+    assert run(scenario()) == 2
+
+
+def test_a_rebalance_asked_for_while_a_position_is_sought_waits_for_the_next_poll(
+    fake_cluster, run
+):
+    # 1 the position of partition 1 cannot be found  2 a poll delivers from partition 0
+    # 3 the group asks for a rebalance  4 until the next poll nothing is committed or joined.
+    first, _ = fake_cluster.create("t", 2)
+    first.append(b"0")
+
+    def unreachable(request):
+        is_second = request.topic_partition.partition == 1
+        return request.failed(ErrorCode.NETWORK_EXCEPTION) if is_second else None
+
+    fake_cluster.hooks[ListOffsetsRequest] = unreachable
+    fake_cluster.committed[TP] = 0
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", heartbeat_interval_ms=1_000)
+        await consumer.subscribe("t")
+        seen = []
+        while not seen:
+            seen = await consumer.poll(1_000)
+        joins = len(fake_cluster.requests(JoinGroupRequest))
+        fake_cluster.fail(HeartbeatRequest, ErrorCode.REBALANCE_IN_PROGRESS)
+        await asyncio.sleep(60)
+        quiet = len(fake_cluster.requests(JoinGroupRequest)) - joins
+        commits = len(fake_cluster.requests(OffsetCommitRequest))
+        await consumer.poll(1_000)
+        return quiet, commits, len(fake_cluster.requests(JoinGroupRequest)) - joins
+
+    assert run(scenario()) == (0, 0, 1)
+
+
+def test_after_unsubscribe_the_identity_is_the_former_members_until_an_assign(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g")
+        await consumer.subscribe(["t"])
+        await consumer.poll(1_000)
+        member = consumer.group_metadata()
+        await consumer.unsubscribe()
+        left = consumer.group_metadata()
+        await consumer.assign(TP)
+        return member, left, consumer.group_metadata()
+
+    member, left, assigned = run(scenario())
+    assert member.generation_id == 1
+    assert left == member
+    assert (assigned.generation_id, assigned.member_id) == (-1, "")
+
+
+def test_a_poll_longer_than_the_poll_interval_keeps_its_member_in_the_group(fake_cluster, run):
+    """1. A poll waits for longer than max_poll_interval_ms. 2. A record comes. 3. It is read."""
+    (log,) = fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(20)
+        log.append(b"0")
+        seen = values(await polling)
+        await asyncio.sleep(2)
+        return seen, len(fake_cluster.requests(LeaveGroupRequest)), consumer.group_metadata()
+
+    seen, leaves, member = run(scenario())
+    assert (seen, leaves, member.generation_id) == ([b"0"], 0, 1)
+
+
+def test_after_a_long_poll_the_poll_interval_begins_at_its_end(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(20_000)
+        await asyncio.sleep(2)
+        before = len(fake_cluster.requests(LeaveGroupRequest))
+        await asyncio.sleep(2)
+        return before, len(fake_cluster.requests(LeaveGroupRequest))
+
+    assert run(scenario()) == (0, 1)
+
+
+def test_a_poll_that_is_cancelled_ends_like_any_other(fake_cluster, run):
+    fake_cluster.create("t")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(1_000)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        await asyncio.sleep(10)
+        polling.cancel()
+        await asyncio.sleep(5)
+        return len(fake_cluster.requests(LeaveGroupRequest))
+
+    assert run(scenario()) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_silence_between_polls_puts_a_member_out_of_its_group(fake_cluster, run, seed):
+    """Polls and pauses of many lengths: the member leaves when a pause is too long, only then.
+
+    Their lengths are fractions of two: virtual time must not stick at what floats round off.
+    """
+    fake_cluster.create("t")
+    random = Random(seed)
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", max_poll_interval_ms=3_000, heartbeat_interval_ms=500
+        )
+        await consumer.subscribe("t")
+        for _ in range(10):
+            await consumer.poll(random.choice([0, 125, 2_875, 3_125, 30_000]))
+            await consumer.poll(1_000)
+            pause_s = random.choice([0, 0.125, 2.875, 4.125])
+            before = len(fake_cluster.requests(LeaveGroupRequest))
+            await asyncio.sleep(pause_s)
+            assert len(fake_cluster.requests(LeaveGroupRequest)) - before == (pause_s > 3)
+        return await consumer.close()
+
+    run(scenario())

@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from msgspec import structs
+
+from oncelog.api.processing.job import (
+    ProcessFailedError,
+    ProcessJob,
+    ProcessWorker,
+    jobs_of,
+    worker_actor,
+)
+from oncelog.api.processing.messages import (
+    ProcessConfig,
+    StopWorkerRequest,
+    WorkerState,
+    WorkerStatus,
+    WorkerStatusRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import (
+    ProducerFencedError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
+from oncelog.storage.model import TopicPartition
+
+TP0, TP1 = TopicPartition("in", 0), TopicPartition("in", 1)
+
+
+def config(worker_index=0):
+    return ProcessConfig(
+        source="in", sink="out", group_id="g", worker_index=worker_index, function=len
+    )
+
+
+class FakeWorkers:
+    """Two workers that answer with what a test has set."""
+
+    def __init__(self, cluster):
+        self.statuses = [
+            WorkerStatus(
+                worker_index=index,
+                source="in",
+                sink="out",
+                process_id=10 + index,
+                started_ms=1,
+                state=WorkerState.RUNNING,
+            )
+            for index in range(2)
+        ]
+        self.on_ask = lambda: None
+        self.stops = 0
+        for index in range(2):
+            cluster.actors[worker_actor("g", index)] = self.answerer(index)
+
+    def answerer(self, index):
+        def answer(request):
+            self.on_ask()
+            if isinstance(request, StopWorkerRequest):
+                self.stops += 1
+                self.set(index, state=WorkerState.STOPPED)
+            return self.statuses[index]
+
+        return answer
+
+    def set(self, index, **changes):
+        self.statuses[index] = structs.replace(self.statuses[index], **changes)
+
+
+@pytest.fixture
+def workers(fake_cluster):
+    first, second = fake_cluster.create("in", 2)
+    first.append(*(b"x" for _ in range(10)))
+    second.append(*(b"x" for _ in range(5)))
+    return FakeWorkers(fake_cluster)
+
+
+@pytest.fixture
+def released():
+    return []
+
+
+GONE: set[str] = set()
+"""The actors that Ray does not know any more."""
+
+
+def handle_of(name):
+    if name in GONE:
+        raise ValueError(name)
+    return f"handle of {name}"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_gone():
+    GONE.clear()
+
+
+@pytest.fixture
+def job(fake_cluster, loop_thread, released):
+    return ProcessJob(
+        group_id="g",
+        worker_indexes=[0, 1],
+        router=fake_cluster.router(),
+        transport=fake_cluster,
+        loop_thread=loop_thread,
+        random=fake_cluster.random,
+        handle=handle_of,
+        source="in",
+        release=lambda: released.append(1),
+    )
+
+
+# --- the job ----------------------------------------------------------------------------------
+
+
+def test_status_adds_up_the_workers_and_counts_what_is_left(job, workers):
+    workers.set(0, records_in=4, records_out=3, commits=2, aborts=1, processed=((TP0, 4),))
+    workers.set(1, records_in=5, records_out=5, commits=1, processed=((TP1, 5),))
+
+    status = job.status()
+
+    assert (status.records_in, status.records_out) == (9, 8)
+    assert (status.commits, status.aborts, status.restarts) == (3, 1, 0)
+    assert status.lag == 6
+    assert not status.is_ended
+
+
+def test_a_partition_no_worker_has_counts_from_the_committed_offset_or_the_start(
+    fake_cluster, job, workers
+):
+    fake_cluster.committed[TP0] = 7
+
+    assert job.status().lag == 3 + 5
+
+
+def test_data_of_an_open_transaction_is_no_lag(fake_cluster, job, workers):
+    fake_cluster.logs[TP0].append(b"open", producer_id=1)
+    workers.set(0, processed=((TP0, 10), (TP1, 5)))
+
+    assert job.status().lag == 0
+
+
+def test_a_restarted_worker_keeps_its_counts_and_is_counted(job, workers):
+    workers.set(0, records_in=4, commits=1)
+    job.status()
+    workers.statuses[0] = WorkerStatus(
+        worker_index=0, process_id=99, started_ms=2, records_in=1, state=WorkerState.RUNNING
+    )
+
+    status = job.status()
+
+    assert (status.records_in, status.commits, status.restarts) == (5, 1, 1)
+
+
+def test_a_worker_that_does_not_answer_counts_as_last_seen(fake_cluster, job, workers):
+    workers.set(0, records_in=4, processed=((TP0, 10),))
+    workers.set(1, processed=((TP1, 5),))
+    job.status()
+    fake_cluster.actors[worker_actor("g", 0)] = lambda request: request.failed(
+        ErrorCode.NETWORK_EXCEPTION
+    )
+
+    status = job.status()
+
+    assert (status.records_in, status.lag, status.restarts) == (4, 0, 0)
+    assert status.workers[0].error is ErrorCode.NETWORK_EXCEPTION
+    assert status.workers[0].state is WorkerState.STARTING
+
+
+def test_wait_ends_when_everything_readable_is_processed(job, workers):
+    asked = []
+
+    def advance():
+        asked.append(1)
+        if len(asked) > 6:
+            workers.set(0, processed=((TP0, 10), (TP1, 5)))
+
+    workers.on_ask = advance
+
+    assert job.wait(timeout_ms=20_000).lag == 0
+
+
+def test_wait_gives_up_in_time_and_says_what_is_left(job, workers):
+    with pytest.raises(RequestTimedOutError, match="15 offsets to go"):
+        job.wait(timeout_ms=1)
+
+
+def test_wait_raises_the_error_of_a_worker_that_failed(job, workers):
+    workers.set(1, state=WorkerState.FAILED, reason="KeyError: 'dep_delay'")
+
+    with pytest.raises(ProcessFailedError, match="worker 1: KeyError"):
+        job.wait(timeout_ms=20_000)
+
+
+def test_wait_raises_when_every_worker_has_ended_before_the_end(job, workers):
+    workers.set(0, state=WorkerState.FENCED, reason="replaced")
+    workers.set(1, state=WorkerState.STOPPED)
+
+    with pytest.raises(ProcessFailedError, match="15 to go: replaced; stopped"):
+        job.wait(timeout_ms=20_000)
+
+
+def test_wait_for_the_end_of_the_workers(job, workers):
+    workers.set(0, state=WorkerState.STOPPED)
+    workers.set(1, state=WorkerState.STOPPED)
+
+    assert job.wait(until_caught_up=False, timeout_ms=20_000).is_ended
+
+
+def test_a_worker_whose_actor_is_gone_has_failed_and_wait_says_so(fake_cluster, job, workers):
+    del fake_cluster.actors[worker_actor("g", 1)]
+    assert not job.status().failures
+    GONE.add(worker_actor("g", 1))
+
+    with pytest.raises(ProcessFailedError, match=r"worker 1: there is no actor 'process:g-1'"):
+        job.wait(timeout_ms=5_000)
+
+
+def test_a_job_that_was_found_learns_its_topics_from_its_workers(
+    fake_cluster, loop_thread, workers
+):
+    found = ProcessJob(
+        group_id="g",
+        worker_indexes=[0, 1],
+        router=fake_cluster.router(),
+        transport=fake_cluster,
+        loop_thread=loop_thread,
+        random=fake_cluster.random,
+        handle=handle_of,
+    )
+    assert (found.source, found.sink) == ("", "")
+
+    assert found.status().lag == 15
+    assert (found.source, found.sink) == ("in", "out")
+
+
+def test_jobs_are_known_by_the_names_of_their_workers():
+    actors = [
+        "process:b-1",
+        "controller",
+        "process:b-0",
+        "process:a-b-10",
+        "process:-",
+        "group:1-0",
+    ]
+    assert jobs_of(actors) == {"a-b": [10], "b": [0, 1]}
+
+
+def test_a_missing_source_is_raised(job):
+    with pytest.raises(UnknownTopicOrPartitionError, match="'in'"):
+        job.status()
+
+
+def test_stop_ends_every_worker_and_then_removes_them_once(job, workers, released):
+    status = job.stop()
+
+    assert status.is_ended
+    assert workers.stops == 2
+    assert job.stop().is_ended
+    assert released == [1]
+
+
+def test_stop_asks_again_a_worker_that_was_just_being_restarted(fake_cluster, job, workers):
+    answer = workers.answerer(0)
+    left = [2]
+
+    def restarting(request):
+        left[0] -= 1
+        return request.failed(ErrorCode.NETWORK_EXCEPTION) if left[0] >= 0 else answer(request)
+
+    fake_cluster.actors[worker_actor("g", 0)] = restarting
+
+    assert job.stop().is_ended
+
+
+def test_stop_does_not_wait_for_ever(fake_cluster, job, workers, released):
+    fake_cluster.actors[worker_actor("g", 0)] = lambda request: request.failed(
+        ErrorCode.REQUEST_TIMED_OUT
+    )
+
+    assert not job.stop(timeout_ms=1).is_ended
+    assert released == [1]
+
+
+def test_a_job_gives_the_handles_of_its_workers(job):
+    assert job.worker(1) == "handle of process:g-1"
+
+
+# --- the worker -------------------------------------------------------------------------------
+
+
+class Refusing:
+    """``connect`` that never gets anywhere, until the test lets it end."""
+
+    def __init__(self, error=None):
+        self.error = error or RequestTimedOutError("nothing answers")
+        self.called = threading.Event()
+
+    def __call__(self, producer_settings, consumer_settings):
+        self.called.set()
+        raise self.error
+
+
+def test_a_worker_starts_by_itself_answers_at_once_and_stops(fake_cluster):
+    connect = Refusing()
+    worker = ProcessWorker(config(3), connect, clock=fake_cluster.clock, process_id=42)
+    assert connect.called.wait(10)
+
+    health = worker.health()
+    assert (health.process_id, health.is_serving) == (42, False)
+    worker.stop(StopWorkerRequest())
+    assert worker.join(10)
+    status = worker.status(WorkerStatusRequest())
+    assert (status.worker_index, status.process_id) == (3, 42)
+    assert status.state is WorkerState.STOPPED
+
+
+def test_a_fenced_worker_tells_its_host(fake_cluster):
+    fenced = threading.Event()
+    worker = ProcessWorker(
+        config(),
+        Refusing(ProducerFencedError()),
+        clock=fake_cluster.clock,
+        process_id=42,
+        on_fenced=fenced.set,
+    )
+
+    assert fenced.wait(10)
+    assert worker.status().state is WorkerState.FENCED
+
+
+def test_a_bug_in_the_loop_is_a_failed_worker_and_not_a_silent_one(fake_cluster):
+    worker = ProcessWorker(
+        config(), Refusing(ZeroDivisionError("bug")), clock=fake_cluster.clock, process_id=42
+    )
+
+    assert worker.join(10)
+    assert worker.status().state is WorkerState.FAILED
+    assert "bug" in worker.status().reason

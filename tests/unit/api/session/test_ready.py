@@ -1,0 +1,35 @@
+"""Waiting for a log to serve: what ends the wait before its time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oncelog.api.session.connection import wait_until_ready
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import ConnectionFailedError
+
+
+class Silent:
+    """No actor answers."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        self.calls += 1
+        return request.failed(ErrorCode.NETWORK_EXCEPTION)
+
+
+def test_nobody_waits_for_a_log_whose_node_has_died() -> None:
+    """1. A program connects. 2. The node of the log dies. 3. Ray notices, and so does the wait."""
+    transport = Silent()
+
+    def away() -> str:
+        return "that node is away" if transport.calls > 1 else ""
+
+    with pytest.raises(ConnectionFailedError, match="that node is away"):
+        asyncio.run(wait_until_ready(transport, away))
+    assert transport.calls == 2

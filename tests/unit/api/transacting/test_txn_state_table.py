@@ -1,0 +1,211 @@
+"""Every state of a transactional producer × every call and every event, with the exact words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
+from oncelog.storage.exceptions import (
+    IllegalStateError,
+    OncelogError,
+    ProducerFencedError,
+    TransactionAbortableError,
+    exception_for,
+)
+
+S = TransactionStatus
+IDENTITY = ProducerIdentity(producer_id=7, producer_epoch=0)
+NEXT = ProducerIdentity(producer_id=7, producer_epoch=1)
+TOKEN = b"one"
+
+STEPS: dict[TransactionStatus, tuple[Callable[[TransactionState], None], ...]] = {}
+
+
+def _steps() -> None:
+    def spoil(state: TransactionState) -> None:
+        state.fail(exception_for(ErrorCode.INVALID_RECORD, "bad"), ErrorClass.ABORTABLE)
+
+    def fence(state: TransactionState) -> None:
+        state.fail(ProducerFencedError("newer"), ErrorClass.FATAL)
+
+    ready = (TransactionState.begin_init, lambda state: state.initialized(IDENTITY))
+    opened = (*ready, TransactionState.begin)
+    STEPS[S.UNINITIALIZED] = ()
+    STEPS[S.INITIALIZING] = ready[:1]
+    STEPS[S.READY] = ready
+    STEPS[S.IN_TRANSACTION] = opened
+    STEPS[S.COMMITTING_TRANSACTION] = (*opened, lambda state: state.begin_commit(TOKEN))
+    STEPS[S.ABORTING_TRANSACTION] = (*opened, TransactionState.begin_abort)
+    STEPS[S.ABORTABLE_ERROR] = (*opened, spoil)
+    STEPS[S.FATAL_ERROR] = (*opened, fence)
+
+
+_steps()
+
+
+def in_state(status: TransactionStatus) -> TransactionState:
+    """A producer that came to ``status`` by legal steps."""
+    state = TransactionState("loader")
+    for step in STEPS[status]:
+        step(state)
+    assert state.status is status
+    return state
+
+
+NO_ID = "there is no producer id yet; call init_transactions() first (a member: enlist() first)"
+INIT_AGAIN = "init_transactions() has not finished; call init_transactions() again"
+CLOSED = "no transaction is open; call begin_transaction() first"
+OPEN = "a transaction is open; call commit_transaction() or abort_transaction() first"
+COMMIT_AGAIN = (
+    "a commit has not finished and may have taken effect; call commit_transaction() again"
+)
+ABORT_AGAIN = "an abort has not finished; call abort_transaction() again"
+SPOILT = "the transaction has failed (bad); call abort_transaction()"
+FENCED = "the producer has failed for good (newer); close it and make a new one"
+INITIALISED = "init_transactions() has been called; call begin_transaction() next"
+
+CALLS: dict[str, Callable[[TransactionState], None]] = {
+    "send, send_offsets": TransactionState.check_send,
+    "init, enlist": TransactionState.begin_init,
+    "begin": TransactionState.begin,
+    "commit": lambda state: state.begin_commit(TOKEN),
+    "abort": TransactionState.begin_abort,
+    "flush": TransactionState.raise_error,
+}
+# State: what becomes of each of CALLS, in their order: the state after it, or the refusal.
+OUTCOMES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
+    S.UNINITIALIZED: (NO_ID, S.INITIALIZING, NO_ID, NO_ID, NO_ID, S.UNINITIALIZED),
+    S.INITIALIZING: (
+        INIT_AGAIN,
+        S.INITIALIZING,
+        INIT_AGAIN,
+        INIT_AGAIN,
+        INIT_AGAIN,
+        S.INITIALIZING,
+    ),
+    S.READY: (CLOSED, INITIALISED, S.IN_TRANSACTION, CLOSED, CLOSED, S.READY),
+    S.IN_TRANSACTION: (
+        S.IN_TRANSACTION,
+        OPEN,
+        OPEN,
+        S.COMMITTING_TRANSACTION,
+        S.ABORTING_TRANSACTION,
+        S.IN_TRANSACTION,
+    ),
+    S.COMMITTING_TRANSACTION: (
+        COMMIT_AGAIN,
+        COMMIT_AGAIN,
+        COMMIT_AGAIN,
+        S.COMMITTING_TRANSACTION,
+        COMMIT_AGAIN,
+        S.COMMITTING_TRANSACTION,
+    ),
+    S.ABORTING_TRANSACTION: (
+        ABORT_AGAIN,
+        ABORT_AGAIN,
+        ABORT_AGAIN,
+        ABORT_AGAIN,
+        S.ABORTING_TRANSACTION,
+        S.ABORTING_TRANSACTION,
+    ),
+    S.ABORTABLE_ERROR: (SPOILT, SPOILT, SPOILT, SPOILT, S.ABORTING_TRANSACTION, SPOILT),
+    S.FATAL_ERROR: (FENCED,) * 6,
+}
+REFUSALS: dict[TransactionStatus, type[OncelogError]] = {
+    S.ABORTABLE_ERROR: TransactionAbortableError,
+    S.FATAL_ERROR: ProducerFencedError,
+}
+
+
+@pytest.mark.parametrize("status", list(S))
+@pytest.mark.parametrize("call", list(CALLS))
+def test_what_each_call_does_in_each_state(call: str, status: TransactionStatus) -> None:
+    state = in_state(status)
+    error_before = state.error
+    expected = OUTCOMES[status][list(CALLS).index(call)]
+    if isinstance(expected, TransactionStatus):
+        CALLS[call](state)
+        assert state.status is expected
+        return
+    with pytest.raises(REFUSALS.get(status, IllegalStateError)) as refusal:
+        CALLS[call](state)
+    assert str(refusal.value) == expected
+    assert (state.status, state.error) == (status, error_before)
+
+
+def _failed(weight: ErrorClass) -> Callable[[TransactionState], None]:
+    return lambda state: state.fail(exception_for(ErrorCode.UNKNOWN_SERVER_ERROR, "x"), weight)
+
+
+EVENTS: dict[str, Callable[[TransactionState], None]] = {
+    "initialized": lambda state: state.initialized(IDENTITY),
+    "enlisted": lambda state: state.enlisted(IDENTITY),
+    "ended": lambda state: state.ended(NEXT),
+    "failed: retriable": _failed(ErrorClass.RETRIABLE),
+    "failed: abortable": _failed(ErrorClass.ABORTABLE),
+    "failed: fatal": _failed(ErrorClass.FATAL),
+}
+BUG = "a reply that cannot be"
+# State: what becomes of each of EVENTS, in their order; the state after it.
+REPLIES: dict[TransactionStatus, tuple[TransactionStatus | str, ...]] = {
+    S.UNINITIALIZED: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
+    S.INITIALIZING: (
+        S.READY,
+        S.IN_TRANSACTION,
+        S.READY,
+        # No transaction is open, so there is nothing that an abort could take back.
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+    ),
+    S.READY: (BUG, S.IN_TRANSACTION, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
+    S.IN_TRANSACTION: (BUG, BUG, BUG, S.ABORTABLE_ERROR, S.ABORTABLE_ERROR, S.FATAL_ERROR),
+    S.COMMITTING_TRANSACTION: (
+        S.READY,
+        BUG,
+        S.READY,
+        S.ABORTABLE_ERROR,
+        S.ABORTABLE_ERROR,
+        S.FATAL_ERROR,
+    ),
+    S.ABORTING_TRANSACTION: (
+        S.READY,
+        BUG,
+        S.READY,
+        # Aborting once more would not help an abort that was refused.
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+        S.FATAL_ERROR,
+    ),
+    S.ABORTABLE_ERROR: (BUG, BUG, BUG, S.ABORTABLE_ERROR, S.ABORTABLE_ERROR, S.FATAL_ERROR),
+    S.FATAL_ERROR: (BUG, BUG, BUG, S.FATAL_ERROR, S.FATAL_ERROR, S.FATAL_ERROR),
+}
+
+
+@pytest.mark.parametrize("status", list(S))
+@pytest.mark.parametrize("event", list(EVENTS))
+def test_what_each_reply_does_in_each_state(event: str, status: TransactionStatus) -> None:
+    state = in_state(status)
+    expected = REPLIES[status][list(EVENTS).index(event)]
+    if isinstance(expected, TransactionStatus):
+        EVENTS[event](state)
+        assert state.status is expected
+    else:
+        with pytest.raises(InvariantViolation):
+            EVENTS[event](state)
+        assert state.status is S.FATAL_ERROR
+    if state.status is S.FATAL_ERROR:
+        with pytest.raises(OncelogError, match="close it and make a new one"):
+            state.begin()
+
+
+def test_an_abortable_answer_to_init_leaves_nothing_to_abort() -> None:
+    """KIP-890 lets it be abortable; here the coordinator has nothing that could be taken back."""
+    state = in_state(S.INITIALIZING)
+    state.fail(exception_for(ErrorCode.TRANSACTION_ABORTABLE, "x"), ErrorClass.ABORTABLE)
+    with pytest.raises(OncelogError, match="close it and make a new one"):
+        state.begin_abort()
+    assert state.status is S.FATAL_ERROR

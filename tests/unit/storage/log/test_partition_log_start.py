@@ -1,0 +1,191 @@
+"""Raising the log start, and cutting a log to where a leader's epoch ends."""
+
+from __future__ import annotations
+
+import pytest
+from partition_logs import flip, log_file, offsets_of, read_all
+
+from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
+
+ENTRY = ProducerSnapshotEntry(
+    producer_id=1,
+    producer_epoch=0,
+    last_sequence=3,
+    last_offset=1,
+    offset_delta=0,
+    timestamp_ms=5,
+    coordinator_epoch=-1,
+    current_txn_first_offset=-1,
+)
+
+
+@pytest.fixture
+def log(open_log, append, sync):
+    """Batches of two records at 0, 2, 4, 6 and 8, in segments of two batches; all durable."""
+    log = open_log(segment_bytes=250)
+    for _ in range(5):
+        append(log, 2)
+    sync(log)
+    return log
+
+
+# The log start
+
+
+def test_below_the_log_start_nothing_is_read(log):
+    assert log.advance_log_start(5)
+    assert log.log_start_offset == 5
+    with pytest.raises(ValueError, match="outside"):
+        log.read(4, max_bytes=1_000, upper_offset=10)
+
+
+def test_a_log_start_inside_a_batch_is_read_from_that_batch_on(log):
+    log.advance_log_start(5)
+    assert offsets_of(read_all(log)) == [4, 6, 8]
+
+
+def test_the_log_start_never_goes_back(log):
+    log.advance_log_start(5)
+    assert not log.advance_log_start(4)
+    assert not log.advance_log_start(5)
+    assert log.log_start_offset == 5
+
+
+def test_what_is_not_durable_is_not_given_up(log, append):
+    append(log, 2)
+    with pytest.raises(ValueError, match="recovery point 10"):
+        log.advance_log_start(11)
+    assert log.log_start_offset == 0
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_the_log_start_survives_a_restart(log, open_log, is_clean):
+    log.advance_log_start(5)
+    if is_clean:
+        log.close([])
+    log = open_log(segment_bytes=250)
+    assert (log.log_start_offset, log.high_watermark) == (5, 5)
+
+
+def test_the_log_start_is_durable_after_the_next_sync_point(log, sync, filesystem):
+    filesystem.synced.clear()
+    log.advance_log_start(5)
+    assert filesystem.synced == []
+    sync(log)
+    assert filesystem.synced == ["recovery-checkpoint"]
+
+
+def test_a_log_start_that_cannot_be_written_takes_the_log_offline(log, filesystem, append):
+    filesystem.fail("write_at", "recovery-checkpoint")
+    with pytest.raises(OSError, match="planned"):
+        log.advance_log_start(5)
+    with pytest.raises(OSError, match="offline"):
+        append(log)
+
+
+def test_leader_epochs_below_the_log_start_shrink_to_the_one_it_lies_in(open_log, append, sync):
+    log = open_log()
+    for epoch in (1, 1, 2, 3):
+        append(log, leader_epoch=epoch)
+    sync(log)
+    log.advance_log_start(3)
+    assert log.leader_epochs == [(3, 3)]
+    assert open_log().leader_epochs == [(3, 3)]
+
+
+def test_a_snapshot_below_the_log_start_is_used_while_its_segment_is_there(open_log, append, sync):
+    log = open_log(segment_bytes=250)
+    append(log, 2)
+    append(log, 2)
+    log.roll([ENTRY])
+    append(log, 2)
+    append(log, 2)
+    sync(log)
+    log.advance_log_start(6)
+    log = open_log(segment_bytes=250)
+    assert log.latest_snapshot() == (4, [ENTRY])
+
+
+def test_without_a_snapshot_the_replay_begins_with_the_first_segment(open_log, append, sync):
+    log = open_log()
+    append(log, 10)
+    sync(log)
+    log.advance_log_start(5)
+    log = open_log()
+    assert log.latest_snapshot() == (0, [])
+    assert [header.base_offset for header, _ in log.replay(0)] == [0]
+
+
+def test_lookup_by_time_finds_nothing_below_the_log_start(open_log, append, sync):
+    log = open_log()
+    for number in range(4):
+        append(log, timestamp_ms=100 + number)
+    sync(log)
+    log.advance_log_start(2)
+    assert log.offset_for_timestamp(100, 4) == (2, 102)
+
+
+# Truncation
+
+
+@pytest.fixture
+def epochs(open_log, append):
+    """Epoch 1 from offset 0, epoch 3 from 2, epoch 5 from 4; the log ends at 6."""
+    log = open_log()
+    for number in range(6):
+        append(log, leader_epoch=1 + 2 * (number // 2))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "end_offset", "is_settled", "log_end_offset"),
+    [
+        (5, 9, True, 6),
+        (5, 5, True, 5),
+        (3, 3, True, 3),
+        (3, 9, True, 4),
+        (4, 9, False, 4),
+        (2, 9, False, 2),
+        (0, 9, True, 0),
+        (7, 3, True, 3),
+    ],
+)
+def test_truncation_follows_the_epochs_of_the_leader(
+    epochs, leader_epoch, end_offset, is_settled, log_end_offset
+):
+    assert epochs.truncate_to_leader_epoch(leader_epoch, end_offset) is is_settled
+    assert epochs.log_end_offset == log_end_offset
+
+
+def test_truncation_to_an_epoch_drops_the_later_ones_durably(epochs, open_log):
+    epochs.truncate_to_leader_epoch(3, 9)
+    assert epochs.leader_epochs == [(1, 0), (3, 2)]
+    assert open_log().leader_epochs == [(1, 0), (3, 2)]
+
+
+def test_truncation_to_an_epoch_never_reaches_below_the_log_start(epochs, sync):
+    sync(epochs)
+    epochs.advance_log_start(3)
+    epochs.truncate_to_leader_epoch(1, 2)
+    assert (epochs.log_start_offset, epochs.log_end_offset) == (3, 3)
+
+
+def test_a_cut_through_the_batch_of_the_log_start_is_refused(log):
+    log.advance_log_start(5)
+    with pytest.raises(ValueError, match="below the log start"):
+        log.truncate_to(5)
+    assert log.log_end_offset == 10
+
+
+def test_truncation_between_two_snapshots_leaves_the_older_one(log, open_log, tmp_path):
+    log.truncate_to(6)
+    assert sorted(int(path.stem) for path in (tmp_path / "flights-0").glob("*.snapshot")) == [4]
+    log = open_log(segment_bytes=250)
+    assert (log.log_end_offset, log.latest_snapshot()) == (6, (4, []))
+
+
+def test_damage_below_the_log_start_does_not_keep_the_log_from_opening(log, open_log, tmp_path):
+    log.advance_log_start(5)
+    log.head.take_below(5)
+    flip(log_file(tmp_path), 70)
+    assert open_log(segment_bytes=250).log_start_offset == 5

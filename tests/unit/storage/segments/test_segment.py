@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.segments.segment import Segment
+
+
+@pytest.fixture
+def segment(filesystem, tmp_path, make_batch):
+    """Ten batches of two records and 100 bytes: offsets 40 to 59, an index entry per 200 bytes."""
+    segment = Segment(
+        filesystem=filesystem,
+        directory=tmp_path,
+        base_offset=40,
+        next_offset=40,
+        index_interval_bytes=199,
+    )
+    segment.create()
+    for base_offset in range(40, 60, 2):
+        batch = make_batch(base_offset, 2, timestamp_ms=10 * base_offset)
+        segment.append(batch, parse_header(batch))
+    yield segment
+    segment.close()
+
+
+def copy_of(segment: Segment, filesystem, tmp_path) -> Segment:
+    copy = Segment(
+        filesystem=filesystem,
+        directory=tmp_path,
+        base_offset=40,
+        next_offset=40,
+        index_interval_bytes=199,
+    )
+    copy.attach()
+    return copy
+
+
+def test_index_has_an_entry_per_interval_with_the_batch_that_passed_it(segment):
+    offsets, times = segment.indexes
+    assert offsets.to_bytes() == b"".join(
+        last.to_bytes(4, "big") + position.to_bytes(4, "big")
+        for last, position in ((5, 200), (9, 400), (13, 600), (17, 800))
+    )
+    assert times.last_entry == (560, 57)
+
+
+def test_written_indexes_are_used_by_the_next_owner(segment, filesystem, tmp_path):
+    for handle in segment.write_sealed([(3, 0), (4, 50)]):
+        handle.close()
+    copy = copy_of(segment, filesystem, tmp_path)
+    copy.attach()
+    copy.load_summary()
+    assert copy.summary == segment.summary
+    assert copy.summary.leader_epochs == ((3, 0), (4, 50))
+    copy.load_tail()
+    assert copy.next_offset == 60
+    assert copy.max_timestamp_ms == 580
+    assert copy.first_timestamp_ms == 400
+    assert copy.indexes[0].to_bytes() == segment.indexes[0].to_bytes()
+    copy.close()
+
+
+def test_rebuilt_indexes_equal_those_of_the_appends(segment, filesystem, tmp_path):
+    copy = copy_of(segment, filesystem, tmp_path)
+    assert copy.indexes[0].to_bytes() == segment.indexes[0].to_bytes()
+    assert copy.indexes[1].to_bytes() == segment.indexes[1].to_bytes()
+    copy.close()
+
+
+def test_sequential_reads_find_their_place_without_a_walk(segment, monkeypatch):
+    data, next_offset = segment.read(40, max_bytes=300, upper_offset=60)
+    assert (len(data), next_offset) == (300, 46)
+
+    def refuse(offset: int) -> None:
+        raise AssertionError("the index was asked")
+
+    monkeypatch.setattr(segment.indexes[0].__class__, "lookup", lambda self, offset: refuse(offset))
+    assert segment.read(46, max_bytes=300, upper_offset=60)[1] == 52
+
+
+def test_random_read_of_a_large_batch_touches_no_other(filesystem, tmp_path, make_batch):
+    segment = Segment(
+        filesystem=filesystem,
+        directory=tmp_path,
+        base_offset=0,
+        next_offset=0,
+        index_interval_bytes=4_096,
+    )
+    segment.create()
+    for base_offset in range(0, 30, 5):
+        batch = make_batch(base_offset, 5, size_bytes=9_000)
+        segment.append(batch, parse_header(batch))
+    touched = []
+    read = segment.log.read
+
+    def note(position: int, size: int) -> bytes:
+        touched.append((position, position + size))
+        return read(position, size)
+
+    segment._log = SimpleNamespace(read=note, close=segment.log.close)
+    for offset in (14, 10, 29, 25, 17):
+        touched.clear()
+        data, next_offset = segment.read(offset, max_bytes=1, upper_offset=30)
+        assert (len(data), parse_header(data).base_offset) == (9_000, offset - offset % 5)
+        assert next_offset == offset - offset % 5 + 5
+        begin = 9_000 * (offset // 5)
+        assert all(begin <= first and end <= begin + 9_000 for first, end in touched)
+        segment._known_places.clear()
+    assert segment.read(17, max_bytes=20_000, upper_offset=30)[1] == 25
+    assert segment.read(12, max_bytes=1, upper_offset=14) == (b"", 12)
+    segment.close()
+
+
+def test_known_places_stay_few(segment):
+    for offset in range(40, 60):
+        for size in (100, 200, 300):
+            segment.read(offset, max_bytes=size, upper_offset=60)
+    assert len(segment._known_places) <= 64
+
+
+def test_released_segment_reads_on(segment):
+    segment.release()
+    assert not segment.is_open
+    assert segment.read(51, max_bytes=100, upper_offset=60)[1] == 52
+
+
+def test_closed_segment_does_not_open_again(segment):
+    segment.close()
+    with pytest.raises(OSError, match="closed"):
+        segment.read(51, max_bytes=100, upper_offset=60)
+
+
+def test_removed_segment_leaves_no_file(segment, tmp_path):
+    for handle in segment.write_sealed([]):
+        handle.close()
+    segment.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "end", "next_offset"), [(40, 0, 40), (41, 0, 40), (42, 100, 42), (59, 900, 58)]
+)
+def test_position_after_is_the_end_of_the_last_batch_below(segment, offset, end, next_offset):
+    assert segment.position_after(offset) == (end, next_offset)
+
+
+def test_frames_give_each_batch_once(segment):
+    assert [(position, len(frame)) for position, frame in segment.frames(300)] == [
+        (position, 100) for position in range(300, 1_000, 100)
+    ]
+
+
+@pytest.mark.parametrize("length", [2**31 - 1, 0, -5, 10**6])
+def test_impossible_length_ends_a_replay_with_its_position(segment, length):
+    segment.log.write_at(308, length.to_bytes(4, "big", signed=True))
+    with pytest.raises(CorruptDataError, match="at byte 300"):
+        list(segment.replay(40))
+
+
+def test_file_that_became_shorter_is_reported(segment):
+    segment.log.truncate(950)
+    with pytest.raises(CorruptDataError, match="the file has become shorter"):
+        segment.read(40, max_bytes=10_000, upper_offset=60)
+
+
+def test_header_that_leads_nowhere_is_reported_with_its_position(segment):
+    segment.log.write_at(908, bytes(4))
+    with pytest.raises(CorruptDataError, match=r"\.log at byte 900: no batch header"):
+        segment.read(59, max_bytes=100, upper_offset=60)
