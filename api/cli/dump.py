@@ -31,11 +31,11 @@ from oncelog.storage.dump.small_files import (
 from oncelog.storage.dump.verify import verify_directory
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.inspection import TailDefect
 
 VERIFY_ATTEMPTS_MAX: Final = 10
 """How often a partition is looked at whose segments are replaced meanwhile."""

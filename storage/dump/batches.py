@@ -14,10 +14,10 @@ from typing import Any
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.dump.small_files import Row, offset_of
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, crc_matches, parse_header
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import decode_control
+from oncelog.storage.segments.inspection import TailDefect
 from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
 
 

@@ -42,9 +42,9 @@ from oncelog.storage.dump.summary import check_summary
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE, LEADER_EPOCH_FILE, CleanShutdown
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord, decode_control
+from oncelog.storage.segments.inspection import TailDefect
 from oncelog.storage.segments.segment import (
     LOG_SUFFIX,
     OFFSET_INDEX_SUFFIX,

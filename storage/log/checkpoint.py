@@ -172,16 +172,3 @@ def write_leader_epochs(
 ) -> None:
     """Replace the file; durable on return."""
     filesystem.write_atomically(directory / LEADER_EPOCH_FILE, encode_leader_epochs(epochs))
-
-
-def with_leader_epoch(
-    epochs: Sequence[tuple[int, int]], epoch: int, start_offset: int
-) -> list[tuple[int, int]]:
-    """The list after ``epoch`` begins at ``start_offset``; pairs that conflict give way.
-
-    An epoch that is there already keeps its earlier start. Source: KIP-101.
-    """
-    if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= start_offset:
-        return list(epochs)
-    kept = [(known, start) for known, start in epochs if known < epoch and start < start_offset]
-    return [*kept, (epoch, start_offset)]

@@ -8,9 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.log.checkpoint import with_leader_epoch, write_leader_epochs
+from oncelog.storage.log.checkpoint import write_leader_epochs
 from oncelog.storage.model import NO_LEADER_EPOCH
-from oncelog.storage.segments.leader_epochs import end_of_epoch, without_end, without_start
+from oncelog.storage.segments.leader_epochs import (
+    end_of_epoch,
+    with_leader_epoch,
+    without_end,
+    without_start,
+)
 
 
 class LeaderEpochFile:

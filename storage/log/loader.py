@@ -31,9 +31,9 @@ from oncelog.storage.log.checkpoint import (
 )
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.log.producer_snapshot import SnapshotStore
-from oncelog.storage.log.recovery import TailDefect, inspect_batch
 from oncelog.storage.log.tail import Tail, TailCut, settle_tail
 from oncelog.storage.segments.frames import BatchPlace
+from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, note_epoch, without_start
 from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment

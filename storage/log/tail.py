@@ -15,12 +15,11 @@ from oncelog.storage.log.checkpoint import LEADER_EPOCH_FILE, RECOVERY_FILE, Rec
 from oncelog.storage.log.recovery import (
     Durability,
     TailAction,
-    TailDefect,
     decide,
     durability_of,
-    holds_intact_batch,
 )
 from oncelog.storage.log.torn_tail import looks_torn
+from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
 
 _logger = logging.getLogger(__name__)

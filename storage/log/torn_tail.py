@@ -22,8 +22,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.log.recovery import TailDefect, holds_intact_batch
 from oncelog.storage.records.batch import HEADER_BYTES, MAGIC, Buffer
+from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 
 SECTOR_BYTES: Final = 512
 """What a disk writes wholly or not at all, at least; aligned in the file as on the disk."""

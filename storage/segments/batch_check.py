@@ -12,9 +12,9 @@ from typing import Final
 
 import crc32c as _crc32c
 
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import HEADER_BYTES, MAGIC
+from oncelog.storage.segments.inspection import TailDefect
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX
 
 _FIELDS: Final = struct.Struct(">qi4xbI2xi")

@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.log.recovery import TailDefect, inspect_batch
 from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from oncelog.storage.segments.frames import LENGTH_FIELD_END, Gap
+from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.segment import Segment
 
 SEARCH_BYTES_MAX: Final = 8_388_608

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, NoReturn
 
 from oncelog.storage.disk.file_system import FileHandle
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.recovery import TailDefect, inspect_batch
 from oncelog.storage.records.batch import HEADER_BYTES
+from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
 WALK_BYTES: Final = 8_192

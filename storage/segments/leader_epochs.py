@@ -71,3 +71,16 @@ def without_start(epochs: LeaderEpochPairs, offset: int) -> list[tuple[int, int]
 def packed_epochs(epochs: LeaderEpochPairs) -> array[int]:
     """The pairs as the kernel takes them: epochs and start offsets in turn."""
     return array("q", [number for pair in epochs for number in pair])
+
+
+def with_leader_epoch(
+    epochs: Sequence[tuple[int, int]], epoch: int, start_offset: int
+) -> list[tuple[int, int]]:
+    """The list after ``epoch`` begins at ``start_offset``; pairs that conflict give way.
+
+    An epoch that is there already keeps its earlier start. Source: KIP-101.
+    """
+    if epochs and epochs[-1][0] == epoch and epochs[-1][1] <= start_offset:
+        return list(epochs)
+    kept = [(known, start) for known, start in epochs if known < epoch and start < start_offset]
+    return [*kept, (epoch, start_offset)]

@@ -1,7 +1,7 @@
 """The fast part of a recovery scan: the intact batches from the start of one segment.
 
 Recovery reads a segment twice in effect: this takes whole runs of good batches and stops at the
-first that is anything else, and ``recovery.inspect_batch`` then says what stands there. So this
+first that is anything else, and ``inspection.inspect_batch`` then says what stands there. So this
 needs no opinion on defects, and a batch that it does not take is never lost by it.
 """
 

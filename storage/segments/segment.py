@@ -22,7 +22,6 @@ from crc32c import crc32c
 from oncelog.storage.disk.errors import is_unreadable, read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.recovery import TailDefect, inspect_batch
 from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.segments.aborted_index import TxnIndex
@@ -38,6 +37,7 @@ from oncelog.storage.segments.frames import (
     walk_batches,
 )
 from oncelog.storage.segments.indexes import SegmentIndexes
+from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
 from oncelog.storage.segments.offset_index import OffsetIndex
 from oncelog.storage.segments.state_replay import state_batches

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 import crc32c as _crc32c
 
-from oncelog.storage.log.recovery import TailDefect, inspect_batch
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES, NO_LEADER_EPOCH
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
 from oncelog.storage.segments.frames import LENGTH_FIELD_END, SCAN_BYTES, LogFile, read_frames
+from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs, packed_epochs
 
 StateBatch = tuple[BatchHeader, memoryview]

@@ -17,8 +17,12 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.checkpoint import with_leader_epoch
-from oncelog.storage.segments.leader_epochs import LeaderEpochPairs, without_end, without_start
+from oncelog.storage.segments.leader_epochs import (
+    LeaderEpochPairs,
+    with_leader_epoch,
+    without_end,
+    without_start,
+)
 
 SUMMARY_SUFFIX: Final = ".summary"
 _VERSION: Final = "0"

@@ -26,17 +26,20 @@ CODEC_LIBRARIES = frozenset(
 )
 """What the pure half of ``storage`` may import besides."""
 
-CLI = "api/cli*.py"
+CLI = "api/cli/*.py"
 EXAMPLES = "examples/*"
 SPARK = "spark_bridge/*"
 SPARK_CLASSES = tuple(f"spark_bridge/{name}.py" for name in ("schema", "sink", "source"))
 """Adapters to Spark's own classes; what a read or a write does is told beside them."""
 SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
-    "actors/launch/launch.py",
     "actors/launch/home.py",
-    "actors/*process*.py",
+    "actors/launch/launch.py",
+    "actors/launch/*process*.py",
+    "actors/process/process_table.py",
+    "actors/process/processor_idle.py",
     "actors/process/ray_environment.py",
+    "actors/process/ray_metrics.py",
 )
 """Where actors are put together from the real clock, disk, randomness and environment."""
 CLIENT = (

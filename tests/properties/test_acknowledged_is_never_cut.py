@@ -17,9 +17,9 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log import tail as log_tail
 from oncelog.storage.log import torn_tail
 from oncelog.storage.log.partition_log import LogSettings, PartitionLog
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.segments.inspection import TailDefect
 
 DIRECTORY = Path("/data/flights-0")
 

@@ -15,9 +15,9 @@ from oncelog.storage.log.checkpoint import (
     read_clean_shutdown,
     read_leader_epochs,
     read_recovery_checkpoint,
-    with_leader_epoch,
     write_leader_epochs,
 )
+from oncelog.storage.segments.leader_epochs import with_leader_epoch
 
 CHECKPOINT = RecoveryCheckpoint(recovery_point=120, log_start_offset=5, high_watermark=118)
 

@@ -7,7 +7,7 @@ from partition_logs import flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.accepted_cut import accept_cut
-from oncelog.storage.log.recovery import TailDefect
+from oncelog.storage.segments.inspection import TailDefect
 
 # Recovery
 

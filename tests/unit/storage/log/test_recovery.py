@@ -2,14 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.storage.log.recovery import (
-    Durability,
-    TailDefect,
-    durability_of,
-    holds_intact_batch,
-    inspect_batch,
-)
+from oncelog.storage.log.recovery import Durability, durability_of
 from oncelog.storage.records.batch import parse_header
+from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch, inspect_batch
 
 
 def test_durability_changes_at_the_recovery_point():

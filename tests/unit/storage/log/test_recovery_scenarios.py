@@ -10,9 +10,9 @@ from crash_life import DIRECTORY, NOW_MS, SEGMENT_BYTES, History, Life, inspect
 
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.recovery import TailDefect
 from oncelog.storage.model import AppendOrigin
 from oncelog.storage.records.batch import parse_header
+from oncelog.storage.segments.inspection import TailDefect
 
 
 @pytest.fixture

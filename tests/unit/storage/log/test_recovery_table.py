@@ -6,7 +6,13 @@ import itertools
 
 import pytest
 
-from oncelog.storage.log.recovery import RECOVERY_TABLE, Durability, TailAction, TailDefect, decide
+from oncelog.storage.log.recovery import (
+    RECOVERY_TABLE,
+    Durability,
+    TailAction,
+    decide,
+)
+from oncelog.storage.segments.inspection import TailDefect
 
 DEFECTS = [defect for defect in TailDefect if defect is not TailDefect.NONE]
 ALL = list(itertools.product(TailDefect, Durability, (False, True), (False, True)))
