@@ -324,7 +324,7 @@ COORDINATOR_MUTANTS = (
         checker="World",
         changes=ALONE
         | LATE
-        | {"remakers": 3, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
+        | {"remakers": 6, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
     ),
     Saboteur(
         name="positions after their marker",

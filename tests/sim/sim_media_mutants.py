@@ -8,8 +8,9 @@ from unittest import mock
 from sim_saboteurs import ALONE, Saboteur
 
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.log import readable as readable_log
+from oncelog.storage.log.readable import ReadableLog
 from oncelog.storage.segments.aborted_index import TxnIndex
+from oncelog.storage.segments.list import LogSlice
 
 
 def _any_aborted_index() -> Any:
@@ -27,15 +28,15 @@ def _any_aborted_index() -> Any:
 
 def _silent_damage() -> Any:
     """Readers wait in front of damaged records as if nothing more were there."""
-    real = readable_log.read_sound
+    real = ReadableLog.fetch
 
-    def read_sound(segment: Any, offset: int, **bounds: Any) -> tuple[Any, int]:
+    def fetch(self: ReadableLog, offset: int, **bounds: Any) -> LogSlice:
         try:
-            return real(segment, offset, **bounds)
+            return real(self, offset, **bounds)
         except CorruptRecordError:
-            return b"", offset
+            return LogSlice(records=b"", next_offset=offset)
 
-    return mock.patch.object(readable_log, "read_sound", read_sound)
+    return mock.patch.object(ReadableLog, "fetch", fetch)
 
 
 HARMED = ALONE | {
@@ -54,7 +55,7 @@ HARMED = ALONE | {
 ONE_DISK = {
     "topics": {"t0": 1},
     "file_damage": 6.0,
-    "duration_s": 40.0,
+    "duration_s": 80.0,
     "peace": 0.3,
     "kill": 0.0,
     "pause": 0.0,
@@ -75,7 +76,7 @@ MEDIA_MUTANTS = (
     Saboteur(
         name="damage is told",
         sabotage=_silent_damage,
-        checker="SkippedReads",
+        checker="World",
         changes=HARMED | {"abort_ratio": 0.1},
     ),
 )

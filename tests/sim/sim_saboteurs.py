@@ -411,8 +411,14 @@ def _unsynced_markers() -> Iterator[None]:
         yield
 
 
-def _forgotten_tokens() -> Any:
-    return mock.patch.object(transaction_runs, "is_token_decided", return_value=False)
+@contextmanager
+def _forgotten_tokens() -> Iterator[None]:
+    """What is committed is asked for by its token, and once more by the version in it."""
+    with (
+        mock.patch.object(transaction_runs, "is_token_decided", return_value=False),
+        mock.patch.object(transaction_checks, "names_the_same", return_value=False),
+    ):
+        yield
 
 
 @contextmanager
