@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog import spark_bridge
+    from oncelog.actors.protocol.messages.group import OffsetAndMetadata
     from oncelog.actors.protocol.messages.messages import Run, Winner
+    from oncelog.api.admin.admin import Admin
+    from oncelog.api.admin.async_admin import AsyncAdmin
     from oncelog.api.batching.delivery import RecordMetadata
     from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
@@ -21,29 +24,178 @@ if TYPE_CHECKING:
     from oncelog.api.producing.producer import AsyncProducer, Producer
     from oncelog.api.records import ConsumerRecord
     from oncelog.storage.errors import ErrorCode
-    from oncelog.storage.exceptions import OncelogError
+    from oncelog.storage.exceptions import (
+        AbortedByOperatorError,
+        AlreadyCommittedError,
+        BrokerNotAvailableError,
+        ClientClosedError,
+        ConcurrentTransactionsError,
+        ConnectionFailedError,
+        CoordinatorLoadInProgressError,
+        CoordinatorNotAvailableError,
+        CorruptDataError,
+        CorruptMessageError,
+        CorruptRecordError,
+        DuplicateSequenceNumberError,
+        FencedInstanceIdError,
+        FencedLeaderEpochError,
+        GroupIdNotFoundError,
+        GroupMaxSizeReachedError,
+        GroupSubscribedToTopicError,
+        IllegalGenerationError,
+        IllegalStateError,
+        InconsistentGroupProtocolError,
+        InvalidConfigError,
+        InvalidGroupIdError,
+        InvalidPartitionsError,
+        InvalidProducerEpochError,
+        InvalidProducerIdMappingError,
+        InvalidRecordError,
+        InvalidReplicationFactorError,
+        InvalidRequestError,
+        InvalidRequiredAcksError,
+        InvalidSessionTimeoutError,
+        InvalidSettingError,
+        InvalidTimestampError,
+        InvalidTopicError,
+        InvalidTransactionTimeoutError,
+        InvalidTxnStateError,
+        KafkaStorageError,
+        MemberIdRequiredError,
+        MessageTooLargeError,
+        NetworkError,
+        NonEmptyGroupError,
+        NotControllerError,
+        NotCoordinatorError,
+        NotEnoughReplicasAfterAppendError,
+        NotEnoughReplicasError,
+        NotLeaderOrFollowerError,
+        OffsetMetadataTooLargeError,
+        OffsetNotAvailableError,
+        OffsetOutOfRangeError,
+        OncelogError,
+        OperationNotAttemptedError,
+        OutdatedVersionError,
+        OutOfOrderSequenceNumberError,
+        PolicyViolationError,
+        ProducerFencedError,
+        RebalanceInProgressError,
+        RecordListTooLargeError,
+        ReplicaOfflineError,
+        RequestTimedOutError,
+        StaleControllerEpochError,
+        TopicAlreadyExistsError,
+        TransactionAbortableError,
+        TransactionalIdAuthorizationFailedError,
+        TransactionalIdNotFoundError,
+        TransactionCoordinatorFencedError,
+        TransactionTimedOutError,
+        UnknownLeaderEpochError,
+        UnknownMemberIdError,
+        UnknownProducerIdError,
+        UnknownServerError,
+        UnknownTopicIdError,
+        UnknownTopicOrPartitionError,
+        UnstableOffsetCommitError,
+    )
     from oncelog.storage.model import IsolationLevel, TopicPartition
+    from oncelog.storage.records.rows import Record
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AbortedByOperatorError",
+    "Admin",
+    "AlreadyCommittedError",
+    "AsyncAdmin",
     "AsyncConsumer",
     "AsyncProducer",
+    "BrokerNotAvailableError",
+    "ClientClosedError",
     "Cluster",
+    "ConcurrentTransactionsError",
+    "ConnectionFailedError",
     "Consumer",
     "ConsumerRecord",
+    "CoordinatorLoadInProgressError",
+    "CoordinatorNotAvailableError",
+    "CorruptDataError",
+    "CorruptMessageError",
+    "CorruptRecordError",
+    "DuplicateSequenceNumberError",
     "ErrorCode",
+    "FencedInstanceIdError",
+    "FencedLeaderEpochError",
+    "GroupIdNotFoundError",
+    "GroupMaxSizeReachedError",
+    "GroupSubscribedToTopicError",
+    "IllegalGenerationError",
+    "IllegalStateError",
+    "InconsistentGroupProtocolError",
+    "InvalidConfigError",
+    "InvalidGroupIdError",
+    "InvalidPartitionsError",
+    "InvalidProducerEpochError",
+    "InvalidProducerIdMappingError",
+    "InvalidRecordError",
+    "InvalidReplicationFactorError",
+    "InvalidRequestError",
+    "InvalidRequiredAcksError",
+    "InvalidSessionTimeoutError",
+    "InvalidSettingError",
+    "InvalidTimestampError",
+    "InvalidTopicError",
+    "InvalidTransactionTimeoutError",
+    "InvalidTxnStateError",
     "IsolationLevel",
+    "KafkaStorageError",
+    "MemberIdRequiredError",
     "Membership",
+    "MessageTooLargeError",
+    "NetworkError",
+    "NonEmptyGroupError",
+    "NotControllerError",
+    "NotCoordinatorError",
+    "NotEnoughReplicasAfterAppendError",
+    "NotEnoughReplicasError",
+    "NotLeaderOrFollowerError",
+    "OffsetAndMetadata",
+    "OffsetMetadataTooLargeError",
+    "OffsetNotAvailableError",
+    "OffsetOutOfRangeError",
     "OncelogError",
+    "OperationNotAttemptedError",
+    "OutOfOrderSequenceNumberError",
+    "OutdatedVersionError",
+    "PolicyViolationError",
     "ProcessFailedError",
     "ProcessJob",
     "Producer",
+    "ProducerFencedError",
     "ProducerInterceptor",
     "ProducerRecord",
+    "RebalanceInProgressError",
+    "Record",
+    "RecordListTooLargeError",
     "RecordMetadata",
+    "ReplicaOfflineError",
+    "RequestTimedOutError",
     "Run",
+    "StaleControllerEpochError",
+    "TopicAlreadyExistsError",
     "TopicPartition",
+    "TransactionAbortableError",
+    "TransactionCoordinatorFencedError",
+    "TransactionTimedOutError",
+    "TransactionalIdAuthorizationFailedError",
+    "TransactionalIdNotFoundError",
+    "UnknownLeaderEpochError",
+    "UnknownMemberIdError",
+    "UnknownProducerIdError",
+    "UnknownServerError",
+    "UnknownTopicIdError",
+    "UnknownTopicOrPartitionError",
+    "UnstableOffsetCommitError",
     "Winner",
     "connect",
     "init",
@@ -51,6 +203,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Admin": "oncelog.api.admin.admin",
+    "AsyncAdmin": "oncelog.api.admin.async_admin",
     "AsyncConsumer": "oncelog.api.consuming.consumer",
     "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
@@ -59,12 +213,13 @@ _HOMES = {
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",
     "Membership": "oncelog.api.producing.member",
-    "OncelogError": "oncelog.storage.exceptions",
+    "OffsetAndMetadata": "oncelog.actors.protocol.messages.group",
     "ProcessFailedError": "oncelog.api.processing.job",
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",
     "ProducerInterceptor": "oncelog.api.batching.interceptors",
     "ProducerRecord": "oncelog.api.batching.interceptors",
+    "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",
     "Run": "oncelog.actors.protocol.messages.messages",
     "TopicPartition": "oncelog.storage.model",
@@ -74,12 +229,16 @@ _HOMES = {
 }
 
 
+_EXCEPTIONS = "oncelog.storage.exceptions"
+
+
 def __getattr__(name: str) -> Any:
     if name == "spark_bridge":
         return importlib.import_module("oncelog.spark_bridge")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    # What is public and has no home of its own here is an exception.
+    return getattr(importlib.import_module(_HOMES.get(name, _EXCEPTIONS)), name)
 
 
 def __dir__() -> list[str]:
