@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from oncelog.storage.disk.errors import reading
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.accepted_cut import read_accepted_cut
@@ -111,7 +112,8 @@ def settle_tail(
 
 def _is_torn(tail: Tail) -> bool:
     """See ``torn_tail``. The length of the batch may be what is wrong, so all is read."""
-    rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
+    with reading(tail.path):
+        rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
     return looks_torn(tail.defect, rest, tail.position, tail.offset)
 
 
@@ -120,11 +122,17 @@ def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
     if defect is TailDefect.NONE:
         return False
     skipped = 1 if position < segment.size_bytes else 0
-    data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
+    with reading(tail.path):
+        data = segment.log.read(position + skipped, segment.size_bytes - position - skipped)
     if holds_intact_batch(data, expected):
         return True
-    later = [other for other in segments if other.base_offset > segment.base_offset]
-    return any(holds_intact_batch(other.log.read(0, other.size_bytes), expected) for other in later)
+    for other in segments:
+        if other.base_offset > segment.base_offset:
+            with reading(other.log_path):
+                data = other.log.read(0, other.size_bytes)
+            if holds_intact_batch(data, expected):
+                return True
+    return False
 
 
 def _is_accepted(filesystem: FileSystem, tail: Tail, checkpoint: RecoveryCheckpoint | None) -> bool:

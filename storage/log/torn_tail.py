@@ -50,6 +50,9 @@ def looks_torn(defect: TailDefect, data: Buffer, position: int, expected_offset:
         case TailDefect.NONE | TailDefect.WRONG_EPOCH:
             # An intact CRC: no sector is lost that holds more than a part of the base offset.
             return False
+        case TailDefect.UNREADABLE:
+            # The medium has failed, which no loss of power does.
+            return False
         case TailDefect.MISSING_RECORDS | TailDefect.SHORT_HEADER | TailDefect.ZEROS:
             return True
         case TailDefect.WRONG_OFFSET:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from crash_disk import CrashDisk
 from partition_logs import flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.accepted_cut import accept_cut
+from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log_settings import LogSettings
+from oncelog.storage.records.batch import parse_header
 from oncelog.storage.segments.inspection import TailDefect
 
 # Recovery
@@ -292,3 +297,21 @@ def test_leftover_of_an_unfinished_file_is_removed(open_log, tmp_path):
     leftover.write_bytes(b"0")
     open_log()
     assert not leftover.exists()
+
+
+def test_damage_before_what_the_disk_does_not_give_back_is_refused_by_file(make_batch):
+    """Whether it is a torn tail cannot be told, and nothing is cut."""
+    disk, path = CrashDisk(), Path("/data/flights-0")
+    log = PartitionLog.open(filesystem=disk, directory=path, settings=LogSettings(), now_ms=0)
+    for offset in range(3):
+        batch = make_batch(offset, 1, size_bytes=1_000_000)
+        log.append(batch, parse_header(batch))
+    disk = disk.after_kill()
+    file = path / f"{0:020d}.log"
+    before = disk.read_whole(file)
+    disk.flip_bit(file, 1_000, 3)
+    disk.spoil(file, 2_560_000, 2_560_512)
+    with pytest.raises(CorruptDataError, match=re.escape(f"{file} cannot be read")):
+        PartitionLog.open(filesystem=disk, directory=path, settings=LogSettings(), now_ms=0)
+    disk.mend(file)
+    assert len(disk.read_whole(file)) == len(before)

@@ -122,3 +122,7 @@ def test_records_that_are_zeros_do_not_look_lost_unless_a_sector_is():
     assert not looks_torn(TailDefect.BAD_CRC, bytes(data), 0, 7)
     data[512:1_024] = bytes(512)
     assert looks_torn(TailDefect.BAD_CRC, bytes(data), 0, 7)
+
+
+def test_what_the_disk_does_not_give_back_is_no_torn_tail():
+    assert not looks_torn(TailDefect.UNREADABLE, bytes(512), 0, 7)
