@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oncelog import spark_bridge
     from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-    from oncelog.actors.protocol.messages.messages import Run, Winner
+    from oncelog.actors.protocol.messages.transaction import Run, Winner
     from oncelog.api.admin.admin import Admin
     from oncelog.api.admin.async_admin import AsyncAdmin
     from oncelog.api.batching.delivery import RecordMetadata
@@ -221,9 +221,9 @@ _HOMES = {
     "ProducerRecord": "oncelog.api.batching.interceptors",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",
-    "Run": "oncelog.actors.protocol.messages.messages",
+    "Run": "oncelog.actors.protocol.messages.transaction",
     "TopicPartition": "oncelog.storage.model",
-    "Winner": "oncelog.actors.protocol.messages.messages",
+    "Winner": "oncelog.actors.protocol.messages.transaction",
     "connect": "oncelog.api.client",
     "init": "oncelog.api.client",
 }

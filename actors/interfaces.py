@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from oncelog.actors.protocol.messages.messages import DriverProcess, ReplyT, Request
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 ResultT = TypeVar("ResultT")

@@ -18,7 +18,7 @@ from oncelog.actors.launch.launch import end_actors
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.admin.admin import Admin

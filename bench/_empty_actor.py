@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncelog.actors.launch.processes import actor_class, make_listener
-from oncelog.actors.protocol.messages.messages import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from _local_cluster import LocalCluster
 from _measure import Report, alternate, ratio, scratch
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,

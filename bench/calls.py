@@ -30,7 +30,7 @@ FASTER_AT_LEAST: Final = 2.0
 
 async def _measure(report: Report) -> None:
     from oncelog.actors.interfaces import Transport
-    from oncelog.actors.protocol.messages.messages import ProduceRequest
+    from oncelog.actors.protocol.messages.partition import ProduceRequest
     from oncelog.actors.rpc.actor_transport import ActorTransport
     from oncelog.actors.rpc.ray_transport import RayTransport
     from oncelog.storage.model import TopicPartition

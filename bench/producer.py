@@ -32,12 +32,8 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import (
-    InitProducerIdReply,
-    InitProducerIdRequest,
-    ProduceReply,
-    ProduceRequest,
-)
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import Producer
 from oncelog.api.session.event_loop import LoopThread

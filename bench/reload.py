@@ -24,11 +24,11 @@ from pathlib import Path
 
 from oncelog.actors.config import ClusterConfig, internal_topic_config
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    ReplyT,
 )
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks

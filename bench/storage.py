@@ -43,7 +43,7 @@ from _storage_logs import (
 )
 
 from oncelog.actors.process.clock import SystemClock
-from oncelog.actors.protocol.messages.messages import FetchRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.ray_environment import prepare_to_join
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import (
     Membership,

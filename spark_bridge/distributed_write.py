@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
 from oncelog.spark_bridge.connection import Connection
 from oncelog.spark_bridge.offsets import unknown_topic

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.distributed_write import DistributedWrite
 from oncelog.spark_bridge.errors import one_line_errors

@@ -26,6 +26,7 @@ from oncelog.actors.interfaces import (
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -50,7 +51,7 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownRequest,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import ConfigureRequest, Request
+from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import ReplyT
+from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH

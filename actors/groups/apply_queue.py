@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.table import GroupTable
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode

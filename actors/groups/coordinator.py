@@ -29,6 +29,7 @@ from oncelog.actors.protocol.group.effects import (
     WriteGroup,
 )
 from oncelog.actors.protocol.group.machine import GroupMachine, is_valid_group_id
+from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
     DeleteGroupRequest,
@@ -48,11 +49,10 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DescribeProducersReply,
     DescribeProducersRequest,
     MarkerResult,
-    Request,
     TxnMarker,
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,

@@ -49,7 +49,7 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownRequest,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.replica.cleaning import clean_if_dirty
 from oncelog.actors.replica.maintenance import Maintenance
 from oncelog.actors.replica.opening import ExpectedLog

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from oncelog.actors.protocol.messages.messages import DriverProcess
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 
 _PROC: Final = Path("/proc")
 _BOOT_ID: Final = _PROC / "sys/kernel/random/boot_id"

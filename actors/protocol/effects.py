@@ -10,7 +10,7 @@ from typing import Generic
 
 import msgspec
 
-from oncelog.actors.protocol.messages.messages import ReplyT
+from oncelog.actors.protocol.messages.base import ReplyT
 
 
 class LogRecord(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import GroupSync

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     ConfigureReply,
     ConfigureRequest,
     DeleteRecordsReply,

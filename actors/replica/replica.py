@@ -13,7 +13,7 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.messages import DescribeReplicaReply
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.log import ReplicaLog

@@ -8,7 +8,7 @@ import logging
 from typing import Any, Final, Protocol
 
 from oncelog.actors.interfaces import Transport
-from oncelog.actors.protocol.messages.messages import ReplyT, Request
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections

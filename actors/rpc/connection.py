@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from oncelog.actors.protocol.messages.messages import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import ListenerAddress

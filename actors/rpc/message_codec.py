@@ -15,14 +15,12 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.messages import admin as admin_messages
-from oncelog.actors.protocol.messages import cluster as cluster_messages
-from oncelog.actors.protocol.messages import group as group_messages
-from oncelog.actors.protocol.messages import messages
-from oncelog.actors.protocol.messages.messages import FetchReply, ProduceRequest, Reply, Request
+from oncelog.actors.protocol.messages import admin, cluster, group, partition, transaction
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.partition import FetchReply, ProduceRequest
 from oncelog.storage.records.batch import Buffer
 
-_MODULES: Final = (messages, group_messages, cluster_messages, admin_messages)
+_MODULES: Final = (partition, transaction, group, cluster, admin)
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()
 

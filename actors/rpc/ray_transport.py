@@ -25,7 +25,7 @@ from ray.exceptions import (
 
 from oncelog.actors.interfaces import NAMESPACE, ResultT
 from oncelog.actors.process.background import settle
-from oncelog.actors.protocol.messages.messages import ReplyT, Request
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections, decode_reply, encode
 from oncelog.storage.errors import ErrorCode

@@ -30,7 +30,7 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsRequest,
 )
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,

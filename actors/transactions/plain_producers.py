@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.interfaces import Clock
-from oncelog.actors.protocol.messages.messages import InitProducerIdReply, InitProducerIdRequest
+from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.actors.protocol.tickets import (
     TicketVerdict,
     check_plain_ticket,

@@ -17,7 +17,7 @@ from oncelog.actors.coordination.producer_id_reservation import ProducerIdReserv
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
 from oncelog.actors.transactions.completions import TransactionCompletions
 from oncelog.storage.errors import ErrorCode

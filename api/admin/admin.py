@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from oncelog.actors.protocol.messages.admin import TransactionDescription
 from oncelog.actors.protocol.messages.cluster import MetadataReply, TopicMetadata
 from oncelog.actors.protocol.messages.group import GroupDescription, OffsetAndMetadata
-from oncelog.actors.protocol.messages.messages import DescribeReplicaReply, ProducerDescription
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, ProducerDescription
 from oncelog.api.admin.async_admin import AsyncAdmin
 from oncelog.api.admin.calls import TIMEOUT_MS
 from oncelog.api.admin.hanging import HangingTransaction

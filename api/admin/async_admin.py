@@ -36,7 +36,7 @@ from oncelog.actors.protocol.messages.group import (
     GroupDescription,
     OffsetAndMetadata,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
     DescribeProducersRequest,
     DescribeReplicaReply,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
-from oncelog.actors.protocol.messages.messages import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router

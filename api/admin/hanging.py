@@ -31,10 +31,10 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsRequest,
     TransactionDescription,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.partition import (
     DescribeProducersRequest,
     ProducerDescription,
-    Reply,
     TxnMarker,
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,

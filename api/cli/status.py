@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
-from oncelog.actors.protocol.messages.messages import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.cli.connect import find, quiet_libraries
 from oncelog.api.cli.output import STATUS_ERROR, CliError, report, say, size_text, table
 from oncelog.api.session import connection

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-from oncelog.actors.protocol.messages.messages import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.api.consuming.fetch_buffer import AssignedPartition

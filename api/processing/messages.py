@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from oncelog.actors.protocol.messages.messages import Reply, Request
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import TopicPartition
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitReply
-from oncelog.actors.protocol.messages.messages import EndTxnRequest, Run
+from oncelog.actors.protocol.messages.transaction import EndTxnRequest, Run
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router

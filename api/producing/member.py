@@ -17,7 +17,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     BeginRunRequest,
     DriverProcess,
     EndTxnRequest,

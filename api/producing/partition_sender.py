@@ -17,7 +17,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.protocol.messages.messages import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
 from oncelog.api.batching.accumulator import PendingBatch
 from oncelog.api.producing.delivery_deadline import expired
 from oncelog.api.producing.sender_context import SenderContext, SenderOwner

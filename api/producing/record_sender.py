@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from oncelog.actors.process.freed_memory import keep_freed_memory
-from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.api.batching.accumulator import Accumulator, Headers, Wake, record_size_bytes
 from oncelog.api.batching.arrow_rows import ColumnBatch
 from oncelog.api.batching.delivery import RecordFuture, TableDelivery

@@ -27,7 +27,7 @@ from oncelog.actors.interfaces import (
 from oncelog.actors.pin import BROKER_LABEL, LOCAL_BROKER_ID
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
-from oncelog.actors.protocol.messages.messages import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.api.session import ray_probe
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import AFTER_FORK

@@ -22,7 +22,7 @@ from oncelog.actors.protocol.messages.group import (
     OffsetFetchReply,
     OffsetFetchRequest,
 )
-from oncelog.actors.protocol.messages.messages import ListOffsetsReply, ListOffsetsRequest
+from oncelog.actors.protocol.messages.partition import ListOffsetsReply, ListOffsetsRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries

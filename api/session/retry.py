@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from oncelog.actors.protocol.messages.messages import ReplyT
+from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.storage.errors import ErrorCode
 
 CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20

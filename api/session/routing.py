@@ -20,13 +20,13 @@ from oncelog.actors.interfaces import (
     group_actor,
     transaction_actor,
 )
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import ReplyT, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.storage.exceptions import (
     OncelogError,
     RequestTimedOutError,

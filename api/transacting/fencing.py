@@ -6,7 +6,7 @@ import asyncio
 
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import Reply, ReplyT
+from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.api.transacting.requests import TransactionRequests
 from oncelog.api.transacting.txn_state import TransactionState
 from oncelog.storage.errors import ErrorCode

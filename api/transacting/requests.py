@@ -14,12 +14,13 @@ from typing import Final, Protocol
 
 from msgspec import structs
 
+from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.actors.protocol.messages.group import (
     OffsetAndMetadata,
     OffsetCommitReply,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     NO_RUN,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -31,8 +32,6 @@ from oncelog.actors.protocol.messages.messages import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
-    Reply,
-    ReplyT,
     Run,
 )
 from oncelog.api.config import ProducerSettings

@@ -35,7 +35,7 @@ from oncelog.actors.protocol.group.log import (
     offset_tombstone,
 )
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.protocol.transaction.log import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     EndTxnReply,

@@ -15,7 +15,7 @@ import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
 from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
-from oncelog.actors.protocol.messages.messages import ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode

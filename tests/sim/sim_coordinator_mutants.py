@@ -16,7 +16,7 @@ from oncelog.actors.protocol.group.log import GroupValue
 from oncelog.actors.protocol.group.offsets import GroupOffsets
 from oncelog.actors.protocol.group.rebalance import GroupTurn
 from oncelog.actors.protocol.group.state import Group
-from oncelog.actors.protocol.messages.messages import TxnMarker
+from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.transaction import machine as transaction
 from oncelog.actors.protocol.transaction import table as transaction_table
 from oncelog.actors.protocol.transaction.end import EndAge

@@ -20,7 +20,7 @@ from sim_process import Client
 from sim_stage import Life, Player, Stage
 from sim_writes import RowsFailedError, hook, write_rows
 
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.spark_bridge.distributed_write import Connect, DistributedWrite

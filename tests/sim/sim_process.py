@@ -17,7 +17,7 @@ from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
 from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError, Surroundings
-from oncelog.actors.protocol.messages.messages import DriverProcess
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer

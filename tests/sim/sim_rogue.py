@@ -16,10 +16,10 @@ from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of
 from oncelog.actors.protocol.messages.admin import TransactionDescription
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
-    ProduceRequest,
 )
 from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES

@@ -28,7 +28,7 @@ from oncelog.actors.protocol.messages.group import (
     OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,

@@ -18,7 +18,7 @@ from sim_process import Client
 from sim_stage import Player
 from sim_threads import SimThread
 
-from oncelog.actors.protocol.messages.messages import DriverProcess, Winner
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext

@@ -8,7 +8,7 @@ from sim_network import NetworkFaults
 from sim_world import World
 
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
     ListOffsetsRequest,

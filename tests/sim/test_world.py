@@ -11,7 +11,7 @@ from sim_loop import StuckError
 from sim_process import EPOCH_MS
 from sim_world import SimulationError, World
 
-from oncelog.actors.protocol.messages.messages import DescribeReplicaRequest, ProduceRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest, ProduceRequest
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_records

@@ -52,6 +52,7 @@ from oncelog.actors.protocol.cluster.log import (
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -72,7 +73,6 @@ from oncelog.actors.protocol.messages.cluster import (
     RotateClusterKeyRequest,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import ReplyT
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError

@@ -12,8 +12,8 @@ import msgspec
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.log import GroupValue, group_record
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.group import JoinGroupReply
-from oncelog.actors.protocol.messages.messages import Reply
 
 NO_CALL = -1
 

@@ -27,13 +27,13 @@ from oncelog.actors.protocol.group.effects import (
 )
 from oncelog.actors.protocol.group.log import GroupValue
 from oncelog.actors.protocol.group.state import Group, GroupState, InitialDelay, Member
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.group import (
     JoinGroupReply,
     JoinGroupRequest,
     MemberAssignment,
     SyncGroupReply,
 )
-from oncelog.actors.protocol.messages.messages import Reply
 from oncelog.storage.errors import ErrorCode
 
 

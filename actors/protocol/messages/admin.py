@@ -1,4 +1,4 @@
-"""Requests and replies of operators about transactional ids. See ``messages.py`` for the rules.
+"""Requests and replies of operators about transactional ids. See ``base`` for the rules.
 
 Source: KIP-664 (finding and aborting hanging transactions), KIP-994 (filters of a listing).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oncelog.actors.protocol.messages.messages import Reply, Request
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 ANY_DURATION_MS = -1

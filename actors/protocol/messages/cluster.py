@@ -1,10 +1,10 @@
-"""Requests and replies of the controller. See ``messages.py`` for the rules."""
+"""Requests and replies of the controller. See ``base`` for the rules."""
 
 from __future__ import annotations
 
 import msgspec
 
-from oncelog.actors.protocol.messages.messages import Reply, Request
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 

@@ -1,4 +1,4 @@
-"""Requests and replies of the group coordinator (classic protocol, KIP-447). See ``messages.py``.
+"""Requests and replies of the group coordinator (classic protocol, KIP-447). See ``base``.
 
 Assignments and subscriptions travel as opaque bytes; the assignor runs in the group's leader.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oncelog.actors.protocol.messages.messages import Reply, Request
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     NO_LEADER_EPOCH,

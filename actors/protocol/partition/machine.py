@@ -41,7 +41,7 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.messages import ProducerDescription
+from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.partition.bounds import LEADER, LOADING, PartitionBounds, Role
 from oncelog.actors.protocol.partition.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS, Enrolment

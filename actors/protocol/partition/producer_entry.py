@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from oncelog.actors.protocol.messages.messages import ProducerDescription
+from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,

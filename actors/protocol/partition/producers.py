@@ -45,7 +45,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from oncelog.actors.protocol.messages.messages import ProducerDescription
+from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.partition.open_transactions import (
     CompletedTransaction,
     OpenTransactions,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from oncelog.actors.protocol.messages.messages import EndTxnRequest
+from oncelog.actors.protocol.messages.transaction import EndTxnRequest
 from oncelog.actors.protocol.transaction.checks import bad_partition
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition

@@ -62,7 +62,7 @@ from typing import Final
 
 import msgspec
 
-from oncelog.actors.protocol.messages.messages import DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.members import Member, Members, MemberStatus
 from oncelog.actors.protocol.transaction.state import (
     EpochCause,

@@ -25,7 +25,8 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     EndTxnReply,
@@ -33,7 +34,6 @@ from oncelog.actors.protocol.messages.messages import (
     InitProducerIdReply,
     InitProducerIdRequest,
     PartitionEnrolment,
-    Reply,
 )
 from oncelog.actors.protocol.transaction.ahead import ahead_partitions
 from oncelog.actors.protocol.transaction.causes import cause_text, outdated

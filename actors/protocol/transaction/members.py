@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition
 

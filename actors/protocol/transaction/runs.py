@@ -27,7 +27,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.transaction import (
     BeginRunReply,
     BeginRunRequest,
     DriverProcess,
@@ -35,7 +36,6 @@ from oncelog.actors.protocol.messages.messages import (
     EndTxnRequest,
     EnlistReply,
     EnlistRequest,
-    Reply,
     Run,
 )
 from oncelog.actors.protocol.transaction.causes import cause_text

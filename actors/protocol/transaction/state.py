@@ -21,7 +21,8 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.admin import TransactionDescription, TransactionMember
-from oncelog.actors.protocol.messages.messages import NO_RUN, DriverProcess, Run, TxnMarker
+from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, Run
 from oncelog.actors.protocol.transaction.commit_versions import names_the_same
 from oncelog.actors.protocol.transaction.members import (
     Members,

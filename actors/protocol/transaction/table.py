@@ -16,7 +16,9 @@ from msgspec import structs
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.admin import TransactionDescription
-from oncelog.actors.protocol.messages.messages import EndTxnRequest, ReplyT, Request, TxnMarker
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.transaction import EndTxnRequest
 from oncelog.actors.protocol.transaction.log import (
     decode_key,
     decode_member_key,

@@ -12,7 +12,7 @@ from actor_surroundings import ManualClock, ThreadOnly
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.messages import FetchRequest, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.partition_leader import PartitionLeader

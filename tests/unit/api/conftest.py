@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
@@ -34,12 +35,11 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupReply,
     SyncGroupRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     FetchReply,
     FetchRequest,
     ListOffsetsReply,
     ListOffsetsRequest,
-    Request,
 )
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,

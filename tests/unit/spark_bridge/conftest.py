@@ -13,7 +13,8 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import FetchReply, FetchRequest, Run, Winner
+from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages.transaction import Run, Winner
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode

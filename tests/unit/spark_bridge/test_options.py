@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Selection
 from oncelog.spark_bridge.options import (
     parse_read_options,

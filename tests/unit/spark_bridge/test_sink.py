@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from oncelog.actors.protocol.messages.messages import Winner
+from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.spark_bridge import sink
 from oncelog.spark_bridge.options import parse_write_options
 from oncelog.spark_bridge.sink import BatchWriter, TaskReport

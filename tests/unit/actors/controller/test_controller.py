@@ -27,7 +27,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     RotateClusterKeyRequest,
 )
-from oncelog.actors.protocol.messages.messages import ConfigureReply, ConfigureRequest
+from oncelog.actors.protocol.messages.partition import ConfigureReply, ConfigureRequest
 from oncelog.actors.protocol.tickets import NO_KEYS
 from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,

@@ -12,7 +12,7 @@ import pytest
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.storage.errors import ErrorCode
 
 Body = Callable[["Ledger"], Awaitable[None]]

@@ -36,7 +36,7 @@ from oncelog.actors.protocol.messages.group import (
     SyncGroupRequest,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import TxnMarker, WriteTxnMarkersRequest
+from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_ticket
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem

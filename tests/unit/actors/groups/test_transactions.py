@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.group import LeaveGroupRequest, LeavingMember
-from oncelog.actors.protocol.messages.messages import DescribeProducersRequest
+from oncelog.actors.protocol.messages.partition import DescribeProducersRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 

@@ -11,11 +11,10 @@ from server_world import FLIGHTS, KEY, World, stop
 
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
 from oncelog.actors.process.metrics import METRICS, TransactionAges
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
-    DescribeReplicaRequest,
     InitProducerIdRequest,
-    ProduceRequest,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.storage.errors import ErrorCode

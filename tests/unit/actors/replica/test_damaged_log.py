@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import DeleteRecordsRequest, ListOffsetsRequest
+from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest, ListOffsetsRequest
 from oncelog.actors.replica.found_damage import PLACES_MAX, FoundDamage
 from oncelog.actors.replica.scrub import LogScrub
 from oncelog.api.config import ConsumerSettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DescribeProducersRequest,
     ListOffsetsRequest,
     ProduceRequest,

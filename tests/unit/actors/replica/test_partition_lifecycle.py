@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     ConfigureRequest,
     DeleteRecordsRequest,
     ListOffsetsRequest,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
-from oncelog.actors.protocol.messages.messages import TxnMarker, WriteTxnMarkersRequest
+from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.replica import group_sync as group_sync_module
 from oncelog.actors.replica import replica as replica_module
 from oncelog.actors.replica.cleaning import clean_if_dirty

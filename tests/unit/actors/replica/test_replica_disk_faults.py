@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
     ListOffsetsRequest,
     TxnMarker,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import TxnMarker, WriteTxnMarkersRequest
+from oncelog.actors.protocol.messages.partition import TxnMarker, WriteTxnMarkersRequest
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.upkeep import remove_old_segments
 from oncelog.storage.errors import ErrorCode

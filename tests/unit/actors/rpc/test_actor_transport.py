@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from oncelog.actors.protocol.messages.messages import (
-    DescribeReplicaReply,
-    DescribeReplicaRequest,
-    Reply,
-    Request,
-)
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.rpc import actor_transport
 from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
 from oncelog.actors.rpc.listener import Listener, ListenerAddress

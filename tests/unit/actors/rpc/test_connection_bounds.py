@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce, served
 
-from oncelog.actors.protocol.messages.messages import ProduceReply, Request
+from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.partition import ProduceReply
 from oncelog.actors.rpc import admission, frames, listener, message_codec
 from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.actors.launch.processes import actor_class, make_listener
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
     DescribeReplicaRequest,
     ProduceReply,

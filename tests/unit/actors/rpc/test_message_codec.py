@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import (
-    FetchReply,
-    ProduceReply,
-    ProduceRequest,
-    Request,
-)
+from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.message_codec import (
     LONG_BYTES,

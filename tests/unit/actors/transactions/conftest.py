@@ -14,6 +14,7 @@ import pytest
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, transaction_actor
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -23,14 +24,12 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import (
-    DriverProcess,
+from oncelog.actors.protocol.messages.partition import (
     MarkerResult,
-    ReplyT,
-    Request,
     WriteTxnMarkersReply,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica

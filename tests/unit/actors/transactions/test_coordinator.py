@@ -9,19 +9,21 @@ import pytest
 from transaction_calls import CLUSTER_KEY, FLIGHTS, RUN, add, begin, end, init, state_of
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.protocol.messages.messages import (
-    BeginRunRequest,
+from oncelog.actors.protocol.messages.partition import (
     DescribeProducersReply,
     DescribeProducersRequest,
+    FetchRequest,
+    ProducerDescription,
+    ProduceRequest,
+    TxnMarker,
+)
+from oncelog.actors.protocol.messages.transaction import (
+    BeginRunRequest,
     DriverProcess,
     EndTxnReply,
     EndTxnRequest,
     EnlistRequest,
-    FetchRequest,
-    ProducerDescription,
-    ProduceRequest,
     Run,
-    TxnMarker,
     Winner,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket

@@ -10,7 +10,7 @@ from typing import Any
 from transaction_calls import CLUSTER_KEY, FLIGHTS, add, begin, end, state_of
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.protocol.messages.messages import FetchRequest, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
-    DescribeProducersRequest,
     EndTxnRequest,
     EnlistRequest,
     InitProducerIdRequest,
-    ProduceRequest,
     Run,
 )
 from oncelog.actors.protocol.tickets import issue_ticket

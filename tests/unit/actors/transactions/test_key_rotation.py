@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    ProduceReply,
-    ProduceRequest,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode

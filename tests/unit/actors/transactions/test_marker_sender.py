@@ -10,7 +10,7 @@ import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     MarkerResult,
     TxnMarker,
     WriteTxnMarkersReply,

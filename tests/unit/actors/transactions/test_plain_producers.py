@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
-    FetchRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
-    ProduceReply,
-    ProduceRequest,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode

@@ -9,7 +9,7 @@ from oncelog.actors.protocol.messages.admin import (
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
 )

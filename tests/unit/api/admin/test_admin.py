@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.group import (
     DescribeGroupsRequest,
     GroupDescription,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsReply,
     DeleteRecordsRequest,
     DescribeProducersReply,

@@ -14,7 +14,7 @@ from oncelog.actors.protocol.messages.admin import (
     TransactionDescription,
 )
 from oncelog.actors.protocol.messages.cluster import RotateClusterKeyReply, RotateClusterKeyRequest
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import (
     DescribeProducersReply,
     DescribeProducersRequest,
     ProducerDescription,

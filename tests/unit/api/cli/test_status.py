@@ -14,7 +14,7 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.messages import DescribeReplicaReply
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli.output import describe_error
 from oncelog.storage.errors import ErrorCode

@@ -11,7 +11,7 @@ from oncelog.actors.protocol.messages.group import (
     LeaveGroupRequest,
     OffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import ListOffsetsRequest
+from oncelog.actors.protocol.messages.partition import ListOffsetsRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
 from oncelog.storage.errors import ErrorCode

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import FetchRequest
+from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetcher import Fetcher
 from oncelog.storage.errors import ErrorCode

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
@@ -23,7 +24,8 @@ from oncelog.actors.protocol.messages.group import (
     PartitionResult,
     TxnOffsetCommitRequest,
 )
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunReply,
@@ -35,9 +37,6 @@ from oncelog.actors.protocol.messages.messages import (
     InitProducerIdReply,
     InitProducerIdRequest,
     PartitionEnrolment,
-    ProduceReply,
-    ProduceRequest,
-    Request,
 )
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages.messages import EndTxnRequest, ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import EndTxnRequest
 from oncelog.api.batching.interceptors import ProducerInterceptor
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import Producer

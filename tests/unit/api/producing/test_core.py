@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
-    ProduceRequest,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
-    ProduceRequest,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError, RequestTimedOutError

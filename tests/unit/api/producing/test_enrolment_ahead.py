@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages.messages import (
-    AddPartitionsToTxnRequest,
-    EndTxnRequest,
-    ProduceRequest,
-)
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import TIMEOUT_SHARE
 from oncelog.storage.errors import ErrorCode

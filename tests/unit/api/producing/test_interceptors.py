@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.storage.errors import ErrorCode

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunReply,
     BeginRunRequest,
     EndTxnRequest,
     EnlistRequest,
-    ProduceRequest,
     Run,
     Winner,
 )

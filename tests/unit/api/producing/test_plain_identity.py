@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import (
-    InitProducerIdReply,
-    InitProducerIdRequest,
-    ProduceRequest,
-)
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import InitProducerIdReply, InitProducerIdRequest
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.transacting.plain_identity import PlainIdentities

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
-    ProduceRequest,
 )
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing import loop_wake, record_sender

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-from oncelog.actors.protocol.messages.messages import ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.producer import Producer
 from oncelog.api.records import ConsumerGroupMetadata

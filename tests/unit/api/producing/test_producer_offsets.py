@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.group import TxnOffsetCommitRequest
-from oncelog.actors.protocol.messages.messages import AddPartitionsToTxnRequest, EndTxnRequest
+from oncelog.actors.protocol.messages.transaction import AddPartitionsToTxnRequest, EndTxnRequest
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
-from oncelog.actors.protocol.messages.messages import InitProducerIdRequest, ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
+from oncelog.actors.protocol.messages.transaction import InitProducerIdRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
-from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import AsyncTransactionMember, Membership

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from oncelog.actors.protocol.messages.messages import ProduceRequest
+from oncelog.actors.protocol.messages.partition import ProduceRequest
 
 
 def test_a_batch_tells_whether_one_before_it_has_no_answer_yet(cluster: Any, run: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import Reply
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.storage.errors import ErrorCode
 

@@ -14,7 +14,8 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.messages.group import OffsetFetchRequest
-from oncelog.actors.protocol.messages.messages import DescribeReplicaRequest, InitProducerIdRequest
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.transaction import InitProducerIdRequest
 from oncelog.api.session.routing import METADATA_AGE_MAX_MS
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import pytest
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.base import Reply, ReplyT
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
     BeginRunReply,
@@ -18,8 +19,6 @@ from oncelog.actors.protocol.messages.messages import (
     EnlistRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
-    Reply,
-    ReplyT,
     Run,
     Winner,
 )

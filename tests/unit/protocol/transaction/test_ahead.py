@@ -12,7 +12,7 @@ from oncelog.actors.protocol.messages.admin import (
     AbortTransactionRequest,
     DeleteTransactionalIdRequest,
 )
-from oncelog.actors.protocol.messages.messages import EndTxnReply, Run
+from oncelog.actors.protocol.messages.transaction import EndTxnReply, Run
 from oncelog.actors.protocol.transaction.ahead import AHEAD_EPOCH_MAX, AHEAD_PARTITIONS_MAX
 from oncelog.actors.protocol.transaction.end import END_TXN, END_TXN_AHEAD, EndAge, end_verdict
 from oncelog.actors.protocol.transaction.log import decode_value, encode_value

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.end import (
     END_TXN,
     EndAction,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.log import (
     MemberKey,
     MemberValue,

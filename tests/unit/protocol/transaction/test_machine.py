@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     EndTxnRequest,
     InitProducerIdReply,
     InitProducerIdRequest,

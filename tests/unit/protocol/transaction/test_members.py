@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     BeginRunReply,
     DriverProcess,
     EndTxnRequest,

@@ -13,7 +13,7 @@ from oncelog.actors.protocol.messages.admin import (
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
 )
-from oncelog.actors.protocol.messages.messages import Run
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_EPOCH, TopicPartition

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.messages import DriverProcess, Run
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.errors import ErrorCode

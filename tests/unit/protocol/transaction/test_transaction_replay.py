@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
-from oncelog.actors.protocol.messages.messages import (
+from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
     DriverProcess,

@@ -1,0 +1,40 @@
+"""What every request and every reply has.
+
+Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
+with ``error`` and every other field has a default, so that a lost call is answered by
+``request.failed(code)``. Several partitions in one message carry one ``ErrorCode`` each. Times are
+milliseconds since the Unix epoch, durations milliseconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from oncelog.storage.errors import ErrorCode
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every reply has: the code that the whole request ended with.
+
+    ``detail`` is for people: it may name the value that was refused, and is never interpreted.
+    """
+
+    error: ErrorCode = ErrorCode.NONE
+    detail: str = ""
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class Request(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
+    """Base of every request: the actor method it calls and the reply that method gives."""
+
+    method: ClassVar[str]
+    reply_type: ClassVar[type[Any]]
+
+    def failed(self, error: ErrorCode, detail: str = "") -> ReplyT:
+        """The reply that carries only ``error``, as when the call never reached its actor."""
+        reply: ReplyT = self.reply_type(error=error, detail=detail)
+        return reply

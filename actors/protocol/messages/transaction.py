@@ -1,0 +1,197 @@
+"""Requests and replies of the transaction coordinator: producers, runs, enrolment and ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+NO_RUN: Final = 0
+"""Below the number of every run."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a whole distributed write. The coordinator numbers those of one id, rising.
+
+    ``id`` is chance, of whoever began the run: it tells a repeated call from another run.
+    """
+
+    number: int
+    id: str
+
+
+class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that a distributed write ends with, so that its death can be seen.
+
+    ``machine`` names a boot of an operating system and a space of process ids in it: only who is
+    in the same one can tell anything. ``start_ticks`` tells the process from a later one of the
+    same id.
+    """
+
+    machine: str
+    process_id: int
+    start_ticks: int
+
+
+class BeginRunReply(Reply, frozen=True, kw_only=True):
+    """The number of the run. With ``CONCURRENT_TRANSACTIONS``: that of the newest, if told."""
+
+    number: int = NO_RUN
+
+
+class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
+    """Begin a run of a distributed write: older ones are fenced, what is open is aborted.
+
+    ``after`` is the number of the newest run that the caller has heard of. It must be the newest
+    indeed, so that a late copy of this call begins nothing. Safe to repeat with the same
+    ``run_id``. ``ALREADY_COMMITTED`` when the token is decided, ``OUTDATED_VERSION`` when it names
+    a version below the one committed last; then nothing changes.
+    """
+
+    method = "begin_run"
+    reply_type = BeginRunReply
+
+    transactional_id: str
+    run_id: str
+    after: int = NO_RUN
+    token: bytes = b""
+    transaction_timeout_ms: int = 900_000
+    driver: DriverProcess | None = None
+
+
+class InitProducerIdReply(Reply, frozen=True, kw_only=True):
+    """The producer id and epoch to use, and the token of the last committed transaction.
+
+    ``ticket`` is the plain one, without a transactional id.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    commit_token: bytes | None = None
+    ticket: bytes = b""
+
+
+class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
+    """Get a producer id; with a transactional id, fence its older producers (KIP-98, KIP-360).
+
+    ``transactional_id`` ``None`` asks for a fresh idempotent producer; with a ``producer_id`` and
+    its plain ``ticket``, for a newer ticket of that id. With a transactional id ``producer_id`` and
+    ``producer_epoch`` are both given (recover in place) or both -1.
+    """
+
+    method = "init_producer_id"
+    reply_type = InitProducerIdReply
+
+    transactional_id: str | None
+    transaction_timeout_ms: int = 60_000
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    ticket: bytes = b""
+
+
+class EnlistReply(Reply, frozen=True, kw_only=True):
+    """A member's producer id and epoch; ``ALREADY_COMMITTED`` when the token is decided."""
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
+    """Join the transaction of a distributed write as one more member.
+
+    Not idempotent by itself: a lost reply leaves a member that never wins, and is aborted.
+    """
+
+    method = "enlist"
+    reply_type = EnlistReply
+
+    transactional_id: str
+    run: Run
+    token: bytes
+
+
+class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one partition: its ticket, or why it was not enrolled."""
+
+    topic_partition: TopicPartition
+    error: ErrorCode
+    ticket: bytes = b""
+
+
+class AddPartitionsToTxnReply(Reply, frozen=True, kw_only=True):
+    """One enrolment per partition asked for; durable before it is answered."""
+
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+
+
+class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
+    """Enrol partitions in the open transaction, beginning it if need be. Safe to repeat."""
+
+    method = "add_partitions_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
+    """Enrol the offsets partition of a consumer group: ``add_partitions_to_txn`` by group id."""
+
+    method = "add_offsets_to_txn"
+    reply_type = AddPartitionsToTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+
+class EndTxnReply(Reply, frozen=True, kw_only=True):
+    """The producer id and epoch of the next transaction.
+
+    ``visible`` tells whether every marker was written before the reply: read your commits.
+    ``enrolments`` are those of the request's ``next_partitions``; none if they are not enrolled,
+    and without tickets if the next transaction is not open yet or its topics have to be looked up.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    visible: bool = False
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+
+
+class Winner(msgspec.Struct, frozen=True, kw_only=True):
+    """A member whose records count, and how many records it had acknowledged."""
+
+    producer_id: int
+    record_count: int
+
+
+class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
+    """Commit or abort. Durable as decided when answered with ``NONE``; safe to repeat.
+
+    With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
+    other member is aborted; producer id and epoch are then not given.
+
+    A commit may enrol ``next_partitions`` in the next transaction, which is then open from the
+    moment the present one is complete, and has to be ended like any other. What cannot be
+    enrolled is left out as a whole and does not fail the commit.
+    """
+
+    method = "end_txn"
+    reply_type = EndTxnReply
+
+    transactional_id: str
+    committed: bool
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    token: bytes | None = None
+    run: Run | None = None
+    winners: tuple[Winner, ...] = ()
+    next_partitions: tuple[TopicPartition, ...] = ()
