@@ -21,7 +21,7 @@ from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
 pytestmark = pytest.mark.ray
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 NODE_ADDRESS = "127.0.0.2"
 RECORDS = 1_000
 ON_A_DISK_OF_ITS_OWN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
