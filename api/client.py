@@ -17,9 +17,11 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch.launch import end_actors
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, ShutdownRequest
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.admin.admin import Admin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
@@ -135,7 +137,8 @@ class Cluster(ProcessBound):
     def __init__(self) -> None:
         self._loop_thread = LoopThread()
         connection.refuse_after_fork(self._loop_thread)
-        self._transport = ActorTransport(RayTransport())
+        reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+        self._transport = ActorTransport(RayTransport(), reports)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock)
@@ -148,6 +151,7 @@ class Cluster(ProcessBound):
         except BaseException:
             self._loop_thread.close()
             raise
+        reports.interval_ms = int(self._setting("metrics_interval_ms"))
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -186,15 +190,18 @@ class Cluster(ProcessBound):
 
     def expect_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that this cluster does not have: it was started with its own."""
-        own, default = dict(self._metadata.settings), ClusterConfig()
         for name, value in settings.items():
-            found = own.get(name, str(getattr(default, name)))
+            found = self._setting(name)
             if str(value) != found:
                 raise InvalidSettingError(
                     f"{name}={value!r} is not what the cluster of {self.data_dir} has, which is "
                     f"{found}: leave it out, or stop the cluster and start it with that"
                     + (" in a new directory" if name in FOUNDING_SETTINGS else "")
                 )
+
+    def _setting(self, name: str) -> str:
+        """What the cluster has of one setting of ``ClusterConfig``."""
+        return dict(self._metadata.settings).get(name, str(getattr(ClusterConfig(), name)))
 
     @property
     def context(self) -> ClientContext:

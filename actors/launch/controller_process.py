@@ -8,7 +8,13 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import ControllerServer
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
-from oncelog.actors.launch.processes import ReplicaProcess, actor_class, make_listener, production
+from oncelog.actors.launch.processes import (
+    ReplicaProcess,
+    actor_class,
+    call_reports,
+    make_listener,
+    production,
+)
 
 
 @actor_class
@@ -22,7 +28,7 @@ class ControllerProcess(ControllerServer, ReplicaProcess):
             launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
         )
-        self.listener = make_listener(super())
+        self.listener = make_listener(super(), call_reports(config))
 
 
 def launch_controller(config: ReplicaConfig) -> None:

@@ -31,6 +31,7 @@ from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.processor_idle import POLL, keep_processors_awake
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
 from oncelog.actors.rpc.message_codec import decode_request, encode
 from oncelog.actors.rpc.ray_transport import RayTransport
@@ -66,13 +67,28 @@ def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Await
         is_encoded = len(arguments) == 1 and isinstance(arguments[0], bytes)
         try:
             if is_encoded:
-                server.listener.answered_calls += 1
-                return encode(await method(server, decode_request(name, arguments[0])))
+                return await _answer_encoded(server, name, method, arguments[0])
             return await method(server, *arguments, **keywords)
         except InvariantViolation as error:
             die_of_bug(error)
 
     return guarded
+
+
+async def _answer_encoded(
+    server: Any, name: str, method: Callable[..., Awaitable[Any]], data: bytes
+) -> bytes:
+    listener: Listener = server.listener
+    listener.answered_calls += 1
+    metered = listener.meter.begin(name, len(data))
+    error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+    try:
+        reply = await method(server, decode_request(name, data))
+        answer = encode(reply)
+        error_code, metered.reply_bytes = reply.error, len(answer)
+        return answer
+    finally:
+        listener.meter.end(metered, error_code)
 
 
 def die_of_bug(error: BaseException) -> None:
@@ -90,7 +106,12 @@ def actor_class(kind: _ClassT) -> _ClassT:
     return kind
 
 
-def make_listener(server: object) -> Listener:
+def call_reports(config: ReplicaConfig) -> CallReports:
+    """Where the calls that a process makes and answers are counted."""
+    return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
+
+
+def make_listener(server: object, reports: CallReports = NO_REPORTS) -> Listener:
     """What takes the calls of ``server`` over connections, on the address Ray has of this node.
 
     Give it the server as ``super()`` of the process: its methods without what Ray and
@@ -101,6 +122,7 @@ def make_listener(server: object) -> Listener:
         host=ray.util.get_node_ip_address(),
         token=secrets.token_bytes(TOKEN_BYTES),
         on_bug=die_of_bug,
+        reports=reports,
     )
 
 
@@ -113,7 +135,7 @@ def production(config: ReplicaConfig) -> Surroundings:
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         background=ThreadBackground(),
-        transport=ActorTransport(RayTransport()),
+        transport=ActorTransport(RayTransport(), call_reports(config)),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
         incarnation=secrets.token_hex(8),
@@ -149,7 +171,7 @@ class PartitionProcess(PartitionServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(super())
+        self.listener = make_listener(super(), call_reports(config))
 
 
 @actor_class
@@ -158,7 +180,7 @@ class TransactionCoordinatorProcess(TransactionCoordinatorServer, ReplicaProcess
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(super())
+        self.listener = make_listener(super(), call_reports(config))
 
 
 @actor_class
@@ -167,4 +189,4 @@ class GroupCoordinatorProcess(GroupCoordinatorServer, ReplicaProcess):
 
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config, production(config))
-        self.listener = make_listener(super())
+        self.listener = make_listener(super(), call_reports(config))

@@ -1,9 +1,12 @@
 """What an operator watches: names, units and meaning of the figures, and where they go.
 
 Each actor sets its figures every ``metrics_interval_ms``. ``MetricSink`` is where they go:
-Ray's metrics in production (``process/ray_metrics.py``), nothing elsewhere. Every figure is a
-gauge that a restart sets anew; of actors that restarted, ask for the highest value per topic
+Ray's metrics in production (``process/ray_metrics.py``), nothing elsewhere. These figures are
+gauges that a restart sets anew; of actors that restarted, ask for the highest value per topic
 and partition.
+
+Calls are counted as well, by whoever makes them, programs too, and by whoever answers them
+(``rpc/call_meter.py``): those are counters, to be summed.
 
 A transaction is *late* once it has been open for longer than any may be plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
@@ -21,6 +24,7 @@ LATE_GRACE_MS: Final = 300_000
 
 PREFIX: Final = "oncelog_"
 TAGS: Final = ("topic", "partition", "broker")
+CALL_TAGS: Final = ("method", "side")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class Metric:
     name: str
     unit: str
     description: str
+    tags: tuple[str, ...] = TAGS
 
 
 PRODUCER_ID_COUNT: Final = Metric(
@@ -82,6 +87,42 @@ CUT_BYTES: Final = Metric(
     unit="bytes",
     description="What the last start cut from the end of the log; see `oncelog status`.",
 )
+CALLS: Final = Metric(
+    name="calls",
+    unit="calls",
+    description="Calls that ended.",
+    tags=CALL_TAGS,
+)
+CALL_ERRORS: Final = Metric(
+    name="call_errors",
+    unit="calls",
+    description="Calls that ended with an error, by its code.",
+    tags=(*CALL_TAGS, "error"),
+)
+CALL_REQUEST_BYTES: Final = Metric(
+    name="call_request_bytes",
+    unit="bytes",
+    description="Size of the requests.",
+    tags=CALL_TAGS,
+)
+CALL_REPLY_BYTES: Final = Metric(
+    name="call_reply_bytes",
+    unit="bytes",
+    description="Size of the replies.",
+    tags=CALL_TAGS,
+)
+CALL_DURATION_MS_SUM: Final = Metric(
+    name="call_duration_ms_sum",
+    unit="ms",
+    description="How long calls took, all together; that of `fetch` includes waiting for records.",
+    tags=CALL_TAGS,
+)
+CALL_DURATION_MS_BUCKET: Final = Metric(
+    name="call_duration_ms_bucket",
+    unit="calls",
+    description="Calls that took at most `le` ms: for `histogram_quantile`.",
+    tags=(*CALL_TAGS, "le"),
+)
 METRICS: Final = (
     PRODUCER_ID_COUNT,
     OPEN_TRANSACTION_COUNT,
@@ -93,6 +134,12 @@ METRICS: Final = (
     CUT_BYTES,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    CALLS,
+    CALL_ERRORS,
+    CALL_REQUEST_BYTES,
+    CALL_REPLY_BYTES,
+    CALL_DURATION_MS_SUM,
+    CALL_DURATION_MS_BUCKET,
 )
 
 
@@ -100,7 +147,11 @@ class MetricSink(Protocol):
     """Takes figures; never raises and never waits."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-        """Set a gauge; ``tags`` has a text for each of ``TAGS``."""
+        """Set a gauge; ``tags`` has a text for each of those of ``metric``."""
+        ...
+
+    def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
+        """Add to a counter; nothing if ``amount`` is 0. From any thread."""
         ...
 
 
@@ -108,6 +159,9 @@ class NoMetrics:
     """A sink for processes that nobody watches."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+        """Forget the figure."""
+
+    def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
         """Forget the figure."""
 
 

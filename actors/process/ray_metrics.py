@@ -1,16 +1,21 @@
 """Figures as Ray's own metrics: on its dashboard, and for Prometheus at each node's endpoint.
 
-Ray prefixes names with ``ray_``, exports every ten seconds, and keeps the gauges of a process that
-ended for some seconds more.
+Ray prefixes names with ``ray_``, ends those of counters with ``_total``, exports every ten seconds,
+and keeps the gauges of a process that ended for some seconds more. What a process adds that is no
+longer connected to Ray is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
-from ray.util.metrics import Gauge
+from ray.util import metrics
+from ray.util.metrics import Counter, Gauge
 
-from oncelog.actors.process.metrics import PREFIX, TAGS, Metric
+from oncelog.actors.process.metrics import PREFIX, Metric
+
+_InstrumentT = TypeVar("_InstrumentT", bound=metrics.Metric)
 
 
 class RayMetrics:
@@ -18,12 +23,24 @@ class RayMetrics:
 
     def __init__(self) -> None:
         self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
         """Set the gauge, made on first use."""
-        gauge = self._gauges.get(metric.name)
-        if gauge is None:
-            description = f"{metric.description} ({metric.unit})"
-            gauge = Gauge(PREFIX + metric.name, description=description, tag_keys=TAGS)
-            self._gauges[metric.name] = gauge
-        gauge.set(value, tags=dict(tags))
+        _instrument(Gauge, self._gauges, metric).set(value, tags=dict(tags))
+
+    def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
+        """Add to the counter, made on first use; two of one name, in two threads, add up."""
+        if amount:
+            _instrument(Counter, self._counters, metric).inc(amount, tags=dict(tags))
+
+
+def _instrument(
+    kind: type[_InstrumentT], known: dict[str, _InstrumentT], metric: Metric
+) -> _InstrumentT:
+    instrument = known.get(metric.name)
+    if instrument is None:
+        description = f"{metric.description} ({metric.unit})"
+        instrument = kind(PREFIX + metric.name, description=description, tag_keys=metric.tags)
+        known[metric.name] = instrument
+    return instrument

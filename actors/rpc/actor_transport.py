@@ -7,8 +7,15 @@ import functools
 import logging
 from typing import Any, Final, Protocol
 
-from oncelog.actors.interfaces import Transport
 from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.rpc.call_meter import (
+    CALLER,
+    NO_REPORTS,
+    UNMETERED,
+    CallMeter,
+    CallReports,
+    MeteredCall,
+)
 from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections
@@ -27,8 +34,19 @@ UNREACHABLE_RETRY_S: Final = 30.0
 """How long an actor that Ray reaches and a connection does not is called through Ray."""
 
 
-class RayCalls(Transport, Protocol):
+class RayCalls(Protocol):
     """What Ray is asked for: where actors listen, and calls to those that cannot be connected."""
+
+    async def call(
+        self,
+        actor: str,
+        request: Request[ReplyT],
+        *,
+        timeout_ms: int,
+        metered: MeteredCall = UNMETERED,
+    ) -> ReplyT:
+        """Call ``request.method`` of ``actor``, see ``Transport.call``; tell the sizes."""
+        ...
 
     async def listener_of(
         self, actor: str, *, timeout_ms: int
@@ -44,27 +62,41 @@ class ActorTransport:
     Ray where the actor listens now. Where no connection can be made, calls go through Ray.
     """
 
-    def __init__(self, ray_calls: RayCalls) -> None:
+    def __init__(self, ray_calls: RayCalls, reports: CallReports = NO_REPORTS) -> None:
         self._ray_calls = ray_calls
+        self._reports = reports
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
         """Call ``request.method`` of ``actor``; see ``Transport.call``."""
-        if not answers_on_connections(request):
-            return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
         loop = asyncio.get_running_loop()
         connections = self._of_loop.get(loop) or self._begin(loop)
-        connection = connections.usable(actor)
-        if connection is None:
-            deadline = loop.time() + timeout_ms / 1000
-            made = await connections.make(actor, timeout_ms=timeout_ms)
-            timeout_ms = int(1000 * (deadline - loop.time()))
-            if made is None:
-                return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
-            if isinstance(made, ErrorCode):
-                return request.failed(made)
-            connection = made
-        return await connection.call(request, timeout_ms=timeout_ms)
+        metered = connections.meter.begin(request.method)
+        reply = await self._call(connections, actor, request, timeout_ms, metered)
+        connections.meter.end(metered, reply.error)
+        return reply
+
+    async def _call(
+        self,
+        connections: _LoopConnections,
+        actor: str,
+        request: Request[ReplyT],
+        timeout_ms: int,
+        metered: MeteredCall,
+    ) -> ReplyT:
+        way: Connection | ErrorCode | None = None
+        if answers_on_connections(request):
+            way = connections.usable(actor)
+            if way is None:
+                loop = asyncio.get_running_loop()
+                deadline = loop.time() + timeout_ms / 1000
+                way = await connections.make(actor, timeout_ms=timeout_ms)
+                timeout_ms = int(1000 * (deadline - loop.time()))
+        if isinstance(way, ErrorCode):
+            return request.failed(way)
+        if way is not None:
+            return await way.call(request, timeout_ms=timeout_ms, metered=metered)
+        return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms, metered=metered)
 
     def close(self) -> None:
         """Close every connection, on whatever loop. Later calls would open new ones."""
@@ -76,7 +108,7 @@ class ActorTransport:
         """The first call on ``loop``; what loops left that were closed without their tasks goes."""
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
-        connections = self._of_loop[loop] = _LoopConnections(self._ray_calls)
+        connections = self._of_loop[loop] = _LoopConnections(self._ray_calls, self._reports)
         keeper: Any = loop.create_task(self._close_at_end(loop, connections))
         # A program that closes its loop without its tasks has nothing to do with this one.
         keeper._log_destroy_pending = False
@@ -100,7 +132,8 @@ class ActorTransport:
 class _LoopConnections:
     """The connections of one event loop."""
 
-    def __init__(self, ray_calls: RayCalls) -> None:
+    def __init__(self, ray_calls: RayCalls, reports: CallReports) -> None:
+        self.meter = CallMeter(CALLER, reports)
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
         self._connections: dict[str, Connection] = {}
@@ -125,7 +158,8 @@ class _LoopConnections:
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and report the calls that have ended."""
+        self.meter.report()
         for connection in list(self._connections.values()):
             connection.close()
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
 from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
@@ -32,12 +33,16 @@ class Connection(FramedProtocol):
         self.on_lost: Callable[[], None] | None = None
         self._next_id = _HELLO_ID + 1
         self._last_received = 0.0
-        self._pending: dict[int, tuple[Request[Any], asyncio.Future[Reply | None]]] = {}
+        self._pending: dict[
+            int, tuple[Request[Any], asyncio.Future[Reply | None], MeteredCall]
+        ] = {}
         self._accepted: asyncio.Future[bool] = self.loop.create_future()
         self._drained: asyncio.Future[None] = self.loop.create_future()
         """Done when calls that waited for the actor to read may go on."""
 
-    async def call(self, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
+    async def call(
+        self, request: Request[ReplyT], *, timeout_ms: int, metered: MeteredCall = UNMETERED
+    ) -> ReplyT:
         """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
         began = self.loop.time()
         deadline = began + timeout_ms / 1000
@@ -55,7 +60,8 @@ class Connection(FramedProtocol):
             self.send(correlation_id, len(method), method, *message)
         except ValueError as error:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
-        self._pending[correlation_id] = (request, answer)
+        metered.request_bytes = sum(map(len, message))
+        self._pending[correlation_id] = (request, answer, metered)
         timer = self.loop.call_at(deadline, _settle, answer, None)
         try:
             reply: ReplyT | None = await answer
@@ -103,8 +109,10 @@ class Connection(FramedProtocol):
             self.is_usable = kind == Outcome.REPLY
             _settle(self._accepted, self.is_usable)
             return
-        request, answer = self._pending.get(correlation_id, (None, None))
-        if request is not None and answer is not None:
+        pending = self._pending.get(correlation_id)
+        if pending is not None:
+            request, answer, metered = pending
+            metered.reply_bytes = len(body)
             _settle(answer, _reply(request, kind, body))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -114,7 +122,7 @@ class Connection(FramedProtocol):
             self.on_lost()
         _settle(self._accepted, False)
         _settle(self._drained, None)
-        for request, answer in self._pending.values():
+        for request, answer, _ in self._pending.values():
             _settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 

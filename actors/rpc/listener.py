@@ -16,8 +16,9 @@ from typing import Any, Final
 from oncelog.actors.process.log_budget import LogBudget
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
+from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
-from oncelog.storage.errors import InvariantViolation
+from oncelog.storage.errors import ErrorCode, InvariantViolation
 
 _logger = logging.getLogger(__name__)
 
@@ -52,10 +53,12 @@ class Listener:
         host: str,
         token: bytes,
         on_bug: Callable[[InvariantViolation], object],
+        reports: CallReports = NO_REPORTS,
     ) -> None:
         self.server = server
         self.token = token
         self.answered_calls = 0
+        self.meter = CallMeter(CALLEE, reports)
         self.places = Places()
         self.progress = Progress()
         self.room = RequestRoom()
@@ -95,14 +98,16 @@ class Listener:
         room_bytes: int = 0,
     ) -> None:
         """Answer one request in a task of its own; then its ``room_bytes`` are given back."""
+        metered = self.meter.begin(method, len(body))
         answer, request = self._understood(method, body)
         if answer is None:
+            self.meter.end(metered, ErrorCode.INVALID_REQUEST)
             self.room.give(room_bytes)
             self.warnings.warn("%r refused a call: %s", self.server, request)
             caller.send(correlation_id, Outcome.REFUSED, str(request).encode())
             return
         self.progress.begin(caller)
-        work = self._answer(caller, correlation_id, answer, request, room_bytes)
+        work = self._answer(caller, correlation_id, answer, request, room_bytes, metered)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -119,18 +124,28 @@ class Listener:
         return answer, f"it has no method {method!r}" if answer is None else request
 
     async def _answer(
-        self, caller: Caller, correlation_id: int, method: Any, request: object, room_bytes: int
+        self,
+        caller: Caller,
+        correlation_id: int,
+        method: Any,
+        request: object,
+        room_bytes: int,
+        metered: MeteredCall,
     ) -> None:
         self.answered_calls += 1
+        error_code = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
-            reply = message_codec.encode_in_parts(await method(request))
-            caller.send(correlation_id, Outcome.REPLY, *reply)
+            reply = await method(request)
+            message = message_codec.encode_in_parts(reply)
+            caller.send(correlation_id, Outcome.REPLY, *message)
+            error_code, metered.reply_bytes = reply.error, sum(map(len, message))
         except InvariantViolation as bug:
             self._on_bug(bug)
         except Exception as error:
             _logger.exception("%r.%s raised", self.server, method.__name__)
             caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
         finally:
+            self.meter.end(metered, error_code)
             self.progress.end(caller)
             if room_bytes:
                 self.room.give(room_bytes)

@@ -26,6 +26,7 @@ from ray.exceptions import (
 from oncelog.actors.interfaces import NAMESPACE, ResultT
 from oncelog.actors.process.background import settle
 from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.message_codec import answers_on_connections, decode_reply, encode
 from oncelog.storage.errors import ErrorCode
@@ -48,18 +49,28 @@ class RayTransport:
         self._namespace = namespace
         self._handles: dict[str, Any] = {}
 
-    async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
-        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+    async def call(
+        self,
+        actor: str,
+        request: Request[ReplyT],
+        *,
+        timeout_ms: int,
+        metered: MeteredCall = UNMETERED,
+    ) -> ReplyT:
+        """Call ``request.method`` of ``actor``; see ``RayCalls.call``."""
         is_encoded = answers_on_connections(request)
         try:
             argument = encode(request) if is_encoded else request
         except ValueError as error:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
+        if isinstance(argument, bytes):
+            metered.request_bytes = len(argument)
         answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
         if isinstance(answer, RayFailure):
             return request.failed(answer.error, answer.detail)
         if not is_encoded:
             return cast("ReplyT", answer)
+        metered.reply_bytes = len(answer)
         try:
             return cast("ReplyT", decode_reply(request.method, answer))
         except (TypeError, ValueError) as error:

@@ -12,10 +12,13 @@ from typing import Any, Final
 
 import ray
 
+from oncelog.actors.config import ClusterConfig
 from oncelog.actors.interfaces import NAMESPACE, Transport
 from oncelog.actors.launch.launch import end_actors, running_actors
 from oncelog.actors.process.clock import SystemClock
+from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.rpc.actor_transport import ActorTransport
+from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import Consumer
@@ -52,7 +55,8 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     """Make the clients of a worker inside its actor, on an event loop of their own."""
     chance = random.Random(secrets.randbits(64))
     loop_thread = LoopThread()
-    router = Router(ActorTransport(RayTransport()), SystemClock())
+    reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+    router = Router(ActorTransport(RayTransport(), reports), SystemClock())
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
         consumer=Consumer(router, loop_thread, consumer, chance),

@@ -17,6 +17,8 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
 from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.rpc.call_meter import MeteredCall
+from oncelog.actors.rpc.message_codec import encode
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
@@ -165,16 +167,25 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
 ) -> None:
     import ray
 
+    with cluster.producer() as producer:
+        producer.send(topic, value=b"counted", partition=0).result(30)
     status = typed("status", "--json")
     (shown,) = [one for one in status["topics"] if one["name"] == topic]
     assert shown["partitions"][0]["late_transaction_count"] == 0
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    produced = 'method="produce"'
     wanted = {
-        f'ray_oncelog_last_stable_offset_lag{{topic="{topic}"',
-        "ray_oncelog_producer_id_count",
-        "ray_oncelog_active_transactional_id_count",
-        "ray_oncelog_partition_late_transaction_count",
+        ("ray_oncelog_last_stable_offset_lag", f'topic="{topic}"'),
+        ("ray_oncelog_producer_id_count",),
+        ("ray_oncelog_active_transactional_id_count",),
+        ("ray_oncelog_partition_late_transaction_count",),
+        # Nobody but this program calls ``produce``.
+        ("ray_oncelog_calls_total", produced, 'side="caller"'),
+        ("ray_oncelog_calls_total", produced, 'side="callee"'),
+        ("ray_oncelog_call_request_bytes_total", produced, 'side="callee"'),
+        ("ray_oncelog_call_duration_ms_sum_total", produced, 'side="callee"'),
+        ("ray_oncelog_call_duration_ms_bucket_total", produced, 'side="caller"', 'le="+Inf"'),
     }
     deadline = time.monotonic() + 120
     missing = wanted
@@ -182,12 +193,21 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
         with urllib.request.urlopen(url, timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         missing = {
-            name
-            for name in wanted
+            (name, *labels)
+            for name, *labels in wanted
             if not any(
-                line.startswith(name.split("{")[0])
-                and ("{" not in name or f'topic="{topic}"' in line)
-                for line in lines
+                line.startswith(name) and all(label in line for label in labels) for line in lines
             )
         }
     assert not missing
+
+
+def test_a_call_through_ray_tells_the_sizes_of_its_messages(cluster: Any) -> None:
+    assert cluster.describe().error is ErrorCode.NONE
+    metered = MeteredCall("cluster_keys", 0.0)
+    request = ClusterKeysRequest()
+    called = RayTransport().call(CONTROLLER_ACTOR, request, timeout_ms=30_000, metered=metered)
+    reply = asyncio.run(called)
+    assert reply.error is ErrorCode.NONE
+    assert metered.request_bytes == len(encode(request))
+    assert metered.reply_bytes == len(encode(reply))

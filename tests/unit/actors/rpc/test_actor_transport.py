@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 
+from counted_calls import Counted
+
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.rpc import actor_transport
 from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
+from oncelog.actors.rpc.call_meter import CallReports, MeteredCall
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.errors import ErrorCode
 
 TIMEOUT_MS = 30_000
+BY_RAY_BYTES = (7, 70)
 BY_RAY = DescribeReplicaReply(process_id=-7)
 
 
@@ -43,7 +47,10 @@ class FakeRay:
         await self.answer.wait()
         return self.known
 
-    async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+    async def call(
+        self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+    ) -> Reply:
+        metered.request_bytes, metered.reply_bytes = BY_RAY_BYTES
         assert (actor, request) == ("partition:flights-0@0", DescribeReplicaRequest())
         assert timeout_ms > 0
         return BY_RAY
@@ -219,7 +226,10 @@ def test_the_first_calls_to_a_hundred_actors_wait_for_none_of_each_other():
                     all_asked.set()
                 await all_asked.wait()
 
-            async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+            async def call(
+                self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+            ) -> Reply:
+                assert metered.method == request.method
                 assert (actor in asked, request) == (True, DescribeReplicaRequest())
                 assert timeout_ms > 0
                 return BY_RAY
@@ -247,7 +257,10 @@ def test_actors_that_could_not_be_connected_are_remembered_within_a_bound(monkey
             assert (actor != "", timeout_ms > 0) == (True, True)
             self.asked += 1
 
-        async def call(self, actor: str, request: Request[Reply], *, timeout_ms: int) -> Reply:
+        async def call(
+            self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+        ) -> Reply:
+            assert metered.method == request.method
             assert (actor != "", request, timeout_ms > 0) == (True, DescribeReplicaRequest(), True)
             return BY_RAY
 
@@ -292,5 +305,38 @@ def test_failures_to_connect_are_remembered_within_a_bound(monkeypatch):
         transport.close()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+    asyncio.run(body())
+
+
+# --- what is counted ------------------------------------------------------------------------
+
+
+def test_calls_are_counted_whichever_way_they_take_and_reported_when_the_transport_is_closed():
+    async def body() -> None:
+        ray, counted = FakeRay(), Counted()
+        transport = ActorTransport(ray, CallReports(counted, interval_ms=600_000))
+        assert await describe(transport) == BY_RAY
+        assert not counted.amounts
+        transport.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert counted.of("calls", "describe_replica", "caller") == 1
+        assert counted.of("call_request_bytes", "describe_replica", "caller") == BY_RAY_BYTES[0]
+        assert counted.of("call_reply_bytes", "describe_replica", "caller") == BY_RAY_BYTES[1]
+
+    asyncio.run(body())
+
+
+def test_calls_that_reach_nobody_are_counted_as_errors():
+    async def body() -> None:
+        ray, counted = FakeRay(), Counted()
+        ray.known = ErrorCode.NETWORK_EXCEPTION
+        transport = ActorTransport(ray, CallReports(counted, interval_ms=1))
+        assert (await describe(transport)).error is ErrorCode.NETWORK_EXCEPTION
+        await asyncio.wait_for(counted.reported.wait(), 30)
+        labels = ("describe_replica", "caller", "NETWORK_EXCEPTION")
+        assert counted.of("call_errors", *labels) == 1
+        assert counted.of("call_request_bytes", *labels[:2]) == 0
 
     asyncio.run(body())

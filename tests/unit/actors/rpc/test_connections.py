@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.rpc import connection as connection_module
 from oncelog.actors.rpc import frames
+from oncelog.actors.rpc.call_meter import UNMETERED
 from oncelog.actors.rpc.connection import Connection, connect
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, FramedProtocol
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
@@ -116,7 +117,7 @@ def test_a_call_that_is_cancelled_in_the_turn_of_its_answer_does_not_go_on():
         server.gate.clear()
         calling = asyncio.create_task(connection.call(produce(1), timeout_ms=TIMEOUT_MS))
         await server.entered.get()
-        ((_, answer),) = connection._pending.values()
+        ((_, answer, _),) = connection._pending.values()
         answer.set_result(ProduceReply(base_offset=1))
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -148,7 +149,7 @@ def test_a_request_that_cannot_be_sent_is_answered_here():
 def raw_request(connection: Connection, method: str, message: bytes) -> asyncio.Future[Any]:
     """Send what is no request of ours, as if it were a ``produce``."""
     answer: asyncio.Future[Any] = connection.loop.create_future()
-    connection._pending[77] = (produce(0), answer)
+    connection._pending[77] = (produce(0), answer, UNMETERED)
     connection.send(77, len(method), method.encode(), message)
     return answer
 
