@@ -49,22 +49,26 @@ class ActorTransport:
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
-        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
-        if not answers_on_connections(request):
-            return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
-        loop = asyncio.get_running_loop()
-        connections = self._of_loop.get(loop) or self._begin(loop)
-        connection = connections.usable(actor)
-        if connection is None:
-            deadline = loop.time() + timeout_ms / 1000
-            made = await connections.make(actor, timeout_ms=timeout_ms)
-            timeout_ms = int(1000 * (deadline - loop.time()))
-            if made is None:
-                return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
-            if isinstance(made, ErrorCode):
-                return request.failed(made)
-            connection = made
-        return await connection.call(request, timeout_ms=timeout_ms)
+        """Call ``request.method`` of ``actor``; see ``Transport.call``. Each begins and ends here.
+
+        The road is a connection, ``None`` for Ray's, or why there is none.
+        """
+        road: Connection | ErrorCode | None = None
+        if answers_on_connections(request):
+            loop = asyncio.get_running_loop()
+            connections = self._of_loop.get(loop) or self._begin(loop)
+            road = connections.usable(actor)
+            if road is None:
+                deadline = loop.time() + timeout_ms / 1000
+                road = await connections.make(actor, timeout_ms=timeout_ms)
+                timeout_ms = int(1000 * (deadline - loop.time()))
+        if road is None:
+            reply = await self._ray_calls.call(actor, request, timeout_ms=timeout_ms)
+        elif isinstance(road, ErrorCode):
+            reply = request.failed(road)
+        else:
+            reply = await road.call(request, timeout_ms=timeout_ms)
+        return reply
 
     def close(self) -> None:
         """Close every connection, on whatever loop. Later calls would open new ones."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
@@ -105,7 +106,7 @@ class Connection(FramedProtocol):
             return
         request, answer = self._pending.get(correlation_id, (None, None))
         if request is not None and answer is not None:
-            _settle(answer, _reply(request, kind, body))
+            _settle(answer, read_answer(request, kind, body))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Every open call may have run or not: its caller decides what that means."""
@@ -138,23 +139,6 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
     if not is_accepted:
         connection.close()
     return connection if connection.is_usable else None
-
-
-def _reply(request: Request[Any], kind: int, body: memoryview) -> Reply:
-    if kind == Outcome.REPLY:
-        try:
-            return message_codec.decode_reply(request.method, body)
-        except ValueError as error:
-            return _failed(request, ErrorCode.UNKNOWN_SERVER_ERROR, f"unreadable reply: {error}")
-    text = bytes(body).decode("utf-8", "replace")
-    is_refused = kind == Outcome.REFUSED
-    code = ErrorCode.INVALID_REQUEST if is_refused else ErrorCode.UNKNOWN_SERVER_ERROR
-    return _failed(request, code, text)
-
-
-def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
-    reply: Reply = request.failed(error, detail)
-    return reply
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

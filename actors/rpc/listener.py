@@ -1,4 +1,4 @@
-"""Answers the calls that reach an actor over connections of its own.
+"""Takes the calls that reach an actor over connections of its own.
 
 Ray starts, names, places and restarts the actor; its task calls cost a millisecond of processor
 time each, which is many times what the work of a small call costs (``docs/adr/0010``).
@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.process.log_budget import LogBudget
-from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
-from oncelog.storage.errors import InvariantViolation
 
 _logger = logging.getLogger(__name__)
 
@@ -39,29 +37,19 @@ class ListenerAddress:
 
 
 class Listener:
-    """Serves the public methods of ``server`` that are those of requests.
+    """Takes calls over connections, for ``dispatch`` to answer.
 
     ``token`` is told only to those whom Ray lets call the actor, and new in each life of it.
-    ``on_bug`` ends the process when a call meets a broken invariant.
     """
 
-    def __init__(
-        self,
-        server: object,
-        *,
-        host: str,
-        token: bytes,
-        on_bug: Callable[[InvariantViolation], object],
-    ) -> None:
-        self.server = server
+    def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
         self.token = token
-        self.answered_calls = 0
         self.places = Places()
         self.progress = Progress()
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
+        self._dispatch = dispatch
         self._host = host
-        self._on_bug = on_bug
         self._opening: asyncio.Task[asyncio.Server] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,45 +79,25 @@ class Listener:
         caller: Caller,
         correlation_id: int,
         method: str,
-        body: memoryview,
+        message: memoryview,
         room_bytes: int = 0,
     ) -> None:
-        """Answer one request in a task of its own; then its ``room_bytes`` are given back."""
-        answer, request = self._understood(method, body)
-        if answer is None:
-            self.room.give(room_bytes)
-            self.warnings.warn("%r refused a call: %s", self.server, request)
-            caller.send(correlation_id, Outcome.REFUSED, str(request).encode())
-            return
+        """Answer one call in a task of its own; then its ``room_bytes`` are given back."""
         self.progress.begin(caller)
-        work = self._answer(caller, correlation_id, answer, request, room_bytes)
+        work = self._answer(caller, correlation_id, method, message, room_bytes)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _understood(self, method: str, body: memoryview) -> tuple[Any, object]:
-        """What answers a request, with the request; or ``None``, with why nothing does."""
-        if method not in message_codec.REQUESTS:
-            return None, f"no request has the method {method!r}"
-        try:
-            request = message_codec.decode_request(method, body)
-        except ValueError as error:
-            return None, f"not a request of {method!r}: {error}"
-        answer = getattr(self.server, method, None)
-        return answer, f"it has no method {method!r}" if answer is None else request
-
     async def _answer(
-        self, caller: Caller, correlation_id: int, method: Any, request: object, room_bytes: int
+        self, caller: Caller, correlation_id: int, method: str, message: memoryview, room_bytes: int
     ) -> None:
-        self.answered_calls += 1
         try:
-            reply = message_codec.encode_in_parts(await method(request))
-            caller.send(correlation_id, Outcome.REPLY, *reply)
-        except InvariantViolation as bug:
-            self._on_bug(bug)
-        except Exception as error:
-            _logger.exception("%r.%s raised", self.server, method.__name__)
-            caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
+            outcome, body = await self._dispatch.answer(method, message)
+            try:
+                caller.send(correlation_id, outcome, *body)
+            except ValueError as error:
+                caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
         finally:
             self.progress.end(caller)
             if room_bytes:
