@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.certificates import files_in_use, secure_context
 from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+
+_logger = logging.getLogger(__name__)
 
 SILENCE_MS: Final = 1_000
 """A connection that is silent for less may just be that of a slow call."""
@@ -30,6 +36,7 @@ class Connection(FramedProtocol):
     def __init__(self) -> None:
         super().__init__()
         self.is_usable = False
+        self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
         self._next_id = _HELLO_ID + 1
         self._last_received = 0.0
@@ -108,8 +115,9 @@ class Connection(FramedProtocol):
         if request is not None and answer is not None:
             _settle(answer, read_answer(request, kind, body))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Every open call may have run or not: its caller decides what that means."""
+        self.error = exc
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
@@ -120,12 +128,19 @@ class Connection(FramedProtocol):
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
-    """Open a connection; ``None`` if nobody who knows the token answers there in time."""
+    """Open a connection; ``None`` if nobody who knows the token answers there in time.
+
+    Or if Ray's certificates are to secure it and do not: then a warning says why.
+    """
     loop = asyncio.get_running_loop()
-    opening = loop.create_connection(Connection, address.host, address.port)
     deadline = loop.time() + timeout_ms / 1000
     try:
+        context = secure_context(is_caller=True)
+        opening = loop.create_connection(Connection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
+    except (InvalidSettingError, ssl.SSLError) as error:
+        _warn_insecure(address, error)
+        return None
     except (OSError, asyncio.TimeoutError):
         return None
     timer = loop.call_at(deadline, connection.close)
@@ -138,7 +153,16 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
         timer.cancel()
     if not is_accepted:
         connection.close()
+        if context is not None:
+            # The other side says at most now what it thinks of our certificate.
+            _warn_insecure(address, connection.error or "closed by the other side")
     return connection if connection.is_usable else None
+
+
+def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
+    _logger.warning(
+        "no secure connection to %s:%d: %s (%s)", address.host, address.port, error, files_in_use()
+    )
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from oncelog.actors.process.log_budget import LogBudget
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
+from oncelog.actors.rpc.certificates import secure_context
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
 
@@ -56,7 +57,8 @@ class Listener:
     async def address(self) -> ListenerAddress:
         """Where to connect to; begins to listen, on the running loop, at the first call.
 
-        ``OSError`` if the address cannot be listened on.
+        ``OSError`` if the address cannot be listened on, ``InvalidSettingError`` if Ray's
+        certificates are asked for and cannot be used.
         """
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.ensure_future(self._listen())
@@ -66,8 +68,15 @@ class Listener:
         )
 
     async def _listen(self) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Caller(self), self._host, 0, backlog=1_024)
+        context = secure_context(is_caller=False)
+        return await asyncio.get_running_loop().create_server(
+            lambda: _Caller(self),
+            self._host,
+            0,
+            backlog=1_024,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else FIRST_FRAME_TIMEOUT_S,
+        )
 
     async def close(self) -> None:
         """Listen no more; calls that run go on."""
@@ -116,11 +125,12 @@ class _Caller(FramedProtocol):
         self._room_bytes = 0
         """Taken for the frame that comes in."""
         self._is_without_room = False
-        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
+        self._patience: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place among those whose token has not come yet."""
         super().connection_made(transport)
+        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         self._make_way(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from issued_certificates import Authority
 
 from oncelog.actors.config import RAY, ROADS
 
@@ -43,11 +44,13 @@ with oncelog.connect(cluster.address) as other:
         consumer.commit()
     loops = other._transport._of_loop.values()
     connections = [one for loop in loops for one in loop._connections.values()]
+    secured = [one for one in connections if one.transport.get_extra_info("ssl_object")]
 values = b" ".join(values).decode()
 is_listening = ray.get(leader.listener_address.remote()) is not None
 is_counted = ray.get(leader.health.remote()).answered_calls > 0
 # Ray writes lines of its own between.
-print("slice:", values, bool(connections), is_listening, is_counted, flush=True)
+assert len(secured) in (0, len(connections))
+print("slice:", values, bool(connections), bool(secured), is_listening, is_counted, flush=True)
 cluster.shutdown()
 ray.shutdown()
 """
@@ -71,4 +74,13 @@ def run_slice(data_dir: Path, calls: str, **environment: str) -> str:
 @pytest.mark.parametrize("calls", ROADS)
 def test_a_cluster_writes_reads_and_survives_on_either_road(tmp_path: Path, calls: str) -> None:
     is_connected = calls != RAY
-    assert run_slice(tmp_path, calls) == f"0 1 2 3 {is_connected} {is_connected} True"
+    assert run_slice(tmp_path, calls) == f"0 1 2 3 {is_connected} False {is_connected} True"
+
+
+@pytest.mark.slow
+def test_rays_certificates_secure_connections_too(tmp_path: Path) -> None:
+    import ray
+
+    authority = Authority(tmp_path, "cluster")
+    variables = authority.issue("127.0.0.1", ray.util.get_node_ip_address())
+    assert run_slice(tmp_path / "data", "connections", **variables) == "0 1 2 3 True True True True"
