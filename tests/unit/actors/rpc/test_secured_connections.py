@@ -117,7 +117,8 @@ def test_a_caller_without_a_certificate_is_refused(use, authority):
                     address.host, address.port, ssl=context
                 )
                 writer.write(hello(address.token))
-                heard = await reader.read()
+                heard = await reader.read(100)
+                writer.close()
             assert heard == b""
             assert not listener.places._trusted
 
