@@ -32,6 +32,11 @@ FLUSH_POLICIES: Final = ("sync", "os")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 CLEANUP_POLICIES: Final = ("delete", "compact", "compact,delete")
 
+CONNECTIONS: Final = "connections"
+RAY: Final = "ray"
+ROADS: Final = (CONNECTIONS, RAY)
+"""How calls travel to an actor."""
+
 INTERNAL_SEGMENT_BYTES: Final = 4_194_304
 """The active segment is never compacted, and a coordinator reads all of it back when it starts:
 this much is some 25,000 records, about a second. Compacted, the rest is one record per key."""
@@ -193,8 +198,9 @@ class TopicConfig:
 class ClusterConfig:
     """Settings of a cluster; the two partition counts are fixed when it is founded.
 
-    ``processor_idle="poll"`` keeps the processors of every node from sleeping; see
-    ``processor_idle.py``.
+    ``calls="ray"`` has every call travel as a call of a Ray actor's method, and no actor listens
+    for connections. ``processor_idle="poll"`` keeps the processors of every node from sleeping;
+    see ``processor_idle.py``.
     """
 
     transaction_state_partitions: int = 2
@@ -217,6 +223,7 @@ class ClusterConfig:
     internal_call_timeout_ms: int = 5_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
+    calls: str = CONNECTIONS
     processor_idle: str = processor_idle.SLEEP
 
     def __post_init__(self) -> None:
@@ -227,6 +234,7 @@ class ClusterConfig:
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
+        check_choice("calls", self.calls, ROADS)
         check_choice("processor_idle", self.processor_idle, processor_idle.POLICIES)
         check_range(
             "transaction_max_timeout_ms",

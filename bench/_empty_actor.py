@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncelog.actors.launch.processes import actor_class, make_listener
+from oncelog.actors.config import CONNECTIONS
+from oncelog.actors.launch.processes import ActorProcess
 from oncelog.actors.protocol.messages.partition import ProduceReply, ProduceRequest
-from oncelog.actors.rpc.listener import Listener, ListenerAddress
 
 
 class EmptyServer:
@@ -15,15 +15,10 @@ class EmptyServer:
         return ProduceReply(base_offset=len(request.batch))
 
 
-@actor_class
-class EmptyProcess(EmptyServer):
-    """An ``EmptyServer`` that listens."""
+class EmptyProcess(ActorProcess):
+    """The process of an ``EmptyServer``."""
 
-    listener: Listener
+    server_class = EmptyServer
 
     def __init__(self) -> None:
-        self.listener = make_listener(super())
-
-    async def listener_address(self) -> ListenerAddress:
-        """Where it listens."""
-        return await self.listener.address()
+        super().__init__(EmptyServer(), calls=CONNECTIONS)

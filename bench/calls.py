@@ -1,7 +1,7 @@
-"""What a call between processes costs: over a connection of our own, and as a Ray task.
+"""What a call between processes costs on either road: over a connection of our own, and by Ray.
 
 ``./run bench calls [--rounds N]``. The same method of the same actor, which does nothing, is called
-both ways in turn; what counts is the ratio. The run is appended to ``bench/results/calls.jsonl``.
+on both in turn; what counts is the ratio. The run is appended to ``bench/results/calls.jsonl``.
 """
 
 from __future__ import annotations

@@ -8,27 +8,22 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import ControllerServer
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
-from oncelog.actors.launch.processes import (
-    ReplicaProcess,
-    actor_class,
-    call_reports,
-    make_listener,
-    production,
-)
+from oncelog.actors.launch.processes import ReplicaProcess, production
 
 
-@actor_class
-class ControllerProcess(ControllerServer, ReplicaProcess):
+class ControllerProcess(ReplicaProcess):
     """The process of the controller."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(
+    server_class = ControllerServer
+
+    def make_server(self, config: ReplicaConfig) -> ControllerServer:
+        """The controller, which also starts the actors of replicas."""
+        return ControllerServer(
             config,
             production(config),
             launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
         )
-        self.listener = make_listener(super(), call_reports(config))
 
 
 def launch_controller(config: ReplicaConfig) -> None:

@@ -1,23 +1,21 @@
-"""The Ray actor classes: each gives its server the surroundings of production, and is watched.
+"""The Ray actor classes: each gives its server the surroundings of production, and takes its calls.
 
 A broken invariant ends the process: Ray starts it again and it recovers from its log.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, NoReturn
 
 import ray
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import CONNECTIONS, ReplicaConfig
 from oncelog.actors.launch.assembly import (
     GroupCoordinatorServer,
     PartitionServer,
@@ -30,16 +28,17 @@ from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.processor_idle import POLL, keep_processors_awake
 from oncelog.actors.process.ray_metrics import RayMetrics
+from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
-from oncelog.actors.rpc.message_codec import decode_request, encode
+from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.errors import ErrorCode
 
 _logger = logging.getLogger(__name__)
-_ClassT = TypeVar("_ClassT", bound=type)
 
 EXIT_STATUS_OF_BUG: Final = 70
 """Exit status of a process that met a bug of ours (EX_SOFTWARE of sysexits)."""
@@ -58,72 +57,16 @@ class Health:
     answered_calls: int
 
 
-def _answers_calls(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """``method`` for requests, also encoded ones and their replies; bugs end the process."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    async def guarded(server: Any, *arguments: Any, **keywords: Any) -> Any:
-        is_encoded = len(arguments) == 1 and isinstance(arguments[0], bytes)
-        try:
-            if is_encoded:
-                return await _answer_encoded(server, name, method, arguments[0])
-            return await method(server, *arguments, **keywords)
-        except InvariantViolation as error:
-            die_of_bug(error)
-
-    return guarded
-
-
-async def _answer_encoded(
-    server: Any, name: str, method: Callable[..., Awaitable[Any]], data: bytes
-) -> bytes:
-    listener: Listener = server.listener
-    listener.answered_calls += 1
-    metered = listener.meter.begin(name, len(data))
-    error_code = ErrorCode.UNKNOWN_SERVER_ERROR
-    try:
-        reply = await method(server, decode_request(name, data))
-        answer = encode(reply)
-        error_code, metered.reply_bytes = reply.error, len(answer)
-        return answer
-    finally:
-        listener.meter.end(metered, error_code)
-
-
-def die_of_bug(error: BaseException) -> None:
+def die_of_bug(error: BaseException) -> NoReturn:
     """End the process at once; Ray starts it again, and it recovers from its log."""
     _logger.critical("this process ends: %r", error, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_STATUS_OF_BUG)
 
 
-def actor_class(kind: _ClassT) -> _ClassT:
-    """Class decorator: what a process answers; a broken invariant ends it."""
-    for name, method in inspect.getmembers(kind, inspect.iscoroutinefunction):
-        if not name.startswith("_") and name != "health":
-            setattr(kind, name, _answers_calls(method))
-    return kind
-
-
 def call_reports(config: ReplicaConfig) -> CallReports:
     """Where the calls that a process makes and answers are counted."""
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
-
-
-def make_listener(server: object, reports: CallReports = NO_REPORTS) -> Listener:
-    """What takes the calls of ``server`` over connections, on the address Ray has of this node.
-
-    Give it the server as ``super()`` of the process: its methods without what Ray and
-    ``actor_class`` have wrapped around them, which every call would have to pass.
-    """
-    return Listener(
-        server,
-        host=ray.util.get_node_ip_address(),
-        token=secrets.token_bytes(TOKEN_BYTES),
-        on_bug=die_of_bug,
-        reports=reports,
-    )
 
 
 def production(config: ReplicaConfig) -> Surroundings:
@@ -145,48 +88,89 @@ def production(config: ReplicaConfig) -> Surroundings:
     )
 
 
-class ReplicaProcess(ReplicaServer):
-    """What every actor that holds a log has besides its server."""
+def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
+    """The method ``name`` of a Ray actor: for encoded requests, and for a handle's own."""
 
-    listener: Listener
+    async def method(process: ActorProcess, request: bytes | Request[Any]) -> Any:
+        if isinstance(request, bytes):
+            return await process.answer(name, request)
+        return read_answer(request, *await process.answer(name, encode(request)))
 
-    async def listener_address(self) -> ListenerAddress:
-        """Where this process takes calls over connections; see ``listener.py``."""
-        return await self.listener.address()
+    method.__name__ = name
+    return method
+
+
+class ActorProcess:
+    """A Ray actor around one plain server, which both roads call through one ``Dispatch``."""
+
+    server_class: ClassVar[type]
+
+    def __init_subclass__(cls) -> None:
+        """Give Ray a method for each request that the server answers."""
+        # Ray makes a subclass of its own, which has them: it is pickled whole, they are not.
+        for name in REQUESTS:
+            if hasattr(cls.server_class, name) and not hasattr(cls, name):
+                setattr(cls, name, _ray_method(name))
+
+    def __init__(self, server: Any, *, calls: str, reports: CallReports = NO_REPORTS) -> None:
+        self.server = server
+        self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports)
+        self.listener: Listener | None = None
+        if calls == CONNECTIONS:
+            # On the address that Ray has of this node.
+            host, token = ray.util.get_node_ip_address(), secrets.token_bytes(TOKEN_BYTES)
+            self.listener = Listener(self.dispatch, host=host, token=token)
+
+    def __repr__(self) -> str:
+        return repr(self.server)
+
+    async def listener_address(self) -> ListenerAddress | None:
+        """Where this process takes calls over connections; ``None`` if only Ray carries them."""
+        return None if self.listener is None else await self.listener.address()
+
+    async def answer(self, name: str, message: bytes) -> tuple[int, bytes]:
+        """Answer a call that Ray carried; see ``Dispatch.answer``."""
+        outcome, body = await self.dispatch.answer(name, message)
+        return int(outcome), b"".join(body)
+
+
+class ReplicaProcess(ActorProcess):
+    """The process of a server that holds a log."""
+
+    server_class: ClassVar[type[ReplicaServer]] = ReplicaServer
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        super().__init__(self.make_server(config), call_reports(config), calls=config.cluster.calls)
+
+    def make_server(self, config: ReplicaConfig) -> ReplicaServer:
+        """The server in the surroundings of production."""
+        return self.server_class(config, production(config))
 
     @ray.method(concurrency_group="health")
     async def health(self) -> Health:
         """Tell whether this process serves; answered beside the data path."""
+        server: ReplicaServer = self.server
         return Health(
             process_id=os.getpid(),
-            is_serving=self.replica.availability() is ErrorCode.NONE,
-            detail=self.failure or self.replica.failure or "",
-            answered_calls=self.listener.answered_calls,
+            is_serving=server.replica.availability() is ErrorCode.NONE,
+            detail=server.failure or server.replica.failure or "",
+            answered_calls=self.dispatch.answered_calls,
         )
 
 
-@actor_class
-class PartitionProcess(PartitionServer, ReplicaProcess):
+class PartitionProcess(ReplicaProcess):
     """The process of one partition replica."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production(config))
-        self.listener = make_listener(super(), call_reports(config))
+    server_class = PartitionServer
 
 
-@actor_class
-class TransactionCoordinatorProcess(TransactionCoordinatorServer, ReplicaProcess):
+class TransactionCoordinatorProcess(ReplicaProcess):
     """The process of one shard of transactional ids."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production(config))
-        self.listener = make_listener(super(), call_reports(config))
+    server_class = TransactionCoordinatorServer
 
 
-@actor_class
-class GroupCoordinatorProcess(GroupCoordinatorServer, ReplicaProcess):
+class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(config, production(config))
-        self.listener = make_listener(super(), call_reports(config))
+    server_class = GroupCoordinatorServer

@@ -68,7 +68,7 @@ class ActorTransport:
         self._of_loop: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
     async def call(self, actor: str, request: Request[ReplyT], *, timeout_ms: int) -> ReplyT:
-        """Call ``request.method`` of ``actor``; see ``Transport.call``."""
+        """Call ``request.method`` of ``actor``; see ``Transport.call``. Calls are counted here."""
         loop = asyncio.get_running_loop()
         connections = self._of_loop.get(loop) or self._begin(loop)
         metered = connections.meter.begin(request.method)
@@ -84,19 +84,22 @@ class ActorTransport:
         timeout_ms: int,
         metered: MeteredCall,
     ) -> ReplyT:
-        way: Connection | ErrorCode | None = None
+        """By a road that is a connection, ``None`` for Ray's, or why there is none."""
+        road: Connection | ErrorCode | None = None
         if answers_on_connections(request):
-            way = connections.usable(actor)
-            if way is None:
+            road = connections.usable(actor)
+            if road is None:
                 loop = asyncio.get_running_loop()
                 deadline = loop.time() + timeout_ms / 1000
-                way = await connections.make(actor, timeout_ms=timeout_ms)
+                road = await connections.make(actor, timeout_ms=timeout_ms)
                 timeout_ms = int(1000 * (deadline - loop.time()))
-        if isinstance(way, ErrorCode):
-            return request.failed(way)
-        if way is not None:
-            return await way.call(request, timeout_ms=timeout_ms, metered=metered)
-        return await self._ray_calls.call(actor, request, timeout_ms=timeout_ms, metered=metered)
+        if road is None:
+            return await self._ray_calls.call(
+                actor, request, timeout_ms=timeout_ms, metered=metered
+            )
+        if isinstance(road, ErrorCode):
+            return request.failed(road)
+        return await road.call(request, timeout_ms=timeout_ms, metered=metered)
 
     def close(self) -> None:
         """Close every connection, on whatever loop. Later calls would open new ones."""

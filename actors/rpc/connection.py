@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
+from oncelog.actors.rpc.certificates import files_in_use, secure_context
+from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import HELLO, FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import InvalidSettingError
+
+_logger = logging.getLogger(__name__)
 
 SILENCE_MS: Final = 1_000
 """A connection that is silent for less may just be that of a slow call."""
@@ -30,6 +37,7 @@ class Connection(FramedProtocol):
     def __init__(self) -> None:
         super().__init__()
         self.is_usable = False
+        self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
         self._next_id = _HELLO_ID + 1
         self._last_received = 0.0
@@ -113,10 +121,11 @@ class Connection(FramedProtocol):
         if pending is not None:
             request, answer, metered = pending
             metered.reply_bytes = len(body)
-            _settle(answer, _reply(request, kind, body))
+            _settle(answer, read_answer(request, kind, body))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         """Every open call may have run or not: its caller decides what that means."""
+        self.error = exc
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
@@ -127,12 +136,19 @@ class Connection(FramedProtocol):
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
-    """Open a connection; ``None`` if nobody who knows the token answers there in time."""
+    """Open a connection; ``None`` if nobody who knows the token answers there in time.
+
+    Or if Ray's certificates are to secure it and do not: then a warning says why.
+    """
     loop = asyncio.get_running_loop()
-    opening = loop.create_connection(Connection, address.host, address.port)
     deadline = loop.time() + timeout_ms / 1000
     try:
+        context = secure_context(is_caller=True)
+        opening = loop.create_connection(Connection, address.host, address.port, ssl=context)
         _, connection = await asyncio.wait_for(opening, timeout_ms / 1000)
+    except (InvalidSettingError, ssl.SSLError) as error:
+        _warn_insecure(address, error)
+        return None
     except (OSError, asyncio.TimeoutError):
         return None
     timer = loop.call_at(deadline, connection.close)
@@ -145,24 +161,16 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
         timer.cancel()
     if not is_accepted:
         connection.close()
+        if context is not None:
+            # The other side says at most now what it thinks of our certificate.
+            _warn_insecure(address, connection.error or "closed by the other side")
     return connection if connection.is_usable else None
 
 
-def _reply(request: Request[Any], kind: int, body: memoryview) -> Reply:
-    if kind == Outcome.REPLY:
-        try:
-            return message_codec.decode_reply(request.method, body)
-        except ValueError as error:
-            return _failed(request, ErrorCode.UNKNOWN_SERVER_ERROR, f"unreadable reply: {error}")
-    text = bytes(body).decode("utf-8", "replace")
-    is_refused = kind == Outcome.REFUSED
-    code = ErrorCode.INVALID_REQUEST if is_refused else ErrorCode.UNKNOWN_SERVER_ERROR
-    return _failed(request, code, text)
-
-
-def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
-    reply: Reply = request.failed(error, detail)
-    return reply
+def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
+    _logger.warning(
+        "no secure connection to %s:%d: %s (%s)", address.host, address.port, error, files_in_use()
+    )
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Answers the calls that reach an actor over connections of its own.
+"""Takes the calls that reach an actor over connections of its own.
 
 Ray starts, names, places and restarts the actor; its task calls cost a millisecond of processor
 time each, which is many times what the work of a small call costs (``docs/adr/0010``).
@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.process.log_budget import LogBudget
-from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.admission import Caller, Places, Progress, RequestRoom
-from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
+from oncelog.actors.rpc.certificates import secure_context
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.frames import FRAME_MAX_BYTES, HELLO, FramedProtocol, Outcome
-from oncelog.storage.errors import ErrorCode, InvariantViolation
 
 _logger = logging.getLogger(__name__)
 
@@ -40,38 +38,27 @@ class ListenerAddress:
 
 
 class Listener:
-    """Serves the public methods of ``server`` that are those of requests.
+    """Takes calls over connections, for ``dispatch`` to answer.
 
     ``token`` is told only to those whom Ray lets call the actor, and new in each life of it.
-    ``on_bug`` ends the process when a call meets a broken invariant.
     """
 
-    def __init__(
-        self,
-        server: object,
-        *,
-        host: str,
-        token: bytes,
-        on_bug: Callable[[InvariantViolation], object],
-        reports: CallReports = NO_REPORTS,
-    ) -> None:
-        self.server = server
+    def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
         self.token = token
-        self.answered_calls = 0
-        self.meter = CallMeter(CALLEE, reports)
         self.places = Places()
         self.progress = Progress()
         self.room = RequestRoom()
         self.warnings = LogBudget(_logger)
+        self.dispatch = dispatch
         self._host = host
-        self._on_bug = on_bug
         self._opening: asyncio.Task[asyncio.Server] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def address(self) -> ListenerAddress:
         """Where to connect to; begins to listen, on the running loop, at the first call.
 
-        ``OSError`` if the address cannot be listened on.
+        ``OSError`` if the address cannot be listened on, ``InvalidSettingError`` if Ray's
+        certificates are asked for and cannot be used.
         """
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.ensure_future(self._listen())
@@ -81,8 +68,15 @@ class Listener:
         )
 
     async def _listen(self) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Caller(self), self._host, 0, backlog=1_024)
+        context = secure_context(is_caller=False)
+        return await asyncio.get_running_loop().create_server(
+            lambda: _Caller(self),
+            self._host,
+            0,
+            backlog=1_024,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else FIRST_FRAME_TIMEOUT_S,
+        )
 
     async def close(self) -> None:
         """Listen no more; calls that run go on."""
@@ -94,58 +88,26 @@ class Listener:
         caller: Caller,
         correlation_id: int,
         method: str,
-        body: memoryview,
+        message: memoryview,
         room_bytes: int = 0,
     ) -> None:
-        """Answer one request in a task of its own; then its ``room_bytes`` are given back."""
-        metered = self.meter.begin(method, len(body))
-        answer, request = self._understood(method, body)
-        if answer is None:
-            self.meter.end(metered, ErrorCode.INVALID_REQUEST)
-            self.room.give(room_bytes)
-            self.warnings.warn("%r refused a call: %s", self.server, request)
-            caller.send(correlation_id, Outcome.REFUSED, str(request).encode())
-            return
+        """Answer one call in a task of its own; then its ``room_bytes`` are given back."""
         self.progress.begin(caller)
-        work = self._answer(caller, correlation_id, answer, request, room_bytes, metered)
+        work = self._answer(caller, correlation_id, method, message, room_bytes)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _understood(self, method: str, body: memoryview) -> tuple[Any, object]:
-        """What answers a request, with the request; or ``None``, with why nothing does."""
-        if method not in message_codec.REQUESTS:
-            return None, f"no request has the method {method!r}"
-        try:
-            request = message_codec.decode_request(method, body)
-        except ValueError as error:
-            return None, f"not a request of {method!r}: {error}"
-        answer = getattr(self.server, method, None)
-        return answer, f"it has no method {method!r}" if answer is None else request
-
     async def _answer(
-        self,
-        caller: Caller,
-        correlation_id: int,
-        method: Any,
-        request: object,
-        room_bytes: int,
-        metered: MeteredCall,
+        self, caller: Caller, correlation_id: int, method: str, message: memoryview, room_bytes: int
     ) -> None:
-        self.answered_calls += 1
-        error_code = ErrorCode.UNKNOWN_SERVER_ERROR
         try:
-            reply = await method(request)
-            message = message_codec.encode_in_parts(reply)
-            caller.send(correlation_id, Outcome.REPLY, *message)
-            error_code, metered.reply_bytes = reply.error, sum(map(len, message))
-        except InvariantViolation as bug:
-            self._on_bug(bug)
-        except Exception as error:
-            _logger.exception("%r.%s raised", self.server, method.__name__)
-            caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
+            outcome, body = await self.dispatch.answer(method, message)
+            try:
+                caller.send(correlation_id, outcome, *body)
+            except ValueError as error:
+                caller.send(correlation_id, Outcome.FAILED, repr(error).encode())
         finally:
-            self.meter.end(metered, error_code)
             self.progress.end(caller)
             if room_bytes:
                 self.room.give(room_bytes)
@@ -163,11 +125,12 @@ class _Caller(FramedProtocol):
         self._room_bytes = 0
         """Taken for the frame that comes in."""
         self._is_without_room = False
-        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
+        self._patience: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place among those whose token has not come yet."""
         super().connection_made(transport)
+        self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         self._make_way(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

@@ -27,8 +27,9 @@ from oncelog.actors.interfaces import NAMESPACE, ResultT
 from oncelog.actors.process.background import settle
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
+from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.listener import ListenerAddress
-from oncelog.actors.rpc.message_codec import answers_on_connections, decode_reply, encode
+from oncelog.actors.rpc.message_codec import answers_on_connections, encode
 from oncelog.storage.errors import ErrorCode
 
 _logger = logging.getLogger(__name__)
@@ -72,8 +73,10 @@ class RayTransport:
             return cast("ReplyT", answer)
         metered.reply_bytes = len(answer)
         try:
-            return cast("ReplyT", decode_reply(request.method, answer))
+            outcome, body = answer
+            return cast("ReplyT", read_answer(request, outcome, body))
         except (TypeError, ValueError) as error:
+            # Another program's actor has the name, and such a method.
             text = f"unreadable reply: {error}"
             return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
@@ -99,7 +102,7 @@ class RayTransport:
             if remote is None:
                 # Another program's actor has the name.
                 return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
-            answer = await _within(timeout_ms, remote.remote(*arguments).future())
+            return await _within(timeout_ms, remote.remote(*arguments).future())
         except RayTaskError as error:
             # First: one of a ValueError is a ValueError as well.
             _logger.exception("%s.%s raised", actor, method)
@@ -112,11 +115,12 @@ class RayTransport:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION)
         except RayError as error:
             return RayFailure(ErrorCode.NETWORK_EXCEPTION, str(error))
-        return RayFailure(ErrorCode.REQUEST_TIMED_OUT) if answer is None else answer
+        except asyncio.TimeoutError:
+            return RayFailure(ErrorCode.REQUEST_TIMED_OUT)
 
 
 async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -> ResultT | None:
-    """The value of ``answer``, or ``None`` when it does not come in time.
+    """The value of ``answer``; ``asyncio.TimeoutError`` when it does not come in time.
 
     One future and one timer, where asyncio's own helpers make a task and more of each. Awaiting a
     bare future is also what lets a cancellation win that meets the answer in one turn: a task that
@@ -125,7 +129,7 @@ async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[ResultT | None] = loop.create_future()
     answer.add_done_callback(functools.partial(_hand_over, loop, waiting))
-    timer = loop.call_later(timeout_ms / 1000, settle, waiting, None, None)
+    timer = loop.call_later(timeout_ms / 1000, settle, waiting, None, asyncio.TimeoutError())
     try:
         return await waiting
     finally:

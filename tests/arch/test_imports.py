@@ -67,6 +67,7 @@ DOORS = {
         r"|builtins\.open|io\.open",
         (
             "storage/disk/file_system.py",
+            "actors/rpc/certificates.py",
             "actors/rpc/frames.py",
             *PROCESSES,
             *CLIENT,

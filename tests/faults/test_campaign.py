@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 from faults.campaign import run_campaign
 from faults.nemesis import (
@@ -30,3 +33,19 @@ def test_clients_see_no_anomaly_while_processes_die(cluster, tmp_path, seed):
     result = run_campaign(cluster, tmp_path, minutes=0.6, seed=seed, faults=8, say=print)
     assert result.anomalies == []
     assert result.missing == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_see_no_anomaly_where_ray_carries_the_calls(tmp_path, seed):
+    run = Path(__file__).resolve().parents[2] / "run"
+    options = ["--calls", "ray", "--minutes", "0.6", "--faults", "8", "--seed", str(seed)]
+    done = subprocess.run(
+        [run, "faults", *options, "--history", tmp_path / "history"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "calls by ray" in done.stdout

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NoReturn
+
+from crash_disk import Crash
 
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsReply,
@@ -16,7 +19,9 @@ from oncelog.actors.protocol.messages.partition import (
     ProduceReply,
     ProduceRequest,
 )
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.connection import Connection, connect
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.listener import Listener
 from oncelog.storage.errors import InvariantViolation
 from oncelog.storage.model import TopicPartition
@@ -62,11 +67,21 @@ class Server:
     async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
         raise InvariantViolation(f"I-04: asked by {type(request).__name__}")
 
+    def die_of_bug(self, bug: InvariantViolation) -> NoReturn:
+        self.bugs.put_nowait(bug)
+        raise Crash("the process ends here")
+
+
+def listener_of(server: Server, reports: CallReports = NO_REPORTS) -> Listener:
+    """A listener on loopback that has the calls of ``server`` answered."""
+    dispatch = Dispatch(server, on_bug=server.die_of_bug, reports=reports)
+    return Listener(dispatch, host="127.0.0.1", token=TOKEN)
+
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[Server, Listener, Connection]]:
     server = Server()
-    listener = Listener(server, host="127.0.0.1", token=TOKEN, on_bug=server.bugs.put_nowait)
+    listener = listener_of(server)
     connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
     assert connection is not None
     try:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from crash_disk import Crash
 
 from oncelog.actors.rpc import message_codec
-from oncelog.actors.rpc.connection import _reply, _settle
+from oncelog.actors.rpc.connection import _settle
+from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.frames import FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import Listener
 
@@ -149,7 +150,7 @@ class CallerWire(Wire):
         """A reply; one that nobody waits for any more is dropped."""
         exchange = self._waiting.get(correlation_id)
         if exchange is not None and exchange.future is not None:
-            reply = _reply(exchange.request, kind, body)
+            reply = read_answer(exchange.request, kind, body)
             self.process.world.tell(self.process.name, f"← {exchange.callee}", reply)
             _settle(exchange.future, reply)
 
@@ -169,7 +170,8 @@ class CalleeWire(Wire):
         self._answer = answer
         self._copies: dict[int, tuple[Exchange, int]] = {}
         """Requests to be answered, by number, and how often: a repeated one is, each time."""
-        self._listener = Listener(process.server, host="", token=b"", on_bug=process.die_of_bug)
+        dispatch = Dispatch(process.server, on_bug=process.die_of_bug)
+        self._listener = Listener(dispatch, host="", token=b"")
 
     def request_arrives(self, exchange: Exchange) -> None:
         """One more request, or the same again."""
@@ -204,7 +206,7 @@ class CalleeWire(Wire):
 
 def reply_in(frame: bytes, exchange: Exchange) -> Any:
     """The message in the frame of a reply, for those who look on."""
-    return _reply(exchange.request, frame[KIND_AT], memoryview(frame)[KIND_AT + 1 :])
+    return read_answer(exchange.request, frame[KIND_AT], memoryview(frame)[KIND_AT + 1 :])
 
 
 def request_in(frame: bytes, method: str) -> Any:

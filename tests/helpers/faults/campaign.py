@@ -27,6 +27,7 @@ from faults.nemesis import Actors, Nemesis, plan_faults
 from faults.totals import Tally, carried_out, report_lines
 
 import oncelog
+from oncelog.actors.config import CONNECTIONS, ROADS
 
 EVENTS_PARTITIONS: Final = 4
 COPIES_PARTITIONS: Final = 2
@@ -281,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=200, help="how many are carried out")
     parser.add_argument("--history", type=Path, required=True, help="an empty directory, or none")
     parser.add_argument("--num-cpus", type=int, default=2)
+    parser.add_argument("--calls", choices=ROADS, default=CONNECTIONS, help="how calls travel")
     arguments = parser.parse_args(argv)
     directory: Path = arguments.history.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -294,8 +296,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    say(f"seed {seed}, {arguments.faults} faults, {arguments.minutes} minutes")
-    cluster = oncelog.init(directory / "data", num_cpus=arguments.num_cpus)
+    amount = f"{arguments.faults} faults, {arguments.minutes} minutes"
+    say(f"seed {seed}, {amount}, calls by {arguments.calls}")
+    cluster = oncelog.init(directory / "data", num_cpus=arguments.num_cpus, calls=arguments.calls)
     try:
         result = run_campaign(
             cluster,

@@ -48,6 +48,12 @@ def test_a_choice_outside_the_list_is_refused_with_the_list() -> None:
         TopicConfig(flush="never")
 
 
+def test_the_road_of_calls_is_one_of_two():
+    assert ClusterConfig().calls == "connections"
+    with pytest.raises(InvalidSettingError, match=r"calls='grpc'.*connections, ray"):
+        ClusterConfig(calls="grpc")
+
+
 def test_processors_sleep_or_poll() -> None:
     assert ClusterConfig().processor_idle == "sleep"
     with pytest.raises(InvalidSettingError, match=r"processor_idle='nap'.*sleep, poll"):

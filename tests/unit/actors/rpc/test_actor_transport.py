@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 
 from counted_calls import Counted
 
@@ -12,6 +13,7 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, Des
 from oncelog.actors.rpc import actor_transport
 from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports, MeteredCall
+from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.actors.rpc.listener import Listener, ListenerAddress
 from oncelog.storage.errors import ErrorCode
 
@@ -57,7 +59,8 @@ class FakeRay:
 
 
 def listener_of(process_id: int) -> Listener:
-    return Listener(Server(process_id), host="127.0.0.1", token=b"%32d" % process_id, on_bug=print)
+    dispatch = Dispatch(Server(process_id), on_bug=sys.exit)
+    return Listener(dispatch, host="127.0.0.1", token=b"%32d" % process_id)
 
 
 async def describe(transport: ActorTransport, timeout_ms: int = TIMEOUT_MS) -> DescribeReplicaReply:
@@ -285,7 +288,7 @@ def test_failures_to_connect_are_remembered_within_a_bound(monkeypatch):
     monkeypatch.setattr(actor_transport, "UNREACHABLE_MAX", 3)
 
     async def body() -> None:
-        listener = Listener(Server(1), host="127.0.0.1", token=b"t" * 32, on_bug=print)
+        listener = listener_of(1)
         address = await listener.address()
         await listener.close()
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from called_server import TIMEOUT_MS, TOKEN, Server, fetch, produce
+from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from counted_calls import Counted
 
-from oncelog.actors.launch.processes import actor_class, make_listener
+from oncelog.actors.launch.processes import ActorProcess
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
@@ -31,7 +31,7 @@ from oncelog.actors.rpc.call_meter import (
     MeteredCall,
 )
 from oncelog.actors.rpc.connection import connect
-from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
 
 NEVER_MS = 600_000
@@ -191,11 +191,11 @@ async def counted_at_both_sides(*requests: Request[Any]) -> tuple[Counted, list[
     """What is counted when ``requests`` are sent to a ``Server`` over a connection."""
     counted = Counted()
     reports = CallReports(counted, NEVER_MS)
-    listener = Listener(Server(), host="127.0.0.1", token=TOKEN, on_bug=print, reports=reports)
+    listener = listener_of(Server(), reports)
     transport = ActorTransport(Where(await listener.address()), reports)
     replies = [await transport.call("somebody", one, timeout_ms=TIMEOUT_MS) for one in requests]
     transport.close()
-    listener.meter.report()
+    listener.dispatch.meter.report()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     await listener.close()
@@ -244,7 +244,7 @@ def test_what_callers_make_up_is_counted_under_one_name() -> None:
     async def body() -> None:
         counted = Counted()
         reports = CallReports(counted, NEVER_MS)
-        listener = Listener(Server(), host="127.0.0.1", token=TOKEN, on_bug=print, reports=reports)
+        listener = listener_of(Server(), reports)
         connection = await connect(await listener.address(), timeout_ms=TIMEOUT_MS)
         assert connection is not None
         request = FetchRequest(topic_partition=fetch(1).topic_partition, fetch_offset=1)
@@ -254,7 +254,7 @@ def test_what_callers_make_up_is_counted_under_one_name() -> None:
         await connection.call(request, timeout_ms=TIMEOUT_MS)
         connection.close()
         await listener.close()
-        listener.meter.report()
+        listener.dispatch.meter.report()
         assert counted.of("call_errors", OTHER, CALLEE, "INVALID_REQUEST") == 3
         assert {tags[1] for tags in counted.amounts} == {OTHER, "fetch"}
 
@@ -266,26 +266,17 @@ def test_an_encoded_call_through_ray_is_counted_at_the_callee(fails: bool) -> No
     async def body() -> None:
         counted = Counted()
 
-        @actor_class
-        class Process(Server):
-            def __init__(self) -> None:
-                super().__init__()
-                self.listener = make_listener(super(), CallReports(counted, NEVER_MS))
+        class Process(ActorProcess):
+            server_class = Server
 
-        process: Any = Process()
+        process: Any = Process(Server(), calls="ray", reports=CallReports(counted, NEVER_MS))
         request: Request[Any] = DescribeReplicaRequest() if fails else produce(3, b"b")
         data = message_codec.encode(request)
-        if fails:
-            with pytest.raises(LookupError):
-                await process.describe_replica(data)
-        else:
-            answer = await process.produce(data)
-            await process.produce(request)
-        process.listener.meter.report()
+        _, answer = await getattr(process, request.method)(data)
+        process.dispatch.meter.report()
         assert counted.of("calls", request.method, CALLEE) == 1
         assert counted.of("call_request_bytes", request.method, CALLEE) == len(data)
-        reply_bytes = counted.of("call_reply_bytes", request.method, CALLEE)
-        assert reply_bytes == (0 if fails else len(answer))
+        assert counted.of("call_reply_bytes", request.method, CALLEE) == len(answer)
         failed = counted.of("call_errors", request.method, CALLEE, "UNKNOWN_SERVER_ERROR")
         assert failed == int(fails)
 

@@ -302,7 +302,7 @@ def test_a_large_request_that_is_refused_gives_its_bytes_back():
     async def body(_: Server, listening: Listener, __: Connection) -> None:
         async with raw(listening) as caller:
             caller.writer.write(frame(1, "nothing", LARGE))
-            assert b"no request has the method" in await caller.reply()
+            assert b"it has no method" in await caller.reply()
             assert listening.room.used_bytes == 0
 
     play(body)

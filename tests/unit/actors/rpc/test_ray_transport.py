@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from oncelog.actors.rpc.ray_transport import _within
+from oncelog.actors.rpc.ray_transport import RayTransport, _within
+from oncelog.storage.errors import ErrorCode
 
 
 def test_an_answer_in_time_is_returned() -> None:
@@ -19,10 +21,11 @@ def test_an_answer_in_time_is_returned() -> None:
     asyncio.run(body())
 
 
-def test_no_answer_in_time_is_none_and_is_waited_for_no_more() -> None:
+def test_no_answer_in_time_is_told_and_is_waited_for_no_more() -> None:
     async def body() -> None:
         answer: Future[int] = Future()
-        assert await _within(1, answer) is None
+        with pytest.raises(asyncio.TimeoutError):
+            await _within(1, answer)
         answer.set_result(7)
         await asyncio.sleep(0)
 
@@ -43,7 +46,8 @@ def test_an_answer_after_the_loop_is_closed_harms_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answer: Future[int] = Future()
-    assert asyncio.run(_within(1, answer)) is None
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(_within(1, answer))
     answer.set_result(7)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
@@ -66,3 +70,29 @@ def test_a_caller_that_is_cancelled_in_the_turn_of_the_answer_does_not_go_on() -
             await calling
 
     asyncio.run(body())
+
+
+class Handle:
+    """An actor whose calls end with ``answer``."""
+
+    def __init__(self, answer: Future[Any]) -> None:
+        self.answer = answer
+        self.listener_address = self
+
+    def remote(self) -> Handle:
+        return self
+
+    def future(self) -> Future[Any]:
+        return self.answer
+
+
+def test_an_actor_that_does_not_listen_is_no_actor_that_does_not_answer() -> None:
+    async def asked(answer: Future[Any], timeout_ms: int) -> object:
+        transport = RayTransport()
+        transport._handles["controller"] = Handle(answer)
+        return await transport.listener_of("controller", timeout_ms=timeout_ms)
+
+    answer: Future[Any] = Future()
+    assert asyncio.run(asked(answer, 1)) is ErrorCode.REQUEST_TIMED_OUT
+    answer.set_result(None)
+    assert asyncio.run(asked(answer, 1_000)) is None

@@ -1,0 +1,65 @@
+"""Ray's certificates: where they secure its own calls they secure connections, too.
+
+The variables are Ray's and mean what they mean there: both sides show a certificate of the one
+authority, and the caller checks that the address it called is in that of the other side.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final
+
+from oncelog.storage.exceptions import InvalidSettingError
+
+IN_USE: Final = "RAY_USE_TLS"
+CERTIFICATE: Final = "RAY_TLS_SERVER_CERT"
+KEY: Final = "RAY_TLS_SERVER_KEY"
+AUTHORITY: Final = "RAY_TLS_CA_CERT"
+FILES: Final = (CERTIFICATE, KEY, AUTHORITY)
+
+
+def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
+    """What secures a connection; ``None`` only where Ray does not secure its own.
+
+    ``InvalidSettingError`` names the variable and the file that cannot be used.
+    """
+    if os.environ.get(IN_USE, "").lower() not in ("1", "true"):
+        return None
+    for name in FILES:
+        _check_readable(name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_caller else ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(os.environ[AUTHORITY])
+    except ssl.SSLError as error:
+        raise InvalidSettingError(f"{_given(AUTHORITY)} is no certificate: {error}") from error
+    try:
+        # With a password, nobody is asked for one at the terminal.
+        context.load_cert_chain(os.environ[CERTIFICATE], os.environ[KEY], password="")
+    except ssl.SSLError as error:
+        given = f"{_given(CERTIFICATE)} and {_given(KEY)}"
+        raise InvalidSettingError(f"{given} are no certificate and its key: {error}") from error
+    return context
+
+
+def files_in_use() -> str:
+    """The files of ``secure_context``, for a line that says why nothing came of it."""
+    return ", ".join(map(_given, FILES))
+
+
+def _check_readable(name: str) -> None:
+    if not os.environ.get(name):
+        raise InvalidSettingError(
+            f"{name} is not set, and {_given(IN_USE)} asks for it: give the path of a PEM file"
+        )
+    try:
+        Path(os.environ[name]).read_bytes()
+    except OSError as error:
+        raise InvalidSettingError(f"{_given(name)} cannot be read: {error.strerror}") from error
+
+
+def _given(name: str) -> str:
+    return f"{name}={os.environ.get(name, '')!r}"

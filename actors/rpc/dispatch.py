@@ -1,0 +1,94 @@
+"""What a call is at the actor that is called, by whichever road it comes: Ray's or a connection.
+
+A request comes as the bytes of ``message_codec``, a method of the actor's server answers it, and
+what goes back is an ``Outcome`` and the bytes that it says something about.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias
+
+from oncelog.actors.process.log_budget import LogBudget
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.rpc import message_codec
+from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
+from oncelog.actors.rpc.frames import Outcome
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.records.batch import Buffer
+
+_logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
+"""What becomes of a call, and the bytes that say more of it."""
+
+
+class Dispatch:
+    """Answers calls with those methods of ``server`` that are requests'.
+
+    ``on_bug`` ends the process when a call meets a broken invariant.
+    """
+
+    def __init__(
+        self,
+        server: object,
+        *,
+        on_bug: Callable[[InvariantViolation], NoReturn],
+        reports: CallReports = NO_REPORTS,
+    ) -> None:
+        self.server = server
+        self.answered_calls = 0
+        self.warnings = LogBudget(_logger)
+        self.meter = CallMeter(CALLEE, reports)
+        self._on_bug = on_bug
+
+    async def answer(self, name: str, message: bytes | memoryview) -> Answer:
+        """Answer one call of the method ``name``. Each begins and ends here."""
+        call = self.meter.begin(name, len(message))
+        method = getattr(self.server, name, None) if name in message_codec.REQUESTS else None
+        if method is None:
+            return self._refused(call, f"it has no method {name!r}")
+        try:
+            request = message_codec.decode_request(name, message)
+        except ValueError as error:
+            return self._refused(call, f"not a request of {name!r}: {error}")
+        self.answered_calls += 1
+        try:
+            reply = await method(request)
+            parts = message_codec.encode_in_parts(reply)
+        except InvariantViolation as bug:
+            self._on_bug(bug)
+        except Exception as error:
+            _logger.exception("%r.%s raised", self.server, name)
+            parts = (repr(error).encode(),)
+            return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
+        return self._ended(call, reply.error, Outcome.REPLY, parts)
+
+    def _refused(self, call: MeteredCall, reason: str) -> Answer:
+        self.warnings.warn("%r refused a call: %s", self.server, reason)
+        return self._ended(call, ErrorCode.INVALID_REQUEST, Outcome.REFUSED, (reason.encode(),))
+
+    def _ended(
+        self, call: MeteredCall, error: ErrorCode, outcome: Outcome, parts: tuple[Buffer, ...]
+    ) -> Answer:
+        call.reply_bytes = sum(map(len, parts))
+        self.meter.end(call, error)
+        return outcome, parts
+
+
+def read_answer(request: Request[Any], outcome: int, body: bytes | memoryview) -> Reply:
+    """The reply to ``request`` in what ``Dispatch.answer`` gave."""
+    if outcome == Outcome.REPLY:
+        try:
+            return message_codec.decode_reply(request.method, body)
+        except ValueError as error:
+            return _failed(request, ErrorCode.UNKNOWN_SERVER_ERROR, f"unreadable reply: {error}")
+    is_refused = outcome == Outcome.REFUSED
+    code = ErrorCode.INVALID_REQUEST if is_refused else ErrorCode.UNKNOWN_SERVER_ERROR
+    return _failed(request, code, bytes(body).decode("utf-8", "replace"))
+
+
+def _failed(request: Request[Any], error: ErrorCode, detail: str) -> Reply:
+    reply: Reply = request.failed(error, detail)
+    return reply

@@ -1,0 +1,194 @@
+"""Connections under Ray's certificates: who has none, or a foreign one, is not talked to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
+from issued_certificates import Authority
+
+from oncelog.actors.rpc.certificates import FILES, IN_USE, secure_context
+from oncelog.actors.rpc.connection import connect
+from oncelog.actors.rpc.frames import HELLO
+from oncelog.actors.rpc.listener import Listener, ListenerAddress
+from oncelog.storage.exceptions import InvalidSettingError
+
+HERE = "127.0.0.1"
+LARGE_BYTES = 3_000_000
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch):
+    """Gives Ray's variables to this process; none of those before stay."""
+
+    def give(variables: dict[str, str]) -> None:
+        for name in (IN_USE, *FILES):
+            monkeypatch.delenv(name, raising=False)
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
+
+    give({})
+    return give
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "theirs")
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Server, Listener, ListenerAddress]]:
+    server = Server()
+    listener = listener_of(server)
+    address = await listener.address()
+    try:
+        yield server, listener, address
+    finally:
+        await listener.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_calls_of_any_size_pass_between_those_who_are_certified(use, authority, run):
+    async def body() -> None:
+        async with listening() as (server, _, address):
+            connection = await connect(address, timeout_ms=TIMEOUT_MS)
+            assert connection is not None
+            assert connection.transport is not None
+            secured: ssl.SSLObject = connection.transport.get_extra_info("ssl_object")
+            assert secured.version() in ("TLSv1.2", "TLSv1.3")
+            batch = bytes(range(250)) * (LARGE_BYTES // 250)
+            sent = [connection.call(produce(n, batch), timeout_ms=TIMEOUT_MS) for n in range(3)]
+            assert [reply.base_offset for reply in await asyncio.gather(*sent)] == [0, 1, 2]
+            assert server.batches == [batch] * 3
+            reply = await connection.call(fetch(LARGE_BYTES), timeout_ms=TIMEOUT_MS)
+            assert reply.records == b"r" * LARGE_BYTES
+            connection.close()
+
+    use(authority.issue(HERE))
+    run(body())
+
+
+def hello(token: bytes) -> bytes:
+    """The first frame of a caller who knows the token."""
+    body = (0).to_bytes(8, "big") + bytes([len(HELLO)]) + HELLO.encode() + token
+    return len(body).to_bytes(4, "big") + body
+
+
+async def refused(address: ListenerAddress) -> None:
+    assert await connect(address, timeout_ms=TIMEOUT_MS) is None
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_caller_of_another_authority_is_refused(use, authority, stranger, caplog, run):
+    async def body() -> None:
+        use(authority.issue(HERE))
+        async with listening() as (_, listener, address):
+            foreign = stranger.issue(HERE)
+            # It takes the actor for one of ours, and has a certificate of somebody else.
+            use({**foreign, "RAY_TLS_CA_CERT": str(authority.path)})
+            await refused(address)
+            assert not listener.places._trusted
+            assert f"RAY_TLS_SERVER_CERT='{foreign['RAY_TLS_SERVER_CERT']}'" in caplog.text
+
+    run(body())
+
+
+def test_a_caller_without_a_certificate_is_refused(use, authority):
+    async def body() -> None:
+        use(authority.issue(HERE))
+        async with listening() as (_, listener, address):
+            context = ssl.create_default_context(cafile=str(authority.path))
+            heard = b""
+            # Whether it is told of the refusal or only finds the connection closed is chance.
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                reader, writer = await asyncio.open_connection(
+                    address.host, address.port, ssl=context
+                )
+                writer.write(hello(address.token))
+                heard = await reader.read(100)
+                writer.close()
+            assert heard == b""
+            assert not listener.places._trusted
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("issuer", "certified", "reason"),
+    [("theirs", HERE, "certificate verify failed"), ("ours", "127.0.0.9", "not valid for '127")],
+)
+def test_an_actor_that_is_not_certified_for_its_address_is_not_trusted(
+    use, authority, stranger, caplog, issuer, certified, reason
+):
+    async def body() -> None:
+        use((authority if issuer == "ours" else stranger).issue(certified))
+        async with listening() as (_, listener, address):
+            use(authority.issue(HERE))
+            await refused(address)
+            assert not listener.places._trusted
+            assert reason in caplog.text
+            assert f"RAY_TLS_CA_CERT='{authority.path}'" in caplog.text
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("is_listener_secured", [True, False])
+def test_plain_text_is_refused_by_either_side(use, authority, is_listener_secured):
+    async def body() -> None:
+        secured = authority.issue(HERE)
+        use(secured if is_listener_secured else {})
+        async with listening() as (_, listener, address):
+            use({} if is_listener_secured else secured)
+            await refused(address)
+            assert not listener.places._trusted
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "is not set"), ("", "cannot be read: No such file"), ("no PEM", "no certificate")],
+)
+def test_files_that_cannot_be_used_are_named_and_nothing_goes_in_plain_text(
+    use, authority, tmp_path, caplog, name, content, reason
+):
+    path = tmp_path / "wrong"
+    if content:
+        path.write_text(content)
+    variables = authority.issue(HERE)
+    variables[name] = str(path)
+    if content is None:
+        del variables[name]
+
+    async def body() -> None:
+        use({})
+        async with listening() as (_, listener, address):
+            use(variables)
+            await refused(address)
+            assert not listener.places._trusted
+        with pytest.raises(InvalidSettingError, match=f"{name}.*{reason}"):
+            await listener_of(Server()).address()
+
+    asyncio.run(body())
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert name in warning.getMessage()
+    assert reason in warning.getMessage()
+
+
+def test_without_rays_certificates_connections_have_none(use):
+    assert secure_context(is_caller=True) is None
+    use({IN_USE: "0"})
+    assert secure_context(is_caller=False) is None
