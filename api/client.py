@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, check_range
+from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, ClusterOptions, check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch.launch import end_actors
 from oncelog.actors.process.clock import SystemClock
@@ -22,7 +22,12 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.admin.admin import Admin
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import (
+    ConsumerOptions,
+    ConsumerSettings,
+    ProducerOptions,
+    ProducerSettings,
+)
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import ProcessJob
@@ -51,6 +56,9 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import TopicPartition
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
@@ -62,7 +70,7 @@ def init(
     address: str | None = None,
     num_cpus: int | None = None,
     dashboard_port: int | None = None,
-    **settings: Any,
+    **settings: Unpack[ClusterOptions],
 ) -> Cluster:
     """Start Ray and the log on ``data_dir`` if they are not up, and connect to them.
 
@@ -212,7 +220,7 @@ class Cluster(ProcessBound):
         """Topics, groups and transactions."""
         return Admin(self._router, self._loop_thread, random=self._random)
 
-    def producer(self, **settings: Any) -> Producer:
+    def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer; ``settings`` are those of ``ProducerSettings``, by keyword."""
         return Producer(
             self._router,
@@ -221,7 +229,7 @@ class Cluster(ProcessBound):
             random=self._random,
         )
 
-    def consumer(self, **settings: Any) -> Consumer:
+    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer:
         """Make a consumer; ``settings`` are those of ``ConsumerSettings``, by keyword."""
         return Consumer(
             self._router,
@@ -230,7 +238,7 @@ class Cluster(ProcessBound):
             self._random,
         )
 
-    def async_producer(self, **settings: Any) -> AsyncProducer:
+    def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
         """Make a producer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
         options = ProducerSettings.from_options(settings)
@@ -238,7 +246,7 @@ class Cluster(ProcessBound):
         self._loop_thread.call_when_forbidden(producer.forbid)
         return producer
 
-    def async_consumer(self, **settings: Any) -> AsyncConsumer:
+    def async_consumer(self, **settings: Unpack[ConsumerOptions]) -> AsyncConsumer:
         """Make a consumer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
         return AsyncConsumer(router, ConsumerSettings.from_options(settings), self._random)
@@ -269,7 +277,9 @@ class Cluster(ProcessBound):
             random=self._random,
         )
 
-    def member(self, membership: Membership, **settings: Any) -> TransactionMember:
+    def member(
+        self, membership: Membership, **settings: Unpack[ProducerOptions]
+    ) -> TransactionMember:
         """One task attempt of a distributed write; see ``oncelog.api.producing.member``."""
         return TransactionMember(
             self._router,
@@ -306,8 +316,8 @@ class Cluster(ProcessBound):
         max_poll_records: int = 5_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
-        producer_settings: Mapping[str, Any] | None = None,
-        consumer_settings: Mapping[str, Any] | None = None,
+        producer_settings: ProducerOptions | None = None,
+        consumer_settings: ConsumerOptions | None = None,
     ) -> ProcessJob:
         """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
 
