@@ -15,7 +15,6 @@ from random import Random
 from typing import Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.batching.batch_rows import Rows
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.open_batches import (
     RECORD_OVERHEAD_BYTES,
@@ -24,6 +23,7 @@ from oncelog.api.batching.open_batches import (
     TopicBatches,
 )
 from oncelog.api.batching.partitioner import StickyPartitions, partition_for_key
+from oncelog.api.batching.rows import Rows
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import RecordInput

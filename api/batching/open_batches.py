@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.batching.batch_rows import RecordRows, Rows
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.partitioner import partition_for_key
+from oncelog.api.batching.rows import RecordRows, Rows
 from oncelog.storage.records.codec import RecordInput
 
 RECORD_OVERHEAD_BYTES: Final = 21

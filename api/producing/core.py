@@ -18,7 +18,7 @@ from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, Enrolment
 from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,

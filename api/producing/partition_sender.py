@@ -23,7 +23,7 @@ from oncelog.api.producing.delivery_deadline import expired
 from oncelog.api.producing.sender_context import SenderContext, SenderOwner
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS
-from oncelog.api.transacting.txn_state import ProducerIdentity
+from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,

@@ -32,7 +32,7 @@ from oncelog.api.transacting.failures import abort_after, for_the_others, unansw
 from oncelog.api.transacting.fencing import Fencing
 from oncelog.api.transacting.plain_identity import PlainIdentities
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import (
+from oncelog.api.transacting.state import (
     ProducerIdentity,
     TransactionState,
     TransactionStatus,

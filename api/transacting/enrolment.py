@@ -23,7 +23,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.api.config import ProducerSettings
 from oncelog.api.transacting.enrolment_habit import EnrolmentHabit
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

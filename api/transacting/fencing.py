@@ -8,7 +8,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import TransactionState
+from oncelog.api.transacting.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity
+from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
 

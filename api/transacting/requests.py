@@ -37,7 +37,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.api.config import ProducerSettings
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.txn_state import ProducerIdentity, severity
+from oncelog.api.transacting.state import ProducerIdentity, severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.model import TopicPartition
 

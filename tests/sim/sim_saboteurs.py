@@ -60,7 +60,7 @@ from oncelog.api.producing.delivery_deadline import DeliveryDeadline
 from oncelog.api.producing.member import TransactionMember
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import Enrolment
-from oncelog.api.transacting.txn_state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.spark_bridge import connection
 from oncelog.spark_bridge.distributed_write import DistributedWrite
 from oncelog.spark_bridge.options import WriteOptions
