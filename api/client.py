@@ -38,8 +38,8 @@ from oncelog.api.producing.member import (
     Membership,
     RunEnd,
     TransactionMember,
-    begin_run_and_wait,
-    end_run_and_wait,
+    begin_run,
+    end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
 from oncelog.api.session import connection
@@ -266,15 +266,16 @@ class Cluster(ProcessBound):
         ``ends_with_process=False`` another process may end it, and only the timeout counts.
         """
         driver = self._processes.process(os.getpid()) if ends_with_process else None
-        return begin_run_and_wait(
-            self._router,
-            self._loop_thread,
-            ProducerSettings(),
-            transactional_id,
-            token=token,
-            transaction_timeout_ms=transaction_timeout_ms,
-            driver=driver,
-            random=self._random,
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                ProducerSettings(),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=transaction_timeout_ms,
+                driver=driver,
+                random=self._random,
+            )
         )
 
     def member(
@@ -293,14 +294,15 @@ class Cluster(ProcessBound):
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """End a distributed write: commit ``winners``, abort every other member, or abort all."""
-        return end_run_and_wait(
-            self._router,
-            self._loop_thread,
-            ProducerSettings(),
-            membership,
-            committed=committed,
-            winners=winners,
-            random=self._random,
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                ProducerSettings(),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
         )
 
     def process(

@@ -19,8 +19,8 @@ from oncelog.api.producing.member import (
     Membership,
     RunEnd,
     TransactionMember,
-    begin_run_and_wait,
-    end_run_and_wait,
+    begin_run,
+    end_run,
     new_run_id,
 )
 from oncelog.api.session.offsets import list_offsets
@@ -134,16 +134,17 @@ class Connection:
         """
         run_id = new_run_id(self._random)
         transactional_id, token = options.identity(run_id)
-        return begin_run_and_wait(
-            self._router,
-            self._loop_thread,
-            self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
-            transactional_id,
-            token=token,
-            transaction_timeout_ms=options.transaction_timeout_ms,
-            run_id=run_id,
-            driver=self._processes.ancestor(DRIVER_COMMAND),
-            random=self._random,
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=options.transaction_timeout_ms,
+                run_id=run_id,
+                driver=self._processes.ancestor(DRIVER_COMMAND),
+                random=self._random,
+            )
         )
 
     def member(self, membership: Membership, compression_type: str) -> TransactionMember:
@@ -160,14 +161,15 @@ class Connection:
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """Commit ``winners`` and abort all other members, or abort all; see ``api.member``."""
-        return end_run_and_wait(
-            self._router,
-            self._loop_thread,
-            self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
-            membership,
-            committed=committed,
-            winners=winners,
-            random=self._random,
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
         )
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.protocol.messages.transaction import (
     BeginRunRequest,
@@ -259,33 +259,6 @@ async def end_run(
             "end it again with the same arguments"
         )
     raise exception_for(reply.error, reply.detail)
-
-
-def begin_run_and_wait(
-    router: Router,
-    loop_thread: LoopThread,
-    settings: ProducerSettings,
-    transactional_id: str,
-    **details: Any,
-) -> Membership:
-    """``begin_run``, called from a thread."""
-    return loop_thread.run(begin_run(router, settings, transactional_id, **details))
-
-
-def end_run_and_wait(
-    router: Router,
-    loop_thread: LoopThread,
-    settings: ProducerSettings,
-    membership: Membership,
-    *,
-    committed: bool,
-    winners: Sequence[Winner] = (),
-    random: Random,
-) -> RunEnd:
-    """``end_run``, called from a thread."""
-    return loop_thread.run(
-        end_run(router, settings, membership, committed=committed, winners=winners, random=random)
-    )
 
 
 def _member_core(

@@ -476,12 +476,12 @@ def _versions_without_a_name() -> Any:
 
 def _runs_of_nobody() -> Any:
     """A run is begun without a word of its driver."""
-    real = connection.begin_run_and_wait
+    real = connection.begin_run
 
     def begin(*where: Any, **details: Any) -> Any:
         return real(*where, **{**details, "driver": None})
 
-    return mock.patch.object(connection, "begin_run_and_wait", begin)
+    return mock.patch.object(connection, "begin_run", begin)
 
 
 @contextmanager
