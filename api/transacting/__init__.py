@@ -1,4 +1,4 @@
-"""A producer's transaction as its client sees it: what may be called when, and the calls.
+"""The client side of a producer's transaction: what may be called when, and the calls.
 
 Start at ``state``, the pure rules; ``requests`` makes the calls, ``enrolment`` decides when
 partitions are enrolled.
