@@ -103,7 +103,7 @@ def init(
         cluster.expect_data_dir(path)
         cluster.expect_settings(settings)
     except BaseException:
-        # What does not fit would go on to be in the way of what does.
+        # A log with the wrong settings must not stay in the way of the right one.
         end = cluster.shutdown if is_launcher else cluster.close
         end()
         raise
@@ -412,13 +412,13 @@ class Cluster(ProcessBound):
     # --- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach this program. The cluster goes on; producers and consumers of it do not."""
+        """Detach this program and close its producers and consumers. The cluster keeps running."""
         if not self._loop_thread.is_forbidden:
             self._transport.close()
         self._loop_thread.close()
 
     def shutdown(self) -> None:
-        """Stop the log cleanly, for everybody, and detach. Ray goes on; the data stays."""
+        """Stop the log cleanly for all clients, and detach. Ray keeps running; the data stays."""
         description = self.describe()
         actors = [
             actor_of(TopicPartition(topic.name, partition.partition), broker_id)

@@ -236,8 +236,8 @@ class Admin:
     ) -> HangingTransaction:
         """Abort what is open from ``start_offset`` of one partition on, durably; what it was.
 
-        Nothing that any transactional id may still end or write to, whoever asks:
-        ``InvalidTxnStateError`` then says what to do first. Source: KIP-664, KIP-98.
+        Never what a transactional id may still end or write to: ``InvalidTxnStateError`` then
+        says what to do first. Source: KIP-664, KIP-98.
         """
         return self._run(
             self._admin.abort_hanging_transaction(topic_partition, start_offset=start_offset)
