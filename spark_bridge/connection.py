@@ -1,7 +1,7 @@
 """One connection to the cluster per Python process of Spark, made by the first hook that needs it.
 
 Planner and executor workers are forked by a daemon of Spark and reused, so most hooks find the
-connection of the one before. It is never made in the daemon itself.
+connection of their predecessor. It is never made in the daemon itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DRIVER_COMMAND: Final = "java"
 
 PLAN_TIMEOUT_MS: Final = 60_000
 END_TIMEOUT_MS: Final = 300_000
-"""How long the end of a write is asked for: a failure makes Spark fail the whole job."""
+"""How long to retry the end of a write: a failure makes Spark fail the whole job."""
 
 
 def default_address() -> str:
@@ -58,7 +58,7 @@ def default_address() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
-    """How patient the clients of a write are; ``producer`` is what all of them begin with."""
+    """Timeouts of a write's clients; ``producer`` holds the settings they all start from."""
 
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     plan_timeout_ms: int = PLAN_TIMEOUT_MS
@@ -66,7 +66,7 @@ class WritingSettings:
 
 
 class Connection:
-    """What the hooks of the data source ask of a cluster; every method may raise OncelogError."""
+    """What the hooks of the data source need of a cluster; any method may raise OncelogError."""
 
     def __init__(self, context: ClientContext, settings: WritingSettings | None = None) -> None:
         self._router = context.router
@@ -128,9 +128,9 @@ class Connection:
     # --- writing ------------------------------------------------------------------------------
 
     def begin_run(self, options: WriteOptions) -> Membership:
-        """Begin a new attempt at a whole write, which fences those before.
+        """Begin a new attempt at a whole write, which fences earlier ones.
 
-        It ends with Spark's driver: the Java process above this one, which is a planner's.
+        It is tied to Spark's driver, the Java ancestor of this planner process.
         """
         run_id = new_run_id(self._random)
         transactional_id, token = options.identity(run_id)
@@ -192,7 +192,7 @@ class _Cache:
 def connect(address: str | None) -> Connection:
     """This process's connection to the cluster at ``address``; the default one for ``None``.
 
-    A process can be in one Ray cluster at a time: another address takes the place of the last.
+    A process can be in one Ray cluster at a time: another address replaces the last.
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()
