@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oncelog.api.batching.delivery import RecordMetadata
     from oncelog.api.batching.interceptors import ProducerInterceptor, ProducerRecord
     from oncelog.api.client import Cluster, connect, init
+    from oncelog.api.config import ConsumerOptions, ProducerOptions
     from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
     from oncelog.api.processing.job import ProcessFailedError, ProcessJob
     from oncelog.api.producing.member import Membership
@@ -116,6 +117,7 @@ __all__ = [
     "ConcurrentTransactionsError",
     "ConnectionFailedError",
     "Consumer",
+    "ConsumerOptions",
     "ConsumerRecord",
     "CoordinatorLoadInProgressError",
     "CoordinatorNotAvailableError",
@@ -173,6 +175,7 @@ __all__ = [
     "Producer",
     "ProducerFencedError",
     "ProducerInterceptor",
+    "ProducerOptions",
     "ProducerRecord",
     "RebalanceInProgressError",
     "Record",
@@ -209,6 +212,7 @@ _HOMES = {
     "AsyncProducer": "oncelog.api.producing.producer",
     "Cluster": "oncelog.api.client",
     "Consumer": "oncelog.api.consuming.consumer",
+    "ConsumerOptions": "oncelog.api.config",
     "ConsumerRecord": "oncelog.api.records",
     "ErrorCode": "oncelog.storage.errors",
     "IsolationLevel": "oncelog.storage.model",
@@ -218,6 +222,7 @@ _HOMES = {
     "ProcessJob": "oncelog.api.processing.job",
     "Producer": "oncelog.api.producing.producer",
     "ProducerInterceptor": "oncelog.api.batching.interceptors",
+    "ProducerOptions": "oncelog.api.config",
     "ProducerRecord": "oncelog.api.batching.interceptors",
     "Record": "oncelog.storage.records.rows",
     "RecordMetadata": "oncelog.api.batching.delivery",

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from oncelog.actors.pin import Pin
 from oncelog.actors.process import processor_idle
@@ -28,14 +28,15 @@ from oncelog.storage.model import (
 
 SettingsT = TypeVar("SettingsT")
 
-FLUSH_POLICIES: Final = ("sync", "os")
-TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
-CLEANUP_POLICIES: Final = ("delete", "compact", "compact,delete")
+FlushPolicy = Literal["sync", "os"]
+TimestampType = Literal["CreateTime", "LogAppendTime"]
+CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+
+Road = Literal["connections", "ray"]
+"""How calls travel to an actor."""
 
 CONNECTIONS: Final = "connections"
 RAY: Final = "ray"
-ROADS: Final = (CONNECTIONS, RAY)
-"""How calls travel to an actor."""
 
 INTERNAL_SEGMENT_BYTES: Final = 4_194_304
 """The active segment is never compacted, and a coordinator reads all of it back when it starts:
@@ -122,11 +123,11 @@ class TopicConfig:
     segment_bytes: int = SEGMENT_BYTES
     segment_ms: int = 604_800_000
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
-    flush: str = "sync"
-    message_timestamp_type: str = "CreateTime"
+    flush: FlushPolicy = "sync"
+    message_timestamp_type: TimestampType = "CreateTime"
     message_timestamp_before_max_ms: int = _INT64_MAX
     message_timestamp_after_max_ms: int = 3_600_000
-    cleanup_policy: str = "delete"
+    cleanup_policy: CleanupPolicy = "delete"
     retention_ms: int = 604_800_000
     retention_bytes: int = UNLIMITED
     min_compaction_lag_ms: int = 0
@@ -139,9 +140,9 @@ class TopicConfig:
         check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
         check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
         check_range("index_interval_bytes", self.index_interval_bytes, 0, 2**31 - 1)
-        check_choice("flush", self.flush, FLUSH_POLICIES)
-        check_choice("message_timestamp_type", self.message_timestamp_type, TIMESTAMP_TYPES)
-        check_choice("cleanup_policy", self.cleanup_policy, CLEANUP_POLICIES)
+        check_choice("flush", self.flush, get_args(FlushPolicy))
+        check_choice("message_timestamp_type", self.message_timestamp_type, get_args(TimestampType))
+        check_choice("cleanup_policy", self.cleanup_policy, get_args(CleanupPolicy))
         check_range("retention_ms", self.retention_ms, UNLIMITED, _INT64_MAX)
         check_range("retention_bytes", self.retention_bytes, UNLIMITED, _INT64_MAX)
         for name in _DURATIONS:
@@ -223,8 +224,8 @@ class ClusterConfig:
     internal_call_timeout_ms: int = 5_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
-    calls: str = CONNECTIONS
-    processor_idle: str = processor_idle.SLEEP
+    calls: Road = CONNECTIONS
+    processor_idle: processor_idle.Policy = processor_idle.SLEEP
 
     def __post_init__(self) -> None:
         check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
@@ -234,8 +235,8 @@ class ClusterConfig:
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
-        check_choice("calls", self.calls, ROADS)
-        check_choice("processor_idle", self.processor_idle, processor_idle.POLICIES)
+        check_choice("calls", self.calls, get_args(Road))
+        check_choice("processor_idle", self.processor_idle, get_args(processor_idle.Policy))
         check_range(
             "transaction_max_timeout_ms",
             self.transaction_max_timeout_ms,
@@ -264,6 +265,53 @@ class ClusterConfig:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         )
+
+
+class TopicOptions(TypedDict, total=False):
+    """``TopicConfig`` as keywords; ``None`` stands for the default."""
+
+    max_message_bytes: int | None
+    segment_bytes: int | None
+    segment_ms: int | None
+    index_interval_bytes: int | None
+    flush: FlushPolicy | None
+    message_timestamp_type: TimestampType | None
+    message_timestamp_before_max_ms: int | None
+    message_timestamp_after_max_ms: int | None
+    cleanup_policy: CleanupPolicy | None
+    retention_ms: int | None
+    retention_bytes: int | None
+    min_compaction_lag_ms: int | None
+    max_compaction_lag_ms: int | None
+    min_cleanable_dirty_ratio: float | None
+    delete_retention_ms: int | None
+
+
+class ClusterOptions(TypedDict, total=False):
+    """``ClusterConfig`` as keywords."""
+
+    transaction_state_partitions: int
+    offsets_partitions: int
+    transaction_max_timeout_ms: int
+    transaction_visibility_wait_ms: int
+    transaction_abort_scan_ms: int
+    transactional_id_expiration_ms: int
+    producer_id_expiration_ms: int
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_initial_rebalance_delay_ms: int
+    out_of_order_wait_ms: int
+    log_retention_check_interval_ms: int
+    log_checkpoint_interval_ms: int
+    log_cleaner_backoff_ms: int
+    producer_id_expiration_check_interval_ms: int
+    transactional_id_expiration_check_interval_ms: int
+    metrics_interval_ms: int
+    internal_call_timeout_ms: int
+    transaction_state_log_segment_bytes: int
+    offsets_topic_segment_bytes: int
+    calls: Road
+    processor_idle: processor_idle.Policy
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:

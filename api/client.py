@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, check_range
+from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, ClusterOptions, check_range
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
 from oncelog.actors.launch.launch import end_actors
 from oncelog.actors.process.clock import SystemClock
@@ -24,7 +24,12 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import CallReports
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.admin.admin import Admin
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.api.config import (
+    ConsumerOptions,
+    ConsumerSettings,
+    ProducerOptions,
+    ProducerSettings,
+)
 from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.processing.actor import attach, launch_workers, running_jobs
 from oncelog.api.processing.job import ProcessJob
@@ -35,8 +40,8 @@ from oncelog.api.producing.member import (
     Membership,
     RunEnd,
     TransactionMember,
-    begin_run_and_wait,
-    end_run_and_wait,
+    begin_run,
+    end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
 from oncelog.api.session import connection
@@ -53,6 +58,9 @@ from oncelog.storage.exceptions import (
 )
 from oncelog.storage.model import TopicPartition
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 SHUTDOWN_TIMEOUT_MS: Final = 30_000
 WORKERS_MAX: Final = 1_000
 """The most workers of one job."""
@@ -64,7 +72,7 @@ def init(
     address: str | None = None,
     num_cpus: int | None = None,
     dashboard_port: int | None = None,
-    **settings: Any,
+    **settings: Unpack[ClusterOptions],
 ) -> Cluster:
     """Start Ray and the log on ``data_dir`` if they are not up, and connect to them.
 
@@ -97,7 +105,7 @@ def init(
         cluster.expect_data_dir(path)
         cluster.expect_settings(settings)
     except BaseException:
-        # What does not fit would go on to be in the way of what does.
+        # A log with the wrong settings must not stay in the way of the right one.
         end = cluster.shutdown if is_launcher else cluster.close
         end()
         raise
@@ -219,7 +227,7 @@ class Cluster(ProcessBound):
         """Topics, groups and transactions."""
         return Admin(self._router, self._loop_thread, random=self._random)
 
-    def producer(self, **settings: Any) -> Producer:
+    def producer(self, **settings: Unpack[ProducerOptions]) -> Producer:
         """Make a producer; ``settings`` are those of ``ProducerSettings``, by keyword."""
         return Producer(
             self._router,
@@ -228,7 +236,7 @@ class Cluster(ProcessBound):
             random=self._random,
         )
 
-    def consumer(self, **settings: Any) -> Consumer:
+    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer:
         """Make a consumer; ``settings`` are those of ``ConsumerSettings``, by keyword."""
         return Consumer(
             self._router,
@@ -237,7 +245,7 @@ class Cluster(ProcessBound):
             self._random,
         )
 
-    def async_producer(self, **settings: Any) -> AsyncProducer:
+    def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
         """Make a producer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
         options = ProducerSettings.from_options(settings)
@@ -245,7 +253,7 @@ class Cluster(ProcessBound):
         self._loop_thread.call_when_forbidden(producer.forbid)
         return producer
 
-    def async_consumer(self, **settings: Any) -> AsyncConsumer:
+    def async_consumer(self, **settings: Unpack[ConsumerOptions]) -> AsyncConsumer:
         """Make a consumer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
         return AsyncConsumer(router, ConsumerSettings.from_options(settings), self._random)
@@ -265,18 +273,21 @@ class Cluster(ProcessBound):
         ``ends_with_process=False`` another process may end it, and only the timeout counts.
         """
         driver = self._processes.process(os.getpid()) if ends_with_process else None
-        return begin_run_and_wait(
-            self._router,
-            self._loop_thread,
-            ProducerSettings(),
-            transactional_id,
-            token=token,
-            transaction_timeout_ms=transaction_timeout_ms,
-            driver=driver,
-            random=self._random,
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                ProducerSettings(),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=transaction_timeout_ms,
+                driver=driver,
+                random=self._random,
+            )
         )
 
-    def member(self, membership: Membership, **settings: Any) -> TransactionMember:
+    def member(
+        self, membership: Membership, **settings: Unpack[ProducerOptions]
+    ) -> TransactionMember:
         """One task attempt of a distributed write; see ``oncelog.api.producing.member``."""
         return TransactionMember(
             self._router,
@@ -290,14 +301,15 @@ class Cluster(ProcessBound):
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """End a distributed write: commit ``winners``, abort every other member, or abort all."""
-        return end_run_and_wait(
-            self._router,
-            self._loop_thread,
-            ProducerSettings(),
-            membership,
-            committed=committed,
-            winners=winners,
-            random=self._random,
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                ProducerSettings(),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
         )
 
     def process(
@@ -313,8 +325,8 @@ class Cluster(ProcessBound):
         max_poll_records: int = 5_000,
         max_function_failures: int = 3,
         max_worker_deaths: int = 10,
-        producer_settings: Mapping[str, Any] | None = None,
-        consumer_settings: Mapping[str, Any] | None = None,
+        producer_settings: ProducerOptions | None = None,
+        consumer_settings: ConsumerOptions | None = None,
     ) -> ProcessJob:
         """Run ``function`` over ``source`` into ``sink``, exactly once, in Ray actors.
 
@@ -407,13 +419,13 @@ class Cluster(ProcessBound):
     # --- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach this program. The cluster goes on; producers and consumers of it do not."""
+        """Detach this program and close its producers and consumers. The cluster keeps running."""
         if not self._loop_thread.is_forbidden:
             self._transport.close()
         self._loop_thread.close()
 
     def shutdown(self) -> None:
-        """Stop the log cleanly, for everybody, and detach. Ray goes on; the data stays."""
+        """Stop the log cleanly for all clients, and detach. Ray keeps running; the data stays."""
         description = self.describe()
         actors = [
             actor_of(TopicPartition(topic.name, partition.partition), broker_id)

@@ -1,16 +1,17 @@
 """Settings of the clients, in Kafka's names written with underscores; checked at construction.
 
 An unknown or impossible setting is refused at once with its name, its value and what is allowed.
-Times are milliseconds, sizes bytes.
+Times are milliseconds, sizes bytes. ``ProducerOptions`` and ``ConsumerOptions`` are the same
+settings as keywords, for editors and type checkers; a test holds them equal.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from oncelog.api.batching.interceptors import ProducerInterceptor
 from oncelog.storage.exceptions import InvalidSettingError
@@ -24,9 +25,11 @@ from oncelog.storage.model import (
 )
 
 ACKS_ALL: Final = -1
-COMPRESSION_TYPES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-OFFSET_RESETS: Final = ("earliest", "latest", "none")
-ASSIGNMENT_STRATEGIES: Final = ("range", "roundrobin", "sticky")
+Acks = Literal["all", -1, 0, 1]
+CompressionType = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+OffsetReset = Literal["earliest", "latest", "none"]
+AssignmentStrategy = Literal["range", "roundrobin", "sticky"]
+COMPRESSION_TYPES: Final[tuple[str, ...]] = get_args(CompressionType)
 
 _INT32_MAX: Final = 2**31 - 1
 
@@ -100,7 +103,7 @@ class ProducerSettings:
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
     client_id: str = "oncelog"
-    acks: int | str = ACKS_ALL
+    acks: Acks = ACKS_ALL
     batch_size: int = 262_144
     linger_ms: int = 5
     enrol_ahead_ms: int = 100
@@ -110,10 +113,10 @@ class ProducerSettings:
     max_block_ms: int = 60_000
     buffer_memory: int = 33_554_432
     max_request_size: int = 1_048_576
-    compression_type: str = "none"
+    compression_type: CompressionType = "none"
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
-    interceptors: tuple[ProducerInterceptor, ...] = ()
+    interceptors: Sequence[ProducerInterceptor] = ()
 
     def __post_init__(self) -> None:
         """Check every setting and their relations. ``InvalidSettingError`` names the first bad."""
@@ -170,14 +173,14 @@ class ConsumerSettings:
     group_instance_id: str | None = None
     client_id: str = "oncelog"
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
-    auto_offset_reset: str = "latest"
+    auto_offset_reset: OffsetReset = "latest"
     enable_auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
     max_poll_records: int = 500
-    partition_assignment_strategy: str = "range"
+    partition_assignment_strategy: AssignmentStrategy = "range"
     fetch_min_bytes: int = 1
     fetch_max_bytes: int = FETCH_MAX_BYTES
     max_partition_fetch_bytes: int = 1_048_576
@@ -203,8 +206,8 @@ class ConsumerSettings:
         _check_id(self, "group_id", GROUP_ID_MAX_BYTES)
         _check_id(self, "group_instance_id", GROUP_ID_MAX_BYTES)
         _check_id(self, "client_id", GROUP_ID_MAX_BYTES)
-        _check_choice(self, "auto_offset_reset", OFFSET_RESETS)
-        _check_choice(self, "partition_assignment_strategy", ASSIGNMENT_STRATEGIES)
+        _check_choice(self, "auto_offset_reset", get_args(OffsetReset))
+        _check_choice(self, "partition_assignment_strategy", get_args(AssignmentStrategy))
         _check_boolean(self, "enable_auto_commit")
         _check_boolean(self, "check_crcs")
         _check_integer(self, "fetch_max_wait_ms", 0)
@@ -236,3 +239,51 @@ class ConsumerSettings:
     def from_options(cls, options: Mapping[str, Any]) -> ConsumerSettings:
         """Settings from keywords of a user; an unknown name is refused with the nearest known."""
         return _from_options(cls, options)
+
+
+class ProducerOptions(TypedDict, total=False):
+    """``ProducerSettings`` as keywords."""
+
+    transactional_id: str | None
+    transaction_timeout_ms: int
+    client_id: str
+    acks: Acks
+    batch_size: int
+    linger_ms: int
+    enrol_ahead_ms: int
+    max_in_flight_requests_per_connection: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    max_block_ms: int
+    buffer_memory: int
+    max_request_size: int
+    compression_type: CompressionType
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    interceptors: Sequence[ProducerInterceptor]
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """``ConsumerSettings`` as keywords; the isolation level may be text."""
+
+    group_id: str | None
+    group_instance_id: str | None
+    client_id: str
+    isolation_level: IsolationLevel | Literal["read_committed", "read_uncommitted"]
+    auto_offset_reset: OffsetReset
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    max_poll_interval_ms: int
+    max_poll_records: int
+    partition_assignment_strategy: AssignmentStrategy
+    fetch_min_bytes: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    fetch_max_wait_ms: int
+    check_crcs: bool
+    request_timeout_ms: int
+    default_api_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.actors.process.processor_idle import POLICIES, POLL, SLEEP, keep_processors_awake
+from oncelog.actors.process.processor_idle import POLL, SLEEP, keep_processors_awake
 
 ROUNDS: Final = 5
 
@@ -26,7 +26,7 @@ ROUNDS: Final = 5
 def add_idle_option(parser: argparse.ArgumentParser) -> None:
     """``--idle``: how long processors take to wake up moves figures more than most code does."""
     parser.add_argument(
-        "--idle", choices=POLICIES, default=POLL, help="what processors do while they wait"
+        "--idle", choices=(SLEEP, POLL), default=POLL, help="what processors do while they wait"
     )
 
 

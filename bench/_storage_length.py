@@ -25,7 +25,7 @@ from _storage_logs import (
     open_log,
 )
 
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 
 PLACES: Final = 1_000
 APPENDS: Final = 4_000

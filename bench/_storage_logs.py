@@ -17,7 +17,7 @@ from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import Buffer, RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import HEADER_BYTES, parse_header, patch, seal
 from oncelog.storage.records.compression import Codec

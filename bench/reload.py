@@ -35,7 +35,7 @@ from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.storage.compaction.compactor import Cleaner
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import decode_records, encode_records

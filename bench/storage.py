@@ -47,7 +47,7 @@ from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.replica.partition_leader import PartitionLeader
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import AppendOrigin
 from oncelog.storage.records.client_batch import check_client_batch
 

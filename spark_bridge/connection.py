@@ -1,7 +1,7 @@
 """One connection to the cluster per Python process of Spark, made by the first hook that needs it.
 
 Planner and executor workers are forked by a daemon of Spark and reused, so most hooks find the
-connection of the one before. It is never made in the daemon itself.
+connection of their predecessor. It is never made in the daemon itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oncelog.api.producing.member import (
     Membership,
     RunEnd,
     TransactionMember,
-    begin_run_and_wait,
-    end_run_and_wait,
+    begin_run,
+    end_run,
     new_run_id,
 )
 from oncelog.api.session.offsets import list_offsets
@@ -48,7 +48,7 @@ DRIVER_COMMAND: Final = "java"
 
 PLAN_TIMEOUT_MS: Final = 60_000
 END_TIMEOUT_MS: Final = 300_000
-"""How long the end of a write is asked for: a failure makes Spark fail the whole job."""
+"""How long to retry the end of a write: a failure makes Spark fail the whole job."""
 
 
 def default_address() -> str:
@@ -58,7 +58,7 @@ def default_address() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
-    """How patient the clients of a write are; ``producer`` is what all of them begin with."""
+    """Timeouts of a write's clients; ``producer`` holds the settings they all start from."""
 
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     plan_timeout_ms: int = PLAN_TIMEOUT_MS
@@ -66,7 +66,7 @@ class WritingSettings:
 
 
 class Connection:
-    """What the hooks of the data source ask of a cluster; every method may raise OncelogError."""
+    """What the hooks of the data source need of a cluster; any method may raise OncelogError."""
 
     def __init__(self, context: ClientContext, settings: WritingSettings | None = None) -> None:
         self._router = context.router
@@ -128,22 +128,23 @@ class Connection:
     # --- writing ------------------------------------------------------------------------------
 
     def begin_run(self, options: WriteOptions) -> Membership:
-        """Begin a new attempt at a whole write, which fences those before.
+        """Begin a new attempt at a whole write, which fences earlier ones.
 
-        It ends with Spark's driver: the Java process above this one, which is a planner's.
+        It is tied to Spark's driver, the Java ancestor of this planner process.
         """
         run_id = new_run_id(self._random)
         transactional_id, token = options.identity(run_id)
-        return begin_run_and_wait(
-            self._router,
-            self._loop_thread,
-            self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
-            transactional_id,
-            token=token,
-            transaction_timeout_ms=options.transaction_timeout_ms,
-            run_id=run_id,
-            driver=self._processes.ancestor(DRIVER_COMMAND),
-            random=self._random,
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=options.transaction_timeout_ms,
+                run_id=run_id,
+                driver=self._processes.ancestor(DRIVER_COMMAND),
+                random=self._random,
+            )
         )
 
     def member(self, membership: Membership, compression_type: str) -> TransactionMember:
@@ -160,14 +161,15 @@ class Connection:
         self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
     ) -> RunEnd:
         """Commit ``winners`` and abort all other members, or abort all; see ``api.member``."""
-        return end_run_and_wait(
-            self._router,
-            self._loop_thread,
-            self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
-            membership,
-            committed=committed,
-            winners=winners,
-            random=self._random,
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
         )
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
@@ -190,7 +192,7 @@ class _Cache:
 def connect(address: str | None) -> Connection:
     """This process's connection to the cluster at ``address``; the default one for ``None``.
 
-    A process can be in one Ray cluster at a time: another address takes the place of the last.
+    A process can be in one Ray cluster at a time: another address replaces the last.
     Raises ``ConnectionFailedError`` if there is no cluster.
     """
     wanted = address or default_address()

@@ -3,14 +3,14 @@
 The planner begins one *run* per write. Each task attempt enlists as a *member* with its first
 rows, writes them, and reports how many were acknowledged. ``commit`` runs in the planner, once,
 with the report of one attempt per partition of the rows: it ends the run with these winners, and
-the transaction coordinator aborts every other member, be it a failed, a retried or a speculative
-attempt, or one that still writes. No task ever commits anything.
+the transaction coordinator aborts every other member, whether a failed, retried or speculative
+attempt or one still writing. No task ever commits anything.
 
 With ``txnAppId`` and ``txnVersion`` a repeated write of a committed version writes nothing: its
 tasks leave their rows unread.
 
-Nothing here knows Spark: whoever has rows as Arrow batches, tasks, and a way to send objects
-between processes can write like this. Each step is told how its own process connects.
+Nothing here knows Spark: any engine with rows as Arrow batches, tasks, and a way to send objects
+between processes can write this way. Each step is given a way to connect its own process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedWrite:
-    """One run of a write; pickled into its tasks, and back for the end."""
+    """One run of a write; pickled into its tasks and back for the commit."""
 
     options: WriteOptions
     membership: Membership
@@ -71,8 +71,8 @@ class DistributedWrite:
     ) -> Winner | None:
         """Write the rows of one task attempt; all of them are acknowledged on return.
 
-        What is returned is to be told to ``commit``. Without rows, or when their version is
-        committed already, no member takes part: ``None``.
+        Pass the result to ``commit``. Without rows, or when their version is already committed,
+        no member takes part and the result is ``None``.
         """
         if self.membership.is_committed:
             return None
@@ -97,7 +97,7 @@ class DistributedWrite:
     # --- at the end, in the planner -----------------------------------------------------------
 
     def commit(self, connect: Connect, reports: Iterable[Winner | None]) -> RunEnd:
-        """End the run: commit what the reports tell of, and nothing else."""
+        """End the run: commit the members in the reports, and nothing else."""
         winners = [winner for winner in reports if winner is not None]
         end = connect(self.options.address).end_run(
             self.membership, committed=True, winners=winners

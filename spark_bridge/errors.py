@@ -1,7 +1,7 @@
-"""What a user of Spark sees when something is wrong: one line that says what and what to do.
+"""What a Spark user sees when something is wrong: one line that says what, and what to do.
 
-Spark wraps whatever a data source raises in its own exceptions, together with a Python traceback;
-the last line is ours.
+Spark wraps an error of a data source in its own exceptions, with a Python traceback; the last line
+is ours.
 """
 
 from __future__ import annotations

@@ -119,14 +119,6 @@ def parse_offsets(option: str, text: str) -> dict[TopicPartition, int]:
     return offsets
 
 
-def format_offsets(offsets: Offsets) -> str:
-    """Offsets as JSON with sorted keys, so that equal offsets are equal texts."""
-    nested: dict[str, dict[str, int]] = {}
-    for topic_partition, offset in sorted(offsets.items()):
-        nested.setdefault(topic_partition.topic, {})[str(topic_partition.partition)] = offset
-    return json.dumps(nested, separators=(",", ":"))
-
-
 def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
     """Partitions from JSON ``{"topic": [0, 1]}``; ``InvalidSettingError`` for anything else."""
     chosen: set[TopicPartition] = set()

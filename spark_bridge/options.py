@@ -2,7 +2,7 @@
 
 The names are those of Kafka's Spark source wherever it has one. Spark hands over keys in lower
 case and every value as text. An unknown or impossible option is refused with its name, its value
-and what is allowed; options of Kafka's source that mean nothing here are passed over and logged.
+and what is allowed; options of Kafka's source without meaning here are logged and ignored.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ReadOptions:
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
 
     def check_batch(self) -> None:
-        """Refuse what makes no sense for a read that ends: to begin at the end, and so on."""
+        """Refuse what makes no sense in a batch read, such as starting at the end."""
         for name, wanted, never, word in (
             ("startingOffsets", self.starting, LATEST, "latest"),
             ("endingOffsets", self.ending, EARLIEST, "earliest"),
@@ -117,10 +117,10 @@ class WriteOptions:
     def identity(self, run_id: str) -> tuple[str, bytes]:
         """The transactional id that a run writes under, and the commit token of what it writes.
 
-        With ``txnAppId`` the transactional id is its own, and the token names the version: a
-        version that is committed is not written again. Otherwise a ``transactional.id`` serves as
-        it is; and without any the id is new with each run, and has no token, so that the
-        coordinator may forget it in time.
+        With ``txnAppId`` the application has its own transactional id, and the token names the
+        version: a committed version is not written again. Otherwise ``transactional.id`` is used
+        as it is; without one each run has a new id and no token, so that the coordinator may
+        expire it.
         """
         if self.txn_app_id is not None:
             transactional_id = f"{self.transactional_id or 'spark'}-{self.txn_app_id}"
@@ -190,7 +190,7 @@ class _Given:
 
     @classmethod
     def of(cls, options: Mapping[str, str], allowed: tuple[str, ...]) -> _Given:
-        """Sort the options out: aliases, Spark's own, those without meaning here, unknown ones."""
+        """Sort the options: aliases, Spark's own, those without meaning here, unknown ones."""
         names = {name.lower(): name for name in allowed}
         values: dict[str, str] = {}
         for key, value in options.items():

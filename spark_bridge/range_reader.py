@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STALL_TIMEOUT_MS: Final = 120_000
-"""How long nothing may arrive before the read fails, for Spark to try the task again."""
+"""How long a read may stall before it fails, for Spark to retry the task."""
 
 PARTITION_FETCH_BYTES: Final = 1_900_000
-"""One reply; a larger one would not travel inside the actor call but through the object store."""
+"""One reply; a larger one would go through the object store, not inside the actor call."""
 
 
 async def read_range(
@@ -33,8 +33,8 @@ async def read_range(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
 
-    Raises ``OffsetOutOfRangeError`` when the range is not in the log any more, and
-    ``RequestTimedOutError`` when its leader gives nothing for ``STALL_TIMEOUT_MS``.
+    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log, and
+    ``RequestTimedOutError`` when its leader sends nothing for ``STALL_TIMEOUT_MS``.
     """
     changed = asyncio.Event()
     fetcher = Fetcher(

@@ -1,6 +1,6 @@
-"""``df.write.format("oncelog")``: what Spark asks of a sink, as steps of a ``DistributedWrite``.
+"""``df.write.format("oncelog")``: Spark's sink interface as steps of a ``DistributedWrite``.
 
-Spark's driver is the process that a run ends with: should it die, the coordinator aborts the run.
+A run is tied to Spark's driver: if the driver dies, the coordinator aborts the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TaskReport(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """The writer of one ``save()``; pickled into its tasks, and back for the end."""
+    """The writer of one ``save()``; pickled into its tasks and back for the commit."""
 
     def __init__(self, write: DistributedWrite) -> None:
         self._write = write
@@ -41,7 +41,7 @@ class BatchWriter(DataSourceArrowWriter):
     def prepare(
         cls, options: WriteOptions, schema: StructType, *, is_overwrite: bool
     ) -> BatchWriter:
-        """Check what Spark tells of the rows, and plan the write."""
+        """Check the schema of the rows, and plan the write."""
         if is_overwrite:
             raise InvalidSettingError(
                 "mode overwrite: records of a log are not overwritten; use mode('append')"
@@ -55,7 +55,7 @@ class BatchWriter(DataSourceArrowWriter):
             return TaskReport(self._write.write(connect, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """End the run with the attempts that the messages are of, one per partition of Spark."""
+        """End the run with the attempts that sent the messages, one per Spark partition."""
         reports = [message.winner for message in messages if isinstance(message, TaskReport)]
         with one_line_errors():
             self._write.commit(connect, reports)

@@ -2,9 +2,8 @@
 
 Spark calls each hook in a Python process of its own choice: ``schema``, ``reader`` and
 ``partitions`` in planner workers, ``read`` in an executor, for each task attempt on a fresh copy.
-So nothing is kept in these objects but parsed options, and each hook gets the connection of its
-own process. What ``partitions`` has planned is frozen in the DataFrame: ``load()`` again to see
-newer records.
+So these objects hold only parsed options, and each hook uses the connection of its own process.
+The plan of ``partitions`` is frozen in the DataFrame: ``load()`` again to see newer records.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class OncelogDataSource(DataSource):
         return "oncelog"
 
     def schema(self) -> StructType:
-        """The columns of a read; refuses wrong options already when the read is defined."""
+        """The columns of a read; refuses wrong options as soon as the read is defined."""
         with one_line_errors():
             options = parse_read_options(self.options)
             return read_schema(includes_headers=options.includes_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch; ``schema`` may be some of the columns only."""
+        """The reader of a batch; ``schema`` may have only some of the columns."""
         with one_line_errors():
             options = parse_read_options(self.options)
             options.check_batch()

@@ -91,7 +91,7 @@ def session(
             "spark_bridge.register(spark) gives it the data source"
         )
     _check_cpus(executors * cores)
-    # Spark's own default is the first python3 on the path of whoever starts the worker.
+    # Spark's default is the first python3 on the PATH of the process that starts the worker.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     all_configs = session_configs(configs or {})
@@ -187,10 +187,10 @@ def _log_path() -> Path:
 
 @contextmanager
 def _java_output_to(path: Path) -> Iterator[None]:
-    """Give a Java process that PySpark starts meanwhile ``path`` to print to.
+    """Send the output of a Java process that PySpark starts within this block to ``path``.
 
-    It would otherwise write into the terminal of whoever started it for as long as it lives. The
-    way to say so, an argument of ``launch_gateway``, is not within reach of RayDP's callers.
+    It would otherwise write to the user's terminal for as long as it lives. RayDP's callers cannot
+    set the argument of ``launch_gateway`` that redirects it.
     """
     context: Any = importlib.import_module("pyspark.core.context")
     launch_gateway = context.launch_gateway

@@ -11,13 +11,13 @@ import functools
 import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 _logger = logging.getLogger(__name__)
 
 SLEEP: Final = "sleep"
 POLL: Final = "poll"
-POLICIES: Final = (SLEEP, POLL)
+Policy = Literal["sleep", "poll"]
 
 LATENCY_FILE: Final = Path("/dev/cpu_dma_latency")
 

@@ -27,7 +27,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.sync_point import SyncPoint
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 
 _logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read
 from oncelog.actors.replica.waiters import ReplicaWaiters, answer
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import (
     NO_OFFSET,
     NO_PRODUCER_EPOCH,

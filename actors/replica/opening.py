@@ -38,7 +38,7 @@ from oncelog.storage.log.checkpoint import (
     PARTITION_METADATA_FILE,
     RECOVERY_FILE,
 )
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
 from oncelog.storage.records.batch import BatchHeader

@@ -39,7 +39,7 @@ from oncelog.actors.replica.topic_rules import check_topic_rules
 from oncelog.actors.replica.upkeep import raise_log_start
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.log.partition_log import LogSlice
+from oncelog.storage.log.partition import LogSlice
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     EARLIEST_TIMESTAMP,

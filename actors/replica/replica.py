@@ -30,7 +30,7 @@ from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import INTERNAL_TOPICS, NO_LEADER_EPOCH, NO_OFFSET
 
 _logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping
 from random import Random
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncelog.actors.config import TopicOptions
 from oncelog.actors.protocol.messages.admin import TransactionDescription
 from oncelog.actors.protocol.messages.cluster import MetadataReply, TopicMetadata
 from oncelog.actors.protocol.messages.group import GroupDescription, OffsetAndMetadata
@@ -19,6 +20,9 @@ from oncelog.api.admin.hanging import HangingTransaction
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
 from oncelog.storage.model import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ResultT = TypeVar("ResultT")
 
@@ -51,7 +55,7 @@ class Admin:
         replication_factor: int = 1,
         *,
         exist_ok: bool = False,
-        **settings: Any,
+        **settings: Unpack[TopicOptions],
     ) -> str:
         """Create a topic, durably, and wait until its partitions can be written; its id.
 
@@ -73,7 +77,7 @@ class Admin:
         """
         self._run(self._admin.create_partitions(name, partitions))
 
-    def alter_topic(self, name: str, **settings: Any) -> None:
+    def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
         """Change settings of a topic, durably; ``None`` makes one the default again.
 
         The others stay. Leaders that cannot be reached follow within minutes.
@@ -232,8 +236,8 @@ class Admin:
     ) -> HangingTransaction:
         """Abort what is open from ``start_offset`` of one partition on, durably; what it was.
 
-        Nothing that any transactional id may still end or write to, whoever asks:
-        ``InvalidTxnStateError`` then says what to do first. Source: KIP-664, KIP-98.
+        Never what a transactional id may still end or write to: ``InvalidTxnStateError`` then
+        says what to do first. Source: KIP-664, KIP-98.
         """
         return self._run(
             self._admin.abort_hanging_transaction(topic_partition, start_offset=start_offset)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.config import TopicConfig, check_range, check_setting_name
+from oncelog.actors.config import TopicConfig, TopicOptions, check_range, check_setting_name
 from oncelog.actors.process.metrics import LATE_GRACE_MS
 from oncelog.actors.protocol.messages.admin import (
     ANY_DURATION_MS,
@@ -70,6 +70,9 @@ from oncelog.storage.model import (
     is_valid_topic_name,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 DURATION_MAX_MS: Final = 2**63 - 1
 TRANSACTION_STATES: Final = tuple(
     state.value for state in TransactionState if state is not TransactionState.DEAD
@@ -95,7 +98,7 @@ class AsyncAdmin:
         replication_factor: int = 1,
         *,
         exist_ok: bool = False,
-        **settings: Any,
+        **settings: Unpack[TopicOptions],
     ) -> str:
         """See ``Admin.create_topic``."""
         if not isinstance(name, str) or not is_valid_topic_name(name):
@@ -108,7 +111,7 @@ class AsyncAdmin:
             raise InvalidReplicationFactorError(
                 f"replication_factor={replication_factor!r}: give a whole number"
             )
-        config = TopicConfig.from_text({key: str(value) for key, value in settings.items()})
+        config = TopicConfig.from_text(_as_text(settings))
         request = CreateTopicRequest(
             name=name,
             topic_id=f"{self._random.getrandbits(128):032x}",
@@ -154,12 +157,10 @@ class AsyncAdmin:
 
         await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
 
-    async def alter_topic(self, name: str, **settings: Any) -> None:
+    async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
         """See ``Admin.alter_topic``."""
-        changed = {key: str(value) for key, value in settings.items() if value is not None}
+        changed = _as_text(settings)
         TopicConfig.from_text(changed)
-        for key in settings:
-            check_setting_name(TopicConfig, key)
         changes = tuple((key, changed.get(key)) for key in settings)
         reply = await self._calls.controller(AlterTopicRequest(name=name, changes=changes))
         check(reply, f"topic {name!r} cannot be altered")
@@ -406,6 +407,13 @@ class AsyncAdmin:
         reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
         check(reply)
         return reply
+
+
+def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Topic settings as requests carry them, without those that are ``None``, the default."""
+    for name, value in settings.items():
+        check_setting_name(TopicConfig, name, value)
+    return {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def _check_partitions(partitions: object) -> None:

@@ -4,9 +4,9 @@ Rules. A partition's open transaction is *owned* by the transactional id that ha
 in that epoch, with the partition enrolled; its marker will come. To tell, the leader is asked
 first, then every coordinator, then the leader again: a transaction that ended between the first
 two answers had its marker before its coordinator forgot it, so the third answer shows that.
-A transaction is therefore never called hanging because it was about to end. Whoever does not answer
-is named, and what the others told is reported all the same; without every coordinator, nobody's
-transaction can be called hanging that none of the others owns.
+A transaction is therefore never called hanging because it was about to end. Coordinators that do
+not answer are named, and the findings of the others are still reported; but without all of them, a
+transaction that none of the others owns cannot be called hanging.
 
 Aborting writes the marker that is missing, to one partition. Its epoch is one above that of the
 data, so that it can close nothing but that transaction or an older one, and its coordinator epoch

@@ -18,7 +18,7 @@ from libc.stdlib cimport getenv
 from libc.string cimport memcpy, memset, strcmp
 from libc.time cimport time_t
 
-from oncelog.api.batching.batch_rows import BlockRows, encode_headers
+from oncelog.api.batching.rows import BlockRows, encode_headers
 from oncelog.api.batching.delivery import RecordFuture
 from oncelog.storage.records.block import RecordBlock
 

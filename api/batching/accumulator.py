@@ -15,7 +15,6 @@ from random import Random
 from typing import Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.batching.batch_rows import Rows
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.open_batches import (
     RECORD_OVERHEAD_BYTES,
@@ -24,6 +23,7 @@ from oncelog.api.batching.open_batches import (
     TopicBatches,
 )
 from oncelog.api.batching.partitioner import StickyPartitions, partition_for_key
+from oncelog.api.batching.rows import Rows
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import RecordInput
@@ -47,7 +47,7 @@ class Wake(enum.Enum):
 
     NOTHING = 0
     LINGER = 1
-    """A batch was begun and nobody is waiting to send it: start the linger time."""
+    """A batch was begun and no timer runs: start the linger time."""
     FULL = 2
     """A batch is full: send it now."""
 
@@ -117,7 +117,7 @@ class Accumulator:
         self._is_linger_told = False
         self._is_full_told = False
         self.closed_count = 0
-        """Batches that are full, or closed for another reason, and were not taken yet."""
+        """Batches that are closed, full or not, and not yet taken."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -136,7 +136,7 @@ class Accumulator:
     ) -> tuple[RecordFuture, Wake]:
         """Add one record; by key, or sticky without one, if ``partition`` is ``None``.
 
-        The long way of ``OpenBatches.add``, for every record that it does not take.
+        The slow path, for every record that ``OpenBatches.add`` does not take.
         """
         with self._lock:
             self._gate()
@@ -165,7 +165,7 @@ class Accumulator:
                 batch = self._new_batch(self._queues[topic][partition])
             future = self._open.put(batch, record, size_bytes)
             if is_new:
-                # Only now, so that nobody adds a record before its first one.
+                # Only now, so that no other record is added before its first.
                 batches.batches[partition] = batch
             if is_sticky:
                 batches.sticky = batch
@@ -198,7 +198,7 @@ class Accumulator:
     # --- event loop ---------------------------------------------------------------------------
 
     def linger_over(self) -> None:
-        """The linger time has passed: what is open may be sent as it is."""
+        """The linger time has passed: open batches may be sent as they are."""
         with self._lock:
             self._is_linger_told = False
             for queue in self._all_queues():
@@ -216,7 +216,7 @@ class Accumulator:
             return begins
 
     def close_open(self) -> frozenset[BatchDelivery]:
-        """Close every open batch, as a flush does; all batches whose outcome is not known."""
+        """Close every open batch, as a flush does; returns all batches whose outcome is unknown."""
         with self._lock:
             self._close_all()
             return frozenset(self._undelivered)
@@ -227,7 +227,7 @@ class Accumulator:
             return deliveries.isdisjoint(self._undelivered)
 
     def waiting(self) -> list[TopicPartition]:
-        """The partitions that have records waiting, be they due or not."""
+        """The partitions that have records waiting, due or not."""
         with self._lock:
             return [
                 queue.topic_partition

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncelog.api.batching.accumulator import HEADER_OVERHEAD_BYTES
-from oncelog.api.batching.batch_rows import Rows
 from oncelog.api.batching.open_batches import RECORD_OVERHEAD_BYTES
 from oncelog.api.batching.partitioner import partitions_for_keys
+from oncelog.api.batching.rows import Rows
 from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_columns

@@ -107,7 +107,7 @@ class BatchDelivery:
             self._finish()
 
     def fail(self, error: OncelogError) -> None:
-        """The batch will not be delivered, or nobody knows whether it was."""
+        """The batch will not be delivered, or its outcome is unknown."""
         if not self.is_done:
             self._error = error
             self._finish()
@@ -285,9 +285,9 @@ class RecordFuture(Future[RecordMetadata]):
 
 
 class AwaitableOutcome(asyncio.Future[ResultT]):
-    """A future for coroutines that notes whether anybody awaits it or looks at it.
+    """A future for coroutines that notes whether it is awaited or examined.
 
-    A failure that nobody looks at is the producer's to tell, once and not once per record.
+    The producer reports an unexamined failure, once and not once per record.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class AwaitableOutcome(asyncio.Future[ResultT]):
         super().add_done_callback(*arguments, **options)
 
     def fail(self, error: BaseException) -> None:
-        """Set ``error`` without asyncio's complaint if nobody looks at it."""
+        """Set ``error`` without asyncio's warning if it is never retrieved."""
         self.set_exception(error)
         super().exception()
 

@@ -1,10 +1,10 @@
-"""The batches that records are being added to, and the short way of a record into one of them.
+"""The batches that records are being added to, and the fast path of a record into one of them.
 
 ``OpenBatches.add`` is what a ``send`` costs when its partition has a batch with room: no
-coroutine, no wake-up, no encoding. Whatever else a record needs (an unknown topic, a new batch, a
-full buffer, a refusal) makes it answer ``None``, and the accumulator goes the long way.
+coroutine, no wake-up, no encoding. Anything else (an unknown topic, a new batch, a full buffer, a
+refusal) makes it return ``None``, and the accumulator takes the slow path.
 
-``_open_batches.pyx`` is the same in C, where the interpreter's own lock makes ``add`` whole; here
+``_open_batches.pyx`` is the same in C, where the interpreter's own lock makes ``add`` atomic; here
 ``lock`` does. The accumulator holds ``lock`` whenever it changes anything, and takes a batch out
 of ``TopicBatches`` before it looks at what is in it: from then on nothing is added to it.
 """
@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
-from oncelog.api.batching.batch_rows import RecordRows, Rows
 from oncelog.api.batching.delivery import BatchDelivery, RecordFuture
 from oncelog.api.batching.partitioner import partition_for_key
+from oncelog.api.batching.rows import RecordRows, Rows
 from oncelog.storage.records.codec import RecordInput
 
 RECORD_OVERHEAD_BYTES: Final = 21
@@ -175,7 +175,7 @@ class OpenBatches:
             ):
                 return None
             batch = _batch_for(batches, key, partition)
-            # The record that fills a batch goes the long way, which closes it.
+            # The record that fills a batch takes the slow path, which closes it.
             if batch is None or batch.size_bytes + size_bytes >= self._batch_bytes:
                 return None
             records = batch._records
@@ -235,8 +235,8 @@ def fastest() -> type[OpenBatches]:
 def matching(compiled: ModuleType | Any) -> type[OpenBatches]:
     """The class of a compiled module, or ours if that was built from other source than this.
 
-    A stale module would take records and not give them back as its callers expect: a flush would
-    wait for ever. So it is not used, and a warning says so once.
+    A stale module might not return records as its callers expect, and a flush would hang. So it
+    is not used, and a warning says so once.
     """
     interface = getattr(compiled, "INTERFACE", 0)
     if interface != _INTERFACE:

@@ -202,7 +202,7 @@ def stop(args: argparse.Namespace) -> int:
     try:
         cluster = client.connect(found.address)
     except ConnectionFailedError as error:
-        # Its node is away, or its log is missing: there is nobody to flush anything.
+        # Its node is away, or its log is missing: there is nothing left to flush.
         if not connection.end_log():
             raise
         say(f"stopped without its controller ({error}); what was acknowledged is on its disk")

@@ -1,6 +1,6 @@
 """What the records of internal logs say, as plain values for people and programs.
 
-Chosen by the topic of the directory. What the cluster key is, nobody is told.
+Chosen by the topic of the directory. The cluster key is never shown.
 """
 
 from __future__ import annotations

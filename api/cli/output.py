@@ -27,7 +27,7 @@ STATUS_INTERRUPTED: Final = 130
 """What shells use for a program that SIGINT ended."""
 
 STATUS_BROKEN_PIPE: Final = 141
-"""What shells use for a program that SIGPIPE ended: nobody reads its output any more."""
+"""What shells use for a program that SIGPIPE ended: its reader is gone."""
 
 _DASH: Final = " — "
 _ADVICE = re.compile(
@@ -134,7 +134,7 @@ def say(text: str = "") -> None:
 
 
 def is_reader_gone() -> bool:
-    """Whether nobody reads standard output any more; a pipe tells it without being written to."""
+    """Whether the reader of standard output is gone; a pipe tells without being written to."""
     try:
         number = sys.stdout.fileno()
     except OSError:

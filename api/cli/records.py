@@ -72,7 +72,7 @@ def produce(args: argparse.Namespace) -> int:
 
 
 def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
-    """Send line by line; after a signal what has left is delivered and told all the same."""
+    """Send line by line; after a signal, what was sent is still delivered and reported."""
     with contextlib.ExitStack() as told:
         try:
             sent.send(stream)

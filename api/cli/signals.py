@@ -15,7 +15,7 @@ STATUS_BASE: Final = 128
 
 
 class EndedBySignal(KeyboardInterrupt):
-    """A signal asks the command to end. No ``Exception``: nobody takes it for a failure."""
+    """A signal asks the command to end. No ``Exception``, so that it is not taken for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -43,9 +43,9 @@ class _OrderlyEnd:
             signal.signal(number, self._handle)
 
     def end(self) -> None:
-        """From now on a signal ends the process at once, without a word; if ``begin`` was called.
+        """From now on a signal ends the process at once and silently, if ``begin`` was called.
 
-        For what is left to do then: also at exit nobody is to be told where it was interrupted.
+        For the work left at exit, which must not show a traceback either.
         """
         if self._is_ours:
             self._is_ours = False

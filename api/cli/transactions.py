@@ -1,4 +1,4 @@
-"""``oncelog transactions``: look at transactional ids, and end what nobody else will end."""
+"""``oncelog transactions``: inspect transactional ids, and end what nothing else will."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ class AsyncConsumer(ProcessBound):
 class Consumer(ProcessBound):
     """Reads topics. read_committed by default: only data of committed transactions is seen.
 
-    Use it as a context manager, or ``close`` it. Iterating delivers record after record for ever.
+    Use it as a context manager, or ``close`` it. Iterating delivers records without end.
     """
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
@@ -399,7 +399,7 @@ class Consumer(ProcessBound):
         return self._run(self._consumer.position(partition))
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The positions that are known now, of the assigned partitions; asks nobody."""
+        """The positions that are known now, of the assigned partitions; makes no call."""
         return self._run(self._consumer.positions())
 
     def seek(self, partition: TopicPartition, offset: int) -> None:

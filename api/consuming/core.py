@@ -135,7 +135,7 @@ class ConsumerCore:
         """The member's identity in its group, for ``send_offsets_to_transaction``.
 
         Without a subscription it is that of the last membership, which a group refuses: what was
-        read under it may be another member's by now. ``assign`` begins anew, as nobody's member.
+        read under it may be another member's by now. ``assign`` starts afresh, without membership.
         """
         if self._membership is not None:
             identity = self._membership.metadata()

@@ -81,7 +81,7 @@ class AssignedPartition:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether a fetched reply waits, be it with records or only with a step forward."""
+        """Whether a fetched reply waits, with records or only a step forward."""
         return bool(self._pieces)
 
     @property
@@ -118,7 +118,7 @@ class AssignedPartition:
     def corrupt(self, detail: str, offset: int, next_offset: int) -> CorruptRecordError:
         """The error for records from ``offset`` to ``next_offset`` that cannot be read.
 
-        -1: nobody knows where they end, and the next offset is as good as any.
+        -1: where they end is unknown, and the next offset is as good as any.
         """
         next_offset = max(next_offset, offset + 1)
         return CorruptRecordError(

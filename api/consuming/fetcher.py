@@ -3,7 +3,7 @@
 One task per partition asks its leader, filters the reply and holds it until it is taken. A
 partition holds at most two replies (one being taken from, one ahead), and no further fetch begins
 while all replies together hold ``fetch_max_bytes``; so memory stays below that bound plus one
-reply per partition. A seek cancels the fetch on its way, whose reply is then nobody's.
+reply per partition. A seek cancels the fetch in flight and drops its reply.
 
 Errors: a retriable code is asked again after a wait, at the leader that the router then finds. Any
 other code, and a damaged batch, waits at its place in the partition until everything before it is
@@ -222,7 +222,7 @@ class Fetcher:
         self._on_change()
 
     async def _run(self, partition: AssignedPartition, room: asyncio.Event) -> None:
-        """Body of a partition's task: fetch whenever there is a position and room, for ever."""
+        """Body of a partition's task: fetch whenever there is a position and room."""
         backoff = consumer_backoff(self._settings, self._random)
         while True:
             while not (self._may_fetch(partition) and self._has_bytes_left()):

@@ -1,8 +1,8 @@
-"""What a consumer took from its partitions and the application does not have yet.
+"""What a consumer has taken from its partitions but the application does not have yet.
 
 Positions move when records are taken. Between that and the application lie an iteration, which
 delivers the records of a poll one by one, and for a synchronous consumer the way from the thread of
-the loop to the user's, on which Ctrl-C drops them. Whatever comes next first gives them back.
+the loop to the user's, on which Ctrl-C drops them. The next call first puts them back.
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ class GroupMembership:
     def metadata(self) -> ConsumerGroupMetadata:
         """The identity that commits carry, so that a zombie's are refused.
 
-        That of the last join until the next one: a member that was put out must not become nobody
-        in particular, whose commits an empty group would take.
+        Kept from the last join until the next: an evicted member must not turn anonymous, whose
+        commits an empty group would accept.
         """
         return self._joined
 
@@ -164,8 +164,8 @@ class GroupMembership:
     async def join(self) -> tuple[TopicPartition, ...]:
         """Join or rejoin, and return the partitions of the new generation.
 
-        Takes as long as the other members take, and retries what is retriable for ever. Raises
-        ``OncelogError`` for what no retry mends, after which it may be called again.
+        Takes as long as the other members take, and retries retriable errors without end. Raises
+        ``OncelogError`` for any other, after which it may be called again.
         """
         await self._stop_heartbeats()
         backoff = consumer_backoff(self._settings, self._random)
@@ -224,7 +224,7 @@ class GroupMembership:
         return ErrorCode.NONE, ""
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
-        """Refuse a subscription to what does not exist; it would wait in silence for ever."""
+        """Refuse a subscription to what does not exist; it would wait silently for ever."""
         try:
             known = await self._router.metadata(topics)
         except OncelogError as error:
@@ -424,7 +424,7 @@ class GroupMembership:
         request = LeaveGroupRequest(
             group_id=self._group_id, members=(LeavingMember(member_id=self.member_id),)
         )
-        # One attempt: whoever cannot be told finds out when the session ends.
+        # One attempt: otherwise the coordinator finds out when the session expires.
         await self._router.call_group_coordinator(
             self._group_id, request, timeout_ms=LEAVE_TIMEOUT_MS
         )

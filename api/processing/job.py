@@ -290,7 +290,7 @@ class ProcessJob:
         """Let every worker commit what it has begun and end, then remove the worker actors.
 
         The group keeps its offsets: a job of the same ``group_id`` goes on where this one ended.
-        Workers that do not end in time are removed all the same; what they had open is aborted.
+        Workers that do not end in time are removed anyway; their open transactions are aborted.
         May be called again.
         """
         if self._is_released:
@@ -324,7 +324,7 @@ class ProcessJob:
         reply = await self._transport.call(actor, request, timeout_ms=STATUS_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE or await asyncio.to_thread(self._exists, actor):
             return reply
-        # Ray starts a worker again for ever: somebody has ended it, or it never could start.
+        # Ray restarts a worker without limit: it was killed on purpose, or never could start.
         return structs.replace(
             reply,
             state=WorkerState.STOPPED if self._is_stopping else WorkerState.FAILED,
@@ -391,7 +391,7 @@ class ProcessJob:
                     self._processed[topic_partition] = start
 
     def _lag(self) -> int:
-        """Offsets to go; what is not known yet counts as one, so that nobody stops waiting."""
+        """Offsets to go; what is not known yet counts as one, so that waiting goes on."""
         if not self._ends:
             return 1
         return sum(

@@ -5,11 +5,11 @@ Each round polls; the first records open a transaction, further polls within
 
     poll → begin → function → send … poll → function → send → offsets → commit
 
-* An abortable error aborts; the consumer goes back to the committed offsets and the work is done
-  again. Nobody who reads committed data sees the first attempt.
-* Offsets are committed as the group member that polled the records. If the group gave its
-  partitions to another meanwhile, the coordinator refuses them, and with them the output.
-* A commit without an answer is asked again until it is known: its outcome decides where to go on.
+* An abortable error aborts; the consumer returns to the committed offsets and the work is redone.
+  Readers of committed data never see the first attempt.
+* Offsets are committed as the group member that polled the records. If the group has since given
+  its partitions to another, the coordinator refuses them, and with them the output.
+* A commit without a reply is retried until its outcome is known, which decides where to resume.
 * A failure of the function (or output that cannot be sent) aborts; after ``max_function_failures``
   in a row the worker ends as FAILED, since the same input would fail again.
 * A function that ends the process itself, or makes it crash, does so to the next process as well:

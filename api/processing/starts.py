@@ -1,10 +1,10 @@
 """Where a worker begins in a partition without committed offset, kept as the group's position.
 
 With ``auto_offset_reset="latest"`` a partition begins where its log ended when it was first looked
-at. Nobody knows that place later: whoever begins again, after a rebalance, an abort or a crash,
-would find a later end, and skip what came in between. So it is committed before any record is
-processed. Records that were read while the worker was no member of its group are not processed;
-their place is remembered until it can be committed.
+at. That offset is lost later: a restart after a rebalance, an abort or a crash would find a later
+end and skip what came in between. So it is committed before any record is processed. Records read
+while the worker was not a member of its group are not processed; their offset is remembered until
+it can be committed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from oncelog.api.producing.record_sender import RecordSender
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.enrolment import END_WITHIN_MS, Enrolment
 from oncelog.api.transacting.requests import GroupMetadata, TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import (
     ClientClosedError,
@@ -73,8 +73,8 @@ class ProducerCore:
     async def flush(self) -> None:
         """Wait until the outcome of everything sent so far is known.
 
-        In a transaction whose records, or offsets, failed, that failure is raised; also what
-        ``send`` has refused. Without one, a failure that nobody has looked at.
+        In a transaction, raises the failure of its records or offsets, or what ``send`` refused;
+        otherwise a failure whose future was never examined.
         """
         self.sender.check_process()
         await self.sender.deliver_all()
@@ -93,14 +93,14 @@ class ProducerCore:
         if self._is_closed:
             return
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
-        # Whatever does not succeed in time is left to the transaction timeout, and the futures
-        # of the records say so.
+        # What does not finish in time is left to the transaction timeout; the records' futures
+        # say so.
         with contextlib.suppress(OncelogError, asyncio.TimeoutError):
             await asyncio.wait_for(self._finish(), timeout_s)
         await self.leave()
 
     async def leave(self) -> None:
-        """Stop at once and tell nobody."""
+        """Stop at once, without ending the transaction."""
         self._is_closed = True
         self.sender.close()
 
@@ -135,7 +135,7 @@ class ProducerCore:
             return True
 
     def begin_transaction(self) -> None:
-        """Open a transaction; the coordinator learns of it with the first partition."""
+        """Open a transaction; the coordinator learns of it from the first enrolment."""
         state = self._transactional()
         state.begin()
         self.transactions.begun += 1
@@ -153,7 +153,7 @@ class ProducerCore:
             try:
                 reply = await self._commit_offsets(state, offsets, group)
             except asyncio.CancelledError:
-                # Nobody knows whether they count: it must not commit, perhaps without them.
+                # The outcome is unknown: the transaction must not commit without them.
                 self.sender.spoil(
                     TransactionAbortableError(
                         "send_offsets_to_transaction() was cancelled before its outcome was known"
@@ -166,14 +166,14 @@ class ProducerCore:
                 raise self.sender.failed("txn_offset_commit", reply)
 
     def offsets_refused(self, error: BaseException) -> None:
-        """``send_offsets_to_transaction`` raised ``error``, whatever it is; from any thread."""
+        """``send_offsets_to_transaction`` raised ``error``; may be called from any thread."""
         if self._state is not None:
             self._state.offsets_refused(error)
 
     async def commit_transaction(
         self, token: bytes | None, *, despite_refused_sends: bool = False
     ) -> bool:
-        """Send everything, then commit; whether all of it is readable already."""
+        """Send everything, then commit; returns whether all of it is already readable."""
         if token is not None and (
             not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
         ):
@@ -194,7 +194,7 @@ class ProducerCore:
             return is_visible
 
     async def abort_transaction(self) -> None:
-        """Drop what was not sent and take back what was."""
+        """Drop what was not sent and abort what was."""
         state = self._transactional()
         started_s = self._loop.time()
         async with self._operation:
@@ -282,7 +282,7 @@ class ProducerCore:
             await self.sender.deliver_all()
             return
         async with self._operation:
-            pass  # What another thread or task has begun ends first: a commit is not cut off.
+            pass  # Let a commit that another thread or task has begun finish.
         if self._state.status in (
             TransactionStatus.IN_TRANSACTION,
             TransactionStatus.ABORTABLE_ERROR,
@@ -290,7 +290,7 @@ class ProducerCore:
         ):
             await self.abort_transaction()
         if self._state.status is TransactionStatus.READY:
-            # The transaction timeout does it as well, if nobody answers now.
+            # If this gets no answer, the transaction timeout ends it.
             await self._enrolment().end_ahead(within_ms=END_WITHIN_MS)
 
     def _enrolment(self) -> Enrolment:

@@ -1,7 +1,7 @@
 """``delivery_timeout_ms``: the outcome of a batch is known by then, wherever the batch is.
 
-One timer for all batches of a producer. It is set for the oldest, and as all have the same time,
-it is looked at again only when that one's is up: a producer that is well pays nothing per batch.
+One timer serves all batches of a producer. It is set for the oldest; as all have the same timeout,
+it is reset only when it fires, so a healthy producer pays nothing per batch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from oncelog.api.config import ProducerSettings
 from oncelog.storage.exceptions import OncelogError, RequestTimedOutError
 
 RESOLUTION_S: Final = 0.001
-"""What is due within this is due now: a timer may be early by the clock's resolution."""
+"""Anything due within this is due now: a timer may fire early by the clock's resolution."""
 
 AGAIN_AFTER_S: Final = 0.1
-"""The least time between two looks, should something be overdue that cannot be given up yet."""
+"""The minimum interval between checks while something overdue cannot be expired yet."""
 
 
 class DeliveryDeadline:
-    """Calls ``expire`` with the time until which everything that was begun is overdue.
+    """Calls ``expire`` with the time at or before which a batch must have begun to be overdue.
 
     ``accumulator`` knows when, by the time of ``loop``, the oldest one was begun.
     """
@@ -41,12 +41,12 @@ class DeliveryDeadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """There may be a batch; to be called on the loop after the first one was begun."""
+        """Set the timer if a batch is open; call it on the loop after the first one was begun."""
         if self._timer is None and (oldest_s := self._oldest_s()) is not None:
             self._timer = self._loop.call_at(oldest_s + self._timeout_s, self._look)
 
     def stop(self) -> None:
-        """Nothing will be begun any more."""
+        """Cancel the timer: no more batches will be begun."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -60,7 +60,7 @@ class DeliveryDeadline:
 
 
 def expired(batch: PendingBatch, timeout_ms: int, reason: str) -> OncelogError:
-    """Why a batch is given up whose time is over."""
+    """The error of a batch whose delivery timed out."""
     return RequestTimedOutError(
         f"{batch.rows.record_count} records for partition {batch.delivery.topic_partition} were "
         f"not acknowledged within delivery_timeout_ms={timeout_ms}; {reason}"

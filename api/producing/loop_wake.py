@@ -1,4 +1,4 @@
-"""How a thread that keeps the interpreter busy, and the event loop it works for, share it."""
+"""How a busy application thread and the event loop that sends its records share the interpreter."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Final
 
 LET_RUN_MAX_S: Final = 0.005
-"""How long a thread waits for the loop: what the interpreter would make it wait at the most."""
+"""How long a thread waits for the loop: the interpreter's own switch interval."""
 
 TURNS_TO_WRITE: Final = 3
 """A batch that is taken is encoded in the next turn of the loop, and written in the one after."""
 
 PACE_BYTES: Final = 4 * 1_048_576
-"""So much may wait to be sent before the thread that fills batches is held back."""
+"""How much may wait to be sent before the thread that fills batches is held back."""
 
 PACE_MAX_S: Final = 0.02
-"""How long it is held back at the most: a loop that sends nothing for so long is not behind."""
+"""The longest it is held back: a loop that sends nothing for this long is not behind."""
 
 
 class Pace:
@@ -82,7 +82,7 @@ def call_and_let_run(
     gate.acquire()
 
     def run() -> None:
-        # First, so that a callback that fails keeps nobody waiting.
+        # First, so that the thread is released even if the callback fails.
         call_when_written(loop, gate.release)
         callback(*arguments)
 

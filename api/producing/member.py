@@ -1,10 +1,10 @@
 """Many writers, one transaction: the members of a distributed write, and how it ends.
 
-Whoever plans the write begins one *run* per attempt at the whole of it: the newest fences those
-before. Each task attempt is a member: it enlists, sends, flushes and reports its producer id and
-record count. The planner ends the run with those members that count; every other one, be it failed,
-retried or merely late, is aborted. The token names what is written: once it is committed, nobody
-writes it again.
+The planner of the write begins one *run* per attempt at the whole of it; the newest run fences the
+earlier ones. Each task attempt is a member: it enlists, sends, flushes and reports its producer id
+and record count. The planner ends the run by naming the winners; every other member, whether
+failed, retried or merely late, is aborted. The token names what is written: once committed, it is
+never written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.protocol.messages.transaction import (
     BeginRunRequest,
@@ -30,7 +30,7 @@ from oncelog.api.producing.sending import AsyncSending, SyncSending
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.routing import Router
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import severity
+from oncelog.api.transacting.state import severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.exceptions import IllegalStateError, RequestTimedOutError, exception_for
 
@@ -41,9 +41,9 @@ _PASSED: Final = frozenset({ErrorCode.OUTDATED_VERSION, ErrorCode.PRODUCER_FENCE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a member belongs to: a run; made by ``begin_run``, travels to every task.
+    """The run that a member belongs to; made by ``begin_run`` and sent to every task.
 
-    ``is_committed``: what the token names was committed before, so there is nothing to write.
+    ``is_committed``: what the token names is already committed, so there is nothing to write.
     """
 
     transactional_id: str
@@ -54,9 +54,9 @@ class Membership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
-    """How a run ended. ``visible`` is whether all of it was readable when the answer came.
+    """How a run ended. ``visible``: whether all of it was readable when the reply was sent.
 
-    ``was_committed_before`` tells that this token was committed already, perhaps by another run.
+    ``was_committed_before``: the token had already been committed, perhaps by another run.
     """
 
     visible: bool
@@ -110,7 +110,7 @@ class TransactionMember(SyncSending):
         return self._core.sender.counters.records_acknowledged
 
     def close(self) -> None:
-        """Stop. Nothing is aborted: the end of the run decides what becomes of the member."""
+        """Stop, without aborting: the end of the run decides the member's fate."""
         self._loop_thread.run(self._core.leave())
 
     def __enter__(self) -> TransactionMember:
@@ -179,8 +179,8 @@ async def begin_run(
 ) -> Membership:
     """Begin a run of a distributed write; older runs and producers of the id are fenced.
 
-    Durable on return. ``run_id`` is chance unless it is given. Once ``driver`` is gone the
-    coordinator aborts the run, unless it is decided. ``OutdatedVersionError``: the token names a
+    Durable on return. ``run_id`` is random by default. Once ``driver`` is gone, the
+    coordinator aborts the run unless it is decided. ``OutdatedVersionError``: the token names a
     version below the one committed last. ``RequestTimedOutError``: not known; call again.
     """
     requests = TransactionRequests(router=router, settings=settings, random=random)
@@ -250,7 +250,7 @@ async def end_run(
             was_committed_before=reply.error is ErrorCode.ALREADY_COMMITTED,
         )
     if membership.is_committed and reply.error in _PASSED:
-        # Another commit follows it, which began after all of it was readable.
+        # A later commit exists, and it began only once this one was readable.
         return RunEnd(visible=True, was_committed_before=True)
     if severity("end_txn", reply.error) is ErrorClass.RETRIABLE:
         raise RequestTimedOutError(
@@ -259,33 +259,6 @@ async def end_run(
             "end it again with the same arguments"
         )
     raise exception_for(reply.error, reply.detail)
-
-
-def begin_run_and_wait(
-    router: Router,
-    loop_thread: LoopThread,
-    settings: ProducerSettings,
-    transactional_id: str,
-    **details: Any,
-) -> Membership:
-    """``begin_run``, called from a thread."""
-    return loop_thread.run(begin_run(router, settings, transactional_id, **details))
-
-
-def end_run_and_wait(
-    router: Router,
-    loop_thread: LoopThread,
-    settings: ProducerSettings,
-    membership: Membership,
-    *,
-    committed: bool,
-    winners: Sequence[Winner] = (),
-    random: Random,
-) -> RunEnd:
-    """``end_run``, called from a thread."""
-    return loop_thread.run(
-        end_run(router, settings, membership, committed=committed, winners=winners, random=random)
-    )
 
 
 def _member_core(

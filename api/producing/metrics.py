@@ -1,4 +1,4 @@
-"""What a producer has done so far, for people and dashboards."""
+"""A producer's metrics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from oncelog.api.producing.core import ProducerCore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerMetrics:
-    """Totals since the producer was made, and what is so now.
+    """Totals since the producer was made, and two current values.
 
-    Now: ``batches_in_flight``, and ``buffered_bytes`` of at most ``buffer_memory_bytes``, which
-    are not acknowledged. ``commit_ms`` and ``abort_ms`` sum the time from the call to the decision
+    Current: ``batches_in_flight``, and the unacknowledged ``buffered_bytes``, at most
+    ``buffer_memory_bytes``. ``commit_ms`` and ``abort_ms`` sum the time from call to decision
     over all transactions. ``bytes_sent`` counts encoded batches, without retries.
     """
 

@@ -1,12 +1,12 @@
-"""The batches of one partition on their way: at most five, in order, each until it is final.
+"""The in-flight batches of one partition: at most five, in order, each until its outcome is final.
 
-Sequence numbers are given when a batch is first sent and kept by every retry, so that the leader
-recognises what it has. Calls of one producer may overtake each other; a batch that has to be sent
-again waits until it is the oldest on its way.
+Sequence numbers are assigned when a batch is first sent and kept by every retry, so that the leader
+recognises duplicates. Calls of one producer may overtake each other; a batch that must be resent
+waits until it is the oldest in flight.
 
 Without a transaction, a batch that fails for good leaves a gap that the leader will not pass. The
-partition then waits until nothing is on its way and goes on under the next producer epoch, from
-sequence 0. With a transaction every failure spoils the whole of it, and its end brings the epoch.
+partition then waits until nothing is in flight and continues under the next producer epoch, from
+sequence 0. In a transaction any failure spoils the whole, and its end brings the next epoch.
 Source: KIP-98, "Idempotent producer guarantees"; KIP-360.
 """
 
@@ -23,7 +23,7 @@ from oncelog.api.producing.delivery_deadline import expired
 from oncelog.api.producing.sender_context import SenderContext, SenderOwner
 from oncelog.api.session.retry import Backoff, BackoffPolicy
 from oncelog.api.transacting.requests import UNKNOWN_TOPIC_WAIT_MS
-from oncelog.api.transacting.txn_state import ProducerIdentity
+from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     InvalidRecordError,
@@ -46,8 +46,8 @@ _NOT_APPENDED: Final = frozenset(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     }
 )
-"""Retriable answers with which a leader says that it did not append; others leave it open, even
-``NOT_LEADER_OR_FOLLOWER``: one that stops leading answers so whoever waits for replication."""
+"""Retriable errors by which a leader says that it did not append. The others leave it open, even
+``NOT_LEADER_OR_FOLLOWER``: a deposed leader also sends it to calls that wait for replication."""
 
 _REFUSED_UNSEEN: Final = frozenset(
     {
@@ -63,13 +63,13 @@ _REFUSED_UNSEEN: Final = frozenset(
 class _Gap(enum.Enum):
     """Why the sequences of a partition no longer meet what its leader expects."""
 
-    REFUSED = "a batch was not appended, for sure"
-    UNKNOWN = "nobody knows whether a batch was appended"
+    REFUSED = "a batch was certainly not appended"
+    UNKNOWN = "a batch may or may not have been appended"
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """One batch on its way.
+    """One batch in flight.
 
     ``base_position`` (inclusive) and ``end_position`` (exclusive) count the records of the
     partition under the current epoch; a sequence number is a position that wraps.
@@ -82,7 +82,7 @@ class _InFlight:
     """How many batches were begun before it."""
     is_retrying: bool = False
     may_be_in_log: bool = False
-    """An earlier attempt may have been appended without an answer that says so."""
+    """An earlier attempt may have been appended although no reply said so."""
     last_error: ErrorCode = ErrorCode.NONE
     task: asyncio.Task[None] | None = None
 
@@ -93,7 +93,7 @@ class _InFlight:
 
 
 class PartitionSender:
-    """Sends the batches of one partition, in one transaction or, without one, for ever."""
+    """Sends the batches of one partition: of one transaction or, without one, all of them."""
 
     def __init__(
         self,
@@ -119,13 +119,13 @@ class PartitionSender:
         self._gap: _Gap | None = None
         self._rewrites: list[_InFlight] = []
         self._unreported: list[tuple[_InFlight, ProduceReply]] = []
-        """Appended batches behind one whose outcome is open: callbacks come in offset order."""
+        """Appended batches behind an undecided one: futures resolve in offset order."""
         self._moved = asyncio.Event()
         self._is_stopped = False
 
     @property
     def in_flight_count(self) -> int:
-        """How many batches are on their way."""
+        """How many batches are in flight."""
         return len(self._in_flight)
 
     def pump(self) -> None:
@@ -134,15 +134,14 @@ class PartitionSender:
             pass
 
     def send_next(self) -> bool:
-        """Send one batch, if one is full or due and the window allows; whether one was sent."""
+        """Send one batch if one is full or due and the window allows; returns whether it did."""
         if self._is_stopped or self._gap is not None:
             return False
         # New batches behind one that is being retried would only arrive too early.
         if any(entry.is_retrying for entry in self._in_flight):
             return False
-        # A leader remembers the last few batches only. If the window counted what is on its way,
-        # later answers would let it run on until the oldest one is forgotten: then a retry of
-        # that one is refused.
+        # A leader remembers only the last few batches. A window that counted what is in flight
+        # could advance until the oldest is forgotten, and its retry would then be refused.
         window = self._context.settings.max_in_flight_requests_per_connection
         if self._in_flight and self._begun_count - self._in_flight[0].number >= window:
             return False
@@ -153,7 +152,7 @@ class PartitionSender:
         return True
 
     def stop(self, error: OncelogError) -> None:
-        """Give up everything on its way; later answers are ignored."""
+        """Fail everything in flight; later replies are ignored."""
         self._is_stopped = True
         entries, self._in_flight = self._in_flight, []
         rewrites, self._rewrites = self._rewrites, []
@@ -166,13 +165,12 @@ class PartitionSender:
             self._context.fail(entry.batch, error)
 
     def expire(self, begun_before_s: float) -> None:
-        """Give up what was begun no later than ``begun_before_s``, wherever it is.
+        """Fail what was begun no later than ``begun_before_s``.
 
-        The calls under way are left alone and may still append: nobody knows. So nothing that
-        follows goes out under the same epoch.
+        Its calls may still append, so nothing that follows is sent under the same epoch.
         """
         for entry in tuple(self._in_flight):
-            # The first of a transaction takes the others with it.
+            # Failing the first of a transaction fails the others.
             if entry.batch.created_s <= begun_before_s and entry in self._in_flight:
                 if entry.task is not None:
                     entry.task.cancel()
@@ -214,7 +212,7 @@ class PartitionSender:
         return payload
 
     async def _deliver(self, entry: _InFlight) -> None:
-        """Call the leader until the outcome of ``entry`` is known; ``expire`` ends it."""
+        """Call the leader until the outcome of ``entry`` is known; ``expire`` cancels it."""
         settings = self._context.settings
         loop = asyncio.get_running_loop()
         backoff = Backoff(
@@ -265,15 +263,15 @@ class PartitionSender:
             await self._wait_for_turn(entry)
 
     async def _wait_for_turn(self, entry: _InFlight) -> None:
-        """A batch that is sent again waits for those before it; they are final by their time."""
+        """A resent batch waits until those before it are final."""
         while entry.is_retrying and self._in_flight and self._in_flight[0] is not entry:
             self._moved.clear()
             await self._moved.wait()
 
     def _settle(self, entry: _InFlight, reply: ProduceReply) -> bool:
-        """Act on a reply; whether it was final for this entry."""
+        """Act on a reply; returns whether it was final for this entry."""
         if entry not in self._in_flight:
-            # Given up together with others while this reply was on its way.
+            # Failed together with others while this reply was in flight.
             return True
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -283,7 +281,7 @@ class PartitionSender:
             self._split(entry)
             return True
         if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and self._in_flight[0] is not entry:
-            # One before it is still to come; then this one is welcome.
+            # An earlier batch is still missing; after it this one will fit.
             return False
         if error in _REFUSED_UNSEEN and self._transactional_id is None:
             if error is ErrorCode.UNKNOWN_PRODUCER_ID:
@@ -325,8 +323,7 @@ class PartitionSender:
         parts: list[_InFlight] = []
         for batch in entry.batch.split():
             end = position + batch.rows.record_count
-            # Each waits for its turn, so that there are never more on their way at once than the
-            # leader remembers.
+            # Each waits its turn, so that no more are in flight than the leader remembers.
             part = _InFlight(
                 batch,
                 position,
@@ -345,7 +342,7 @@ class PartitionSender:
     # --- failure ------------------------------------------------------------------------------
 
     def _give_up(self, entry: _InFlight, error: OncelogError, gap: _Gap) -> None:
-        """``entry`` failed for good. ``gap`` says whether it may stand in the log all the same."""
+        """``entry`` failed for good. ``gap`` says whether it may still be in the log."""
         self._in_flight.remove(entry)
         if self._gap is not _Gap.UNKNOWN:
             self._gap = gap
@@ -353,11 +350,11 @@ class PartitionSender:
         self._after_removal()
 
     def _refused(self, entry: _InFlight) -> None:
-        """The leader expects another sequence or epoch and did not append ``entry`` just now."""
+        """The leader expects another sequence or epoch and did not append ``entry`` this time."""
         self._in_flight.remove(entry)
         if entry.may_be_in_log:
-            # The leader may have appended it and forgotten, as after a failover: under another
-            # epoch it would not know it again. Source: KIP-360.
+            # The leader may have appended it and forgotten, as after a failover, and would not
+            # recognise it under another epoch. Source: KIP-360.
             self._gap = _Gap.UNKNOWN
             self._lose(
                 entry.batch,
@@ -392,7 +389,7 @@ class PartitionSender:
             self.pump()
 
     async def _close_gap(self) -> None:
-        """Nothing is on its way: go on, under a new epoch unless the lost batch had arrived."""
+        """Nothing is in flight: continue, under a new epoch unless the lost batch had arrived."""
         if self._rewrites:
             await asyncio.sleep(self._context.settings.retry_backoff_ms / 1_000)
         if self._rewrites or self._acknowledged_end != self._next_position:
@@ -406,9 +403,9 @@ class PartitionSender:
         self.pump()
 
     async def _next_identity(self) -> ProducerIdentity:
-        """The next epoch, which needs nobody's leave, or a new producer id.
+        """The next epoch, which takes no call, or a new producer id.
 
-        After the last epoch, and when a leader has not taken the ticket of the id.
+        A new id follows the last epoch, or a leader's refusal of the id's ticket.
         """
         identity = self._identity
         is_ours = self._owner.identities.ticket_of(identity) is not None
@@ -420,7 +417,7 @@ class PartitionSender:
             try:
                 return await self._owner.identities.fresh()
             except OncelogError as error:
-                # Those that wait for the identity fail; later records make it worth asking again.
+                # Fail what waits for the identity; later records justify another attempt.
                 rewrites, self._rewrites = self._rewrites, []
                 for entry in rewrites:
                     self._lose(entry.batch, error)

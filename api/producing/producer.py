@@ -54,25 +54,25 @@ class Producer(SyncSending):
         super().__init__(self._core.sender, loop_thread)
 
     def init_transactions(self) -> bytes | None:
-        """Take the transactional id over: older producers with it are fenced from now on.
+        """Take over the transactional id: older producers with it are fenced from now on.
 
         What they left open is aborted first. Returns the commit token of the last committed
-        transaction, ``None`` if it had none: a restarted program knows from it what is done.
+        transaction, ``None`` if it had none, which tells a restarted program what is done.
         """
         return self._loop_thread.run(self._core.init_transactions())
 
     def begin_transaction(self) -> None:
-        """Open a transaction. Asks nobody; the coordinator learns of it with the first record."""
+        """Open a transaction. Makes no call; the coordinator learns of it with the first record."""
         self._loop_thread.check()
         self._core.begin_transaction()
 
     def send_offsets_to_transaction(self, offsets: Offsets, group: GroupMetadata) -> None:
         """Commit the next offsets to read of a consumer group with the transaction (KIP-447).
 
-        ``group`` is ``consumer.group_metadata()``; a member that was replaced meanwhile is refused
-        with an abortable error, and so are offsets of a topic that was deleted meanwhile. Whatever
-        it raises, be it ``TypeError`` or ``KeyboardInterrupt``: a transaction in which it raised
-        can only be aborted.
+        ``group`` is ``consumer.group_metadata()``. A member that has been replaced is refused
+        with an abortable error, and so are offsets of a topic that has been deleted. Once this
+        raises anything, even ``TypeError`` or ``KeyboardInterrupt``, the transaction can only be
+        aborted.
         """
         try:
             self._loop_thread.run(self._core.send_offsets(_with_metadata(offsets, group), group))
@@ -85,20 +85,20 @@ class Producer(SyncSending):
     ) -> bool:
         """Send what is buffered, wait for it, and commit; on return the transaction is decided.
 
-        ``token``, at most 1 KiB, is stored with the decision and given back by
-        ``init_transactions``. Returns whether all of it is readable already; ``False`` if a
-        partition was not reachable just now. If a record failed, raises an abortable error; also
-        if ``send`` itself raised in the transaction, unless ``despite_refused_sends`` says that
-        it is to be committed without that record. After ``RequestTimedOutError`` call it again,
-        with the same token. An id that remembers a version of an application's writes commits
-        nothing but further versions of it: everything else raises an abortable error.
+        ``token``, at most 1 KiB, is stored with the decision and returned by
+        ``init_transactions``. Returns whether all of it is already readable; ``False`` if a
+        partition was unreachable. Raises an abortable error if a record failed, or if ``send``
+        raised in the transaction, unless ``despite_refused_sends`` says to commit without that
+        record. After ``RequestTimedOutError`` call it again, with the same token. An id that
+        remembers a version of an application's writes commits only later versions of it;
+        anything else raises an abortable error.
         """
         return self._loop_thread.run(
             self._core.commit_transaction(token, despite_refused_sends=despite_refused_sends)
         )
 
     def abort_transaction(self) -> None:
-        """Take back everything of the transaction. After a time-out call it again."""
+        """Abort the transaction. After a timeout call it again."""
         self._loop_thread.run(self._core.abort_transaction())
 
     @contextlib.contextmanager
@@ -108,7 +108,7 @@ class Producer(SyncSending):
         try:
             yield self
         except BaseException:
-            # What went wrong in the block matters more than that the abort failed as well.
+            # The error of the block matters more than a failed abort.
             with contextlib.suppress(OncelogError):
                 self.abort_transaction()
             raise
@@ -124,19 +124,19 @@ class Producer(SyncSending):
         """Send what is buffered and wait until the outcome of every record sent so far is known.
 
         Raises the first failure of the transaction. Outside transactions raises, once, a failure
-        whose future nobody has looked at; the others are in the log and in ``metrics()``.
+        whose future was never examined; the others are logged and counted in ``metrics()``.
         """
         self._loop_thread.run(self._core.flush())
 
     def metrics(self) -> ProducerMetrics:
-        """What this producer has done so far."""
+        """The producer's metrics."""
         return metrics_of(self._core)
 
     def close(self, timeout_ms: int | None = None) -> None:
         """Deliver what is buffered, or abort an open transaction, within the time; then stop.
 
-        A commit that another thread waits for ends first. May be called again. What is not done
-        in time is left to the transaction timeout.
+        A commit that another thread waits for finishes first. May be called again. What is not
+        done in time is left to the transaction timeout.
         """
         self._loop_thread.run(self._core.close(timeout_ms))
 

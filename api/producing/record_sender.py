@@ -32,7 +32,7 @@ from oncelog.api.transacting.failures import abort_after, for_the_others, unansw
 from oncelog.api.transacting.fencing import Fencing
 from oncelog.api.transacting.plain_identity import PlainIdentities
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import (
+from oncelog.api.transacting.state import (
     ProducerIdentity,
     TransactionState,
     TransactionStatus,
@@ -85,7 +85,7 @@ class RecordSender:
         self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = self._is_forked = False
         self.lets_loop_run = False
-        """Whether a thread that fills batches waits for the loop that sends them to keep up."""
+        """Whether a thread that fills batches waits for the loop to keep up."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
@@ -129,12 +129,12 @@ class RecordSender:
 
     @property
     def in_flight_count(self) -> int:
-        """How many batches are on their way to their leaders."""
+        """How many batches are in flight to their leaders."""
         return sum(sender.in_flight_count for sender in tuple(self._senders.values()))
 
     @property
     def identity(self) -> ProducerIdentity | None:
-        """The producer id and epoch now in use; ``None`` before there is one."""
+        """The producer id and epoch in use; ``None`` before there is one."""
         if self._state is None:
             return self.identities.current
         identity = self._state.identity
@@ -237,14 +237,14 @@ class RecordSender:
     def _has_memory(self) -> bool:
         if self._accumulator.buffered_bytes < self.settings.buffer_memory:
             return True
-        # What would linger for others makes room now: somebody waits, and others can not come.
+        # Send what lingers for more records: none can be accepted while memory is full.
         self._linger_over()
         return False
 
     # --- what the producer asks ---------------------------------------------------------------
 
     def unready_partitions(self) -> list[TopicPartition]:
-        """Partitions with records that may not be sent to before something else is done."""
+        """Partitions with records that cannot be sent before enrolment or a producer id."""
         return [tp for tp in self._accumulator.waiting() if not self._is_ready(tp)]
 
     async def enrol(self, partitions: Collection[TopicPartition]) -> None:
@@ -252,14 +252,14 @@ class RecordSender:
         state = self._state
         if state is None or self.enrolment is None or not state.is_sending:
             return
-        # From the first attempt on the coordinator may know of the transaction, even if no
-        # answer comes: it has to be ended there.
+        # The coordinator may know of the transaction from the first attempt on, even without a
+        # reply, so it must be ended there.
         state.has_work = True
         reply = await self.enrolment.enrol(partitions)
         if reply.error is not ErrorCode.NONE:
             self.failed("add_partitions_to_txn", reply)
             return
-        # Whoever asked: records may have waited for it, and nobody else may know.
+        # Records may have been waiting for this enrolment, whatever prompted it.
         self._send_due()
 
     async def deliver_all(self) -> None:
@@ -272,7 +272,7 @@ class RecordSender:
             raise ClientClosedError("the producer was closed before everything was delivered")
 
     def take_failure(self) -> OncelogError | None:
-        """A failure outside transactions that nobody has looked at; each is told once."""
+        """A failure outside transactions that no one has examined; each is returned once."""
         return self._context.failures.take()
 
     @property
@@ -286,7 +286,7 @@ class RecordSender:
         self.fencing.forget()
 
     def stop(self, error: OncelogError) -> None:
-        """Give up every record whose outcome is not known; their futures raise ``error``."""
+        """Fail every record whose outcome is unknown; their futures raise ``error``."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None and preparing is not asyncio.current_task():
             preparing.cancel()
@@ -297,7 +297,7 @@ class RecordSender:
         self._progress.set()
 
     def spoil(self, error: OncelogError, weight: ErrorClass) -> None:
-        """The transaction cannot go on, or with a fatal ``weight`` the producer cannot."""
+        """The transaction cannot continue or, with a fatal ``weight``, the producer cannot."""
         if self._state is None:
             return
         self._state.fail(error, weight)
@@ -367,7 +367,7 @@ class RecordSender:
             self._state.check_send()
 
     def _tell(self, wake: Wake) -> None:
-        # Leaders that have work do not need the loop at once; each time it costs a few records.
+        # While leaders are busy the loop need not run at once; each wake-up costs a few records.
         is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and self._is_enrolled_by_habit())
         if is_urgent and self.lets_loop_run and not self.in_flight_count:
             call_and_let_run(self._loop, self._woken, wake)
@@ -377,7 +377,7 @@ class RecordSender:
             self._pace.keep()
 
     def _waiting_count(self) -> int:
-        # While nothing can be sent, a thread that goes on only keeps the loop from the answer.
+        # While nothing can be sent, a busy thread only keeps the loop from reading the reply.
         count = self._accumulator.closed_count
         is_held = count > 0 and self._preparing is not None and not self._senders
         return count + self._pace.high if is_held else count
@@ -408,7 +408,7 @@ class RecordSender:
             self.batch_failed(error)
 
     def _send_due(self) -> None:
-        """Send what is full or due; first whatever has to be known or enrolled before."""
+        """Send what is full or due, after any producer id or enrolment that it needs."""
         if self._state is not None and not self._state.is_sending:
             return
         self._pump()
@@ -416,14 +416,14 @@ class RecordSender:
             self._prepare_early()
 
     def _pump(self) -> None:
-        """Send a batch of each partition, then another of each: all leaders have work at once."""
+        """Send in rounds, one batch per partition, so that all leaders get work at once."""
         found = (self._sender(topic_partition) for topic_partition in self._accumulator.waiting())
         senders = [sender for sender in found if sender is not None]
         while senders:
             senders = [sender for sender in senders if sender.send_next()]
 
     def _prepare_early(self) -> None:
-        """Prepare for what is gathered, due or not, so that it need not wait when it is."""
+        """Prepare for what is gathered, due or not, so that it need not wait later."""
         is_wanted = self._state is None or self._state.is_sending
         if is_wanted and self._preparing is None and self.unready_partitions():
             self._preparing = self.spawn(self._prepare())

@@ -1,4 +1,4 @@
-"""What the partitions of one producer share, and what they ask of it."""
+"""What the partition senders of one producer share, and what they need of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from oncelog.storage.records.compression import Codec
 
 @dataclass(slots=True)
 class SendCounters:
-    """What a producer has done so far."""
+    """Totals of one producer."""
 
     records_acknowledged: int = 0
     records_failed: int = 0
@@ -36,7 +36,7 @@ class SendCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderContext:
-    """What all partitions of one producer share."""
+    """What all partition senders of one producer share."""
 
     router: Router
     settings: ProducerSettings
@@ -47,14 +47,14 @@ class SenderContext:
     counters: SendCounters = field(default_factory=SendCounters)
 
     def fail(self, batch: PendingBatch, error: OncelogError) -> None:
-        """A batch was not delivered."""
+        """Fail a batch."""
         self.counters.batches_failed += 1
         self.counters.records_failed += batch.rows.record_count
         batch.delivery.fail(error)
         self.failures.note(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:
-        """Fail what no sender has taken and was begun no later; the errors."""
+        """Fail what no sender has taken and was begun no later; yields the errors."""
         for batch in self.accumulator.take_old(begun_before_s):
             error = expired(batch, self.settings.delivery_timeout_ms, "it was never sent")
             self.fail(batch, error)
@@ -67,7 +67,7 @@ class SenderContext:
 
 
 class SenderOwner(Protocol):
-    """What a partition asks of its producer."""
+    """What a partition sender needs of its producer."""
 
     fencing: Fencing
     """Tells why a leader refuses the epoch of a transaction."""
@@ -75,7 +75,7 @@ class SenderOwner(Protocol):
     """Producer ids and their tickets (idempotent only)."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``; if it fails by a bug, the producer fails and no future hangs."""
+        """Run ``work``; if a bug makes it fail, the producer fails and no future hangs."""
         ...
 
     def batch_failed(self, error: OncelogError) -> None:
@@ -84,7 +84,7 @@ class SenderOwner(Protocol):
 
 
 def open_batches_for(settings: ProducerSettings, router: Router) -> OpenBatches:
-    """Where a producer's records are gathered, in the fastest way that there is."""
+    """A producer's open batches, compiled if possible."""
     return fastest()(
         known_topics=router.known_topics,
         now_ms=router.clock.now_ms,

@@ -1,4 +1,4 @@
-"""The tasks of one producer: none of them may fail unseen, and none outlives it."""
+"""The tasks of one producer: none fails unseen, and none outlives it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from oncelog.storage.exceptions import OncelogError, UnknownServerError
 
 
 class SenderTasks:
-    """Runs coroutines on ``loop``; ``on_crash`` is told of one that failed, which is a bug."""
+    """Runs coroutines on ``loop``; one that fails is a bug and goes to ``on_crash``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_crash: Callable[[OncelogError], None]
     ) -> None:
         self._loop = loop
         self._on_crash = on_crash
-        # In the order of their start, so that they end in it too.
+        # In start order, so that they are cancelled in it too.
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -28,7 +28,7 @@ class SenderTasks:
         return task
 
     def cancel(self) -> None:
-        """End all of them."""
+        """Cancel all tasks."""
         for task in tuple(self._tasks):
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""``send`` and ``send_arrow``, for threads and for coroutines: what producers and members share."""
+"""``send`` and ``send_arrow``, for threads and coroutines; shared by producers and members."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from oncelog.api.session.process_bound import ProcessBound
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 TableFuture: TypeAlias = "Future[tuple[BatchMetadata, ...]]"
-"""The future of a table: where each of its batches stands."""
+"""The future of a table: the position of each of its batches."""
 
 MAKE_THERE: Final = "pass its settings and make one there with cluster.producer(...)"
 
 
 class SyncSending(ProcessBound):
-    """Sending from any thread; the batches travel on the loop of ``loop_thread``."""
+    """Sending from any thread; the loop of ``loop_thread`` delivers the batches."""
 
     make_there = MAKE_THERE
 
@@ -37,7 +37,7 @@ class SyncSending(ProcessBound):
         loop_thread.call_when_closed(sender.close)
         sender.lets_loop_run = True
         if not sender.interceptors:
-            # The short way, one call from the caller into a batch with room.
+            # The fast path: one call from the caller into a batch with room.
             self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]
 
     def send(
@@ -50,17 +50,17 @@ class SyncSending(ProcessBound):
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> RecordFuture:
-        """Send one record; returns at once, and the future tells where the record stands.
+        """Send one record; returns at once, and the future gives its offset.
 
-        A record goes to ``partition``, or by the hash of its key, or with others to any one. A
+        A record goes to ``partition``, else by the hash of its key, else to a sticky partition. A
         ``value`` of ``None`` is a tombstone. ``timestamp_ms`` ``None`` is now. Waits up to
-        ``max_block_ms`` while ``buffer_memory`` is used up, and some milliseconds when the thread
+        ``max_block_ms`` while ``buffer_memory`` is full, and some milliseconds when the thread
         is far ahead of what is sent. Raises ``TypeError`` for what is not bytes,
         ``UnknownTopicOrPartitionError`` if there is no such topic after a few seconds,
         ``MessageTooLargeError``, and ``IllegalStateError`` outside a transaction. A transaction in
-        which it raised, be it ``KeyboardInterrupt``, cannot be committed, unless
-        ``commit_transaction`` is told otherwise. Only a call that does not fit the signature goes
-        unnoticed: Python refuses it before ``send`` begins.
+        which it raised anything, even ``KeyboardInterrupt``, cannot be committed without
+        ``despite_refused_sends``. Only a call that does not fit the signature goes unnoticed:
+        Python refuses it before ``send`` begins.
         """
         chain = self._sender.interceptors
         if not chain:
@@ -91,7 +91,7 @@ class SyncSending(ProcessBound):
         timestamp_ms: int | None,
         partition: int | None,
     ) -> RecordFuture:
-        """The long way: checks everything, waits if it must."""
+        """The slow path: checks everything, and waits if it must."""
         self._loop_thread.check()
         try:
             value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
@@ -107,10 +107,10 @@ class SyncSending(ProcessBound):
     def send_arrow(self, topic: str, table: Any) -> TableFuture:
         """Send a pyarrow ``Table`` or ``RecordBatch``, one record per row, without Python objects.
 
-        Columns: ``value`` (binary or string) and, if wanted, ``key`` (the same), ``timestamp``
+        Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp``
         (milliseconds or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``) and
-        ``partition`` (integer); null means as if the column were not there. Rows of a partition
-        keep their order. Waits while ``buffer_memory`` is used up.
+        ``partition`` (integer); null counts as absent. Rows of a partition keep their order. Waits
+        while ``buffer_memory`` is full.
 
         One future for the whole table: it resolves to one ``BatchMetadata`` per batch that was
         appended, or raises the error of the first batch that failed.
@@ -153,7 +153,7 @@ class AsyncSending(ProcessBound):
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """``Producer.send``: await it to have the record accepted, its result to have it stand."""
+        """``Producer.send``: await it to have the record accepted, its result for the offset."""
         chain = self._sender.interceptors
         if chain:
             try:
@@ -187,7 +187,7 @@ class AsyncSending(ProcessBound):
         timestamp_ms: int | None,
         partition: int | None,
     ) -> RecordFuture:
-        """The long way: checks everything, waits if it must."""
+        """The slow path: checks everything, and waits if it must."""
         try:
             value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
             while True:
@@ -200,7 +200,7 @@ class AsyncSending(ProcessBound):
             raise
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
-        """``Producer.send_arrow``; the future resolves to where each batch stands."""
+        """``Producer.send_arrow``; the future resolves to the position of each batch."""
         try:
             _checked_topic(topic)
             table = as_table(table)
@@ -219,7 +219,7 @@ class AsyncSending(ProcessBound):
             raise
 
     def forbid(self) -> None:
-        """This is the copy in a forked process: every use of it is refused."""
+        """Refuse every use: this is the copy in a forked process."""
         self._sender.forbid()
 
 
@@ -260,7 +260,7 @@ def _intercepted(
 
 @contextlib.contextmanager
 def _refusals_told(chain: InterceptorChain) -> Iterator[None]:
-    """A record that is not accepted has its outcome as well, whatever the reason (KIP-42)."""
+    """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
     try:
         yield
     except (Exception, asyncio.CancelledError) as error:

@@ -1,4 +1,4 @@
-"""Topics and partitions that a producer does not know: asked for until there is an answer."""
+"""Looks up topics and partitions that a producer does not know yet, with retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TopicFinder:
         self._random = random
 
     def known(self, topic: str, partition: int | None = None) -> TopicMetadata | None:
-        """What is known of a topic that records may go to, if it is known to have ``partition``."""
+        """Cached metadata of a topic that may be written to, if it has ``partition``."""
         metadata = self._router.known_topics.get(topic)
         if metadata is None or topic in INTERNAL_TOPICS:
             return None
@@ -35,10 +35,9 @@ class TopicFinder:
     async def find(self, topic: str, partition: int | None = None) -> None:
         """Wait until ``topic`` is known, up to ``max_block_ms``.
 
-        One that the controller does not know is reported after a few seconds. A ``partition``
-        beyond the known ones may have been added by another program: the controller is asked,
-        until it has answered once. Raises ``UnknownTopicOrPartitionError``, or why the controller
-        does not answer.
+        A topic that the controller does not know is reported after a few seconds. A ``partition``
+        beyond the known ones may just have been added, so the controller is asked again. Raises
+        ``UnknownTopicOrPartitionError``, or the reason why the controller does not answer.
         """
         await self._until_answered(lambda: self._router.partition_count(topic))
         if partition is None or self.known(topic, partition) is not None:

@@ -1,7 +1,7 @@
-"""Records that failed without anybody waiting for them: never silent.
+"""Records that failed without anyone waiting for them are never lost silently.
 
-A transaction tells of them by itself: its commit is refused. Without one, whoever drops the future
-of ``send`` would never know; so there is a line in the log, and the next ``flush`` raises.
+In a transaction the commit fails. Without one, a caller that drops the future of ``send`` would
+never know; so the failure is logged, and the next ``flush`` raises it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oncelog.api.batching.delivery import BatchDelivery
 from oncelog.storage.exceptions import OncelogError
 
 LINE_PERIOD_S: Final = 1.0
-"""At most one line in this time, which then tells how many records it speaks of."""
+"""At most one line per period; it counts the records that it covers."""
 
 UNTOLD_MAX: Final = 100
 """How many failed batches ``flush`` remembers; it raises one, and the counters count all."""
@@ -24,7 +24,7 @@ _logger = logging.getLogger("oncelog.producer")
 
 
 class UntoldFailures:
-    """Those of one producer. With ``is_told`` somebody else tells, and nothing is kept."""
+    """Those of one producer. With ``is_told`` they are reported elsewhere and not kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_told: bool) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class UntoldFailures:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, delivery: BatchDelivery, record_count: int) -> None:
-        """A batch has failed."""
+        """Record that a batch has failed."""
         if self._is_told or delivery.is_observed:
             return
         self._failed.append(delivery)
@@ -46,14 +46,14 @@ class UntoldFailures:
             self._timer = self._loop.call_later(LINE_PERIOD_S, self._period_over)
 
     def take(self) -> OncelogError | None:
-        """The first failure that still nobody has looked at, once; for ``flush`` to raise."""
+        """The first failure still unexamined, for ``flush`` to raise; returned once."""
         self._log()
         failed = [delivery for delivery in self._failed if not delivery.is_observed]
         self._failed.clear()
         return failed[0].error if failed else None
 
     def close(self) -> None:
-        """Log what was not logged yet."""
+        """Log what has not been logged yet."""
         self._log()
         if self._timer is not None:
             self._timer.cancel()
@@ -69,7 +69,7 @@ class UntoldFailures:
         if not count or self._last is None:
             return
         _logger.error(
-            "%s not delivered, and nobody waits for the outcome: %s",
+            "%s not delivered, and no one was waiting for the outcome: %s",
             f"1 record for {self._last.topic_partition} was"
             if count == 1
             else f"{count} records, the last of them for {self._last.topic_partition}, were",

@@ -328,7 +328,7 @@ def where_log_was() -> str:
 def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
     """Start the controller where the data is; it starts every other actor of the log.
 
-    What is left of a log whose node is away is ended before: it would wait for that node for ever.
+    The remains of a log whose node is down are ended first: they would wait for it for ever.
     ``is_ours``: this process has started Ray. Raises ``ConnectionFailedError`` and
     ``InvalidSettingError`` as ``find_home`` does.
     """
@@ -363,7 +363,7 @@ def end_log() -> list[str]:
 
 
 def away_log() -> str:
-    """Where the log is, if its node has died: nobody needs to wait for it. Else empty."""
+    """Where the log is, if its node has died, so that waiting is pointless; else empty."""
     from oncelog.actors.launch import home
 
     known = home.read_home()

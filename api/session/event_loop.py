@@ -20,7 +20,7 @@ ResultT = TypeVar("ResultT")
 _Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
 
 _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
-"""Every thread that has not ended, also of a ``LoopThread`` that nobody has any more."""
+"""Every thread that has not ended, even if its ``LoopThread`` is no longer referenced."""
 
 
 def _end_all() -> None:

@@ -64,11 +64,6 @@ class Backoff:
         self._failures = 0
 
 
-def loop_deadline(timeout_ms: float) -> float:
-    """The time of the running event loop, in seconds, at which ``timeout_ms`` from now ends."""
-    return asyncio.get_running_loop().time() + timeout_ms / 1_000
-
-
 async def call_with_retries(
     attempt: Callable[[], Awaitable[ReplyT]],
     *,

@@ -153,10 +153,6 @@ class Router:
         """Forget that the leader of ``topic_partition`` is known; the next look-up asks again."""
         self._stale.add(topic_partition.topic)
 
-    def invalidate_coordinators(self) -> None:
-        """Forget where the coordinators are; the next call asks again."""
-        self._stale.update(_COORDINATOR_TOPICS)
-
     # --- look-ups -----------------------------------------------------------------------------
 
     async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
@@ -258,7 +254,7 @@ class Router:
             return request.failed(error.code, str(error))
         reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
         if reply.error in _STALE_ROUTE:
-            self.invalidate_coordinators()
+            self._stale.update(_COORDINATOR_TOPICS)
         return reply
 
     async def _ask(self, topics: frozenset[str]) -> MetadataReply:

@@ -1,5 +1,5 @@
-"""A producer's transaction as its client sees it: what may be called when, and the calls.
+"""The client side of a producer's transaction: what may be called when, and the calls.
 
-Start at ``txn_state``, the pure rules; ``requests`` makes the calls, ``enrolment`` decides when
+Start at ``state``, the pure rules; ``requests`` makes the calls, ``enrolment`` decides when
 partitions are enrolled.
 """

@@ -1,10 +1,9 @@
-"""How a producer's partitions come into its transactions: asked for, by habit, or ahead.
+"""How a producer's partitions are enrolled in its transactions: on demand, by habit, or ahead.
 
-Rules. Nothing is sent to a partition before its enrolment is known to be durable. A producer whose
-transactions follow right after each other, on the same partitions, has its commit *enrol ahead*:
-the coordinator begins the next transaction with them. The first record, or position, of the next
-transaction takes that over. If none comes soon it is ended, as aborted, and in any case before
-anything is enrolled by a call.
+Nothing is sent to a partition before its enrolment is known to be durable. If a producer runs
+transactions back to back on the same partitions, its commit *enrols ahead*: the coordinator begins
+the next transaction with them. The first record or offset of the next transaction takes it over.
+If none comes soon it is aborted, at the latest before anything is enrolled by a call.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.api.config import ProducerSettings
 from oncelog.api.transacting.enrolment_habit import EnrolmentHabit
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 TIMEOUT_SHARE: Final = 10
-"""At most one part in so many of the transaction timeout may be over when it is taken over."""
+"""Take over only while at most one part in this many of the transaction timeout has passed."""
 
 END_WITHIN_MS: Final = 1_000
-"""How long an end that nobody waits for may take, until it is left to whoever needs it."""
+"""How long an end in the background may take before it is left to the next enrolment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class _Begun:
 class Enrolment:
     """The enrolments of one transactional producer. Belongs to one event loop.
 
-    ``is_known`` tells of a partition whether its topic's metadata is at hand.
+    ``is_known`` says whether the metadata of a partition's topic is cached.
     """
 
     def __init__(
@@ -69,17 +68,17 @@ class Enrolment:
         self._is_prompt = False
         """Whether the open transaction enrolled its first partitions right after the one before."""
         self._asked_s: float | None = None
-        """When the commit of the open transaction was first asked for."""
+        """When the commit of the open transaction was first sent."""
         self._ended_s: float | None = None
         self._begun: _Begun | None = None
-        """What nothing has been enrolled in since: it is taken over, or ended."""
+        """Begun ahead and untouched since: to be taken over, or ended."""
         self._is_owed = False
-        """Whether it has to be ended: nothing may take it over any more."""
+        """Whether it must be ended: it may no longer be taken over."""
         self._ending = asyncio.Lock()
         self._lapse: asyncio.TimerHandle | None = None
 
     def expected(self) -> Collection[TopicPartition]:
-        """What else a transaction that has enrolled nothing yet will probably write to."""
+        """What a transaction that has enrolled nothing yet will probably write to."""
         if self._state.tickets:
             return ()
         return [tp for tp in self._habit.expected if self._is_known(tp)]
@@ -103,9 +102,9 @@ class Enrolment:
         return reply
 
     def _begin(self) -> None:
-        """The first partition of a transaction: with what was begun ahead, if that is new enough.
+        """Begin the transaction, with what was begun ahead if that is recent enough.
 
-        Not at ``begin_transaction``: an application may then wait for longer than the timeout.
+        Not at ``begin_transaction``: an application may wait longer than the timeout after that.
         """
         now_s = self._loop.time()
         self._is_prompt = self._ended_s is not None and now_s - self._ended_s <= self._ahead_s
@@ -124,7 +123,7 @@ class Enrolment:
     def wanted_ahead(self, written: Collection[TopicPartition]) -> tuple[TopicPartition, ...]:
         """What the commit of a transaction that wrote to ``written`` is to enrol in the next.
 
-        To be asked when the commit is sent, also when it is sent again.
+        Call it whenever the commit is sent or resent.
         """
         if self._asked_s is None:
             self._asked_s = self._loop.time()
@@ -147,7 +146,7 @@ class Enrolment:
             self._lapse = self._loop.call_later(patience_s, self._has_lapsed)
 
     async def end_ahead(self, *, within_ms: int | None = None) -> EndTxnReply:
-        """End what was begun ahead and not taken over, if anything; safe to repeat."""
+        """Abort what was begun ahead and not taken over, if anything; safe to repeat."""
         async with self._ending:
             if self._begun is None and not self._is_owed:
                 return EndTxnReply()
@@ -170,7 +169,7 @@ class Enrolment:
             return reply
 
     def close(self) -> None:
-        """End nothing from here on unless told to."""
+        """Cancel the timer that ends what was begun ahead."""
         if self._lapse is not None:
             self._lapse.cancel()
 
@@ -179,7 +178,7 @@ class Enrolment:
             self._spawn(self._end_lapsed())
 
     async def _end_lapsed(self) -> None:
-        # What cannot be ended now is so before the next enrolment, which tells of a failure.
+        # If this fails, the next enrolment ends it first and reports a failure.
         await self.end_ahead(within_ms=END_WITHIN_MS)
 
 

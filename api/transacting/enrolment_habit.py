@@ -1,7 +1,7 @@
-"""What a transaction will probably write to, from what those before it wrote to.
+"""What a transaction will probably write to, judged by its predecessors.
 
 Pure. A producer that writes to the same partitions again and again can enrol all of them as soon
-as the first record is there, while the others are still being gathered.
+as it has the first record, while others are still being gathered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from oncelog.storage.model import TopicPartition
 
 EXPECTED_MAX: Final = 64
-"""More partitions are not expected: markers that nobody needs would cost more than the wait."""
+"""No more partitions are expected: needless markers would cost more than the wait."""
 
 
 class EnrolmentHabit:
@@ -23,7 +23,7 @@ class EnrolmentHabit:
     def __init__(self) -> None:
         self._last: frozenset[TopicPartition] = frozenset()
         self.expected: frozenset[TopicPartition] = frozenset()
-        """Of the next transaction; empty if it is not known or there are too many."""
+        """Of the next transaction; empty if unknown or too many."""
 
     def following(self, written: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         """What is expected of the transaction after one that sends records to ``written``."""

@@ -1,4 +1,4 @@
-"""What the application is raised when a part of its transaction fails."""
+"""The errors an application sees when part of its transaction fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutErr
 
 
 def abort_after(error: OncelogError, *, in_another_part: bool = False) -> TransactionAbortableError:
-    """``error`` leaves nothing but an abort."""
+    """The transaction can only be aborted after ``error``."""
     failed = "another part of the transaction failed" if in_another_part else None
     abortable = TransactionAbortableError(
         f"{failed or 'the transaction has failed'} ({error}); call abort_transaction()"
@@ -30,7 +30,7 @@ def abort_after(error: OncelogError, *, in_another_part: bool = False) -> Transa
 
 
 def for_the_others(error: OncelogError, *, is_fatal: bool) -> OncelogError:
-    """What the other records of the transaction are told when ``error`` met one of them."""
+    """The error of the transaction's other records when one failed with ``error``."""
     if not is_fatal:
         return abort_after(error, in_another_part=True)
     others = exception_for(error.code, str(error))

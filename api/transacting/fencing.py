@@ -1,4 +1,4 @@
-"""Why an epoch is over: leaders only know that it is, the transaction's coordinator knows why."""
+"""Why an epoch was fenced: leaders know only that it was; the transaction coordinator knows why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import TransactionState
+from oncelog.api.transacting.state import TransactionState
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -29,7 +29,7 @@ class Fencing:
         self._question: asyncio.Task[Reply] | None = None
 
     async def explained(self, topic_partition: TopicPartition, reply: ReplyT) -> ReplyT:
-        """``reply`` of a leader; if it refuses the transaction's epoch, with the true cause."""
+        """A leader's ``reply``; if it refuses the transaction's epoch, with the true cause."""
         state = self._state
         if reply.error is not ErrorCode.INVALID_PRODUCER_EPOCH or state is None:
             return reply
@@ -45,7 +45,7 @@ class Fencing:
         return structs.replace(reply, error=why.error, detail=why.detail)
 
     def stop(self) -> None:
-        """The transaction goes on no more: ask no longer."""
+        """Stop asking: the transaction is over."""
         if self._question is not None:
             self._question.cancel()
 

@@ -1,8 +1,8 @@
 """The producer ids of a producer without transactions, and the tickets that prove them.
 
-A ticket does not grow old, but it ends with its key. A leader that meets one under a key that was
-replaced says so; the ticket is renewed then, in the background, and the id stays. Whoever was idle
-for too long for that is refused, and begins with a new id: it has nothing on its way.
+A ticket lasts as long as its key. A leader that sees one under a replaced key says so; the ticket
+is then renewed in the background, and the id stays. A producer that was idle for too long is
+refused and starts over with a new id: it has nothing in flight.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from oncelog.api.transacting.requests import TransactionRequests
-from oncelog.api.transacting.txn_state import ProducerIdentity
+from oncelog.api.transacting.state import ProducerIdentity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import exception_for
 
 
 class PlainIdentities:
-    """Gets producer ids. ``current`` is the one that new partitions begin with.
+    """Gets producer ids. ``current`` is the one that new partitions start with.
 
     Remembers one ticket per id, so at most one more than the producer has partitions.
     """
@@ -35,10 +35,10 @@ class PlainIdentities:
         self.current: ProducerIdentity | None = None
 
     async def fresh(self) -> ProducerIdentity:
-        """A producer id that nobody had before; ``OncelogError`` if none can be had."""
+        """A new producer id; ``OncelogError`` if none can be obtained."""
         reply = await self._requests.init_producer_id(None)
         if reply.error is not ErrorCode.NONE:
-            raise exception_for(reply.error, reply.detail or "no producer id could be had")
+            raise exception_for(reply.error, reply.detail or "no producer id could be obtained")
         self._tickets[reply.producer_id] = reply.ticket
         return ProducerIdentity(producer_id=reply.producer_id, producer_epoch=reply.producer_epoch)
 
@@ -54,7 +54,7 @@ class PlainIdentities:
             self._renewing[identity.producer_id] = self._spawn(self._renew(identity, ticket))
 
     def give_up(self, identity: ProducerIdentity) -> None:
-        """A leader does not take our ticket: nothing new begins with this id."""
+        """A leader refused our ticket: start nothing new with this id."""
         self._tickets.pop(identity.producer_id, None)
         if self.current is not None and self.current.producer_id == identity.producer_id:
             self.current = None

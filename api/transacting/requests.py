@@ -1,4 +1,4 @@
-"""A producer's calls to its coordinators: one at a time, each repeated until its answer is final.
+"""A producer's calls to its coordinators: one at a time, each retried until its reply is final.
 
 A coordinator works on one step of a transactional id at a time and answers others with
 ``CONCURRENT_TRANSACTIONS``; so these calls queue here instead. Each is safe to repeat with the
@@ -37,15 +37,15 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.api.config import ProducerSettings
 from oncelog.api.session.retry import BackoffPolicy, call_with_retries
 from oncelog.api.session.routing import Router
-from oncelog.api.transacting.txn_state import ProducerIdentity, severity
+from oncelog.api.transacting.state import ProducerIdentity, severity
 from oncelog.storage.errors import ErrorClass, ErrorCode
 from oncelog.storage.model import TopicPartition
 
 WHY_WITHIN_MS: Final = 2_000
-"""How long a coordinator may take to say why an epoch is over, before the leader's word counts."""
+"""How long to wait for a coordinator's reason for fencing before settling for the leader's."""
 
 UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
-"""How long a topic may be missing before a call gives up: time enough for one just created."""
+"""How long a topic may be missing before a call gives up: it may have just been created."""
 
 
 _WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
@@ -97,8 +97,8 @@ class TransactionRequests:
     async def init_producer_id(self, transactional_id: str | None) -> InitProducerIdReply:
         """A producer id; with a transactional id, its older producers are fenced.
 
-        The epoch is not given: the coordinator then fences everyone else, whatever became of
-        earlier attempts of this very call.
+        Without an epoch the coordinator fences everyone else, whatever became of earlier
+        attempts of this call.
         """
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
@@ -108,7 +108,7 @@ class TransactionRequests:
         return await self._init(request)
 
     async def renew_ticket(self, identity: ProducerIdentity, ticket: bytes) -> InitProducerIdReply:
-        """The plain ticket of ``identity`` under the current key, for its ``ticket`` of before."""
+        """The plain ticket of ``identity`` under the current key, given its previous ``ticket``."""
         return await self._init(
             InitProducerIdRequest(
                 transactional_id=None,
@@ -129,7 +129,7 @@ class TransactionRequests:
         return await self._repeat("init_producer_id", attempt)
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
-        """The number of a new run of a distributed write, after whichever is the newest."""
+        """The number of a new run of a distributed write, after the newest."""
 
         async def attempt() -> BeginRunReply:
             nonlocal request
@@ -197,7 +197,7 @@ class TransactionRequests:
     async def why_fenced(
         self, transactional_id: str, identity: ProducerIdentity, partition: TopicPartition
     ) -> Reply:
-        """Why a leader refused the epoch of ``identity``, in the words of its coordinator.
+        """Why a leader refused the epoch of ``identity``, according to its coordinator.
 
         ``partition`` is enrolled, so the question changes nothing. ``NONE`` or a retriable code
         means that the coordinator knows of no reason, or does not answer.
@@ -226,7 +226,7 @@ class TransactionRequests:
         *,
         base_sequence: int,
     ) -> OffsetCommitReply:
-        """Hand the offsets to the group's coordinator, where they wait for the marker.
+        """Send the offsets to the group's coordinator, where they wait for the marker.
 
         ``base_sequence`` counts the positions that the transaction has sent before.
         """
@@ -300,7 +300,7 @@ class TransactionRequests:
 
 
 def _with_worst_enrolment(reply: AddPartitionsToTxnReply) -> AddPartitionsToTxnReply:
-    """``reply`` with the error of the partition that spoiled it as that of the whole."""
+    """``reply`` with the error of the partition that failed as that of the whole."""
     for enrolment in reply.enrolments:
         if enrolment.error not in _WITHOUT_CAUSE:
             partition = enrolment.topic_partition

@@ -1,6 +1,6 @@
 """The reading half of a log: one set of offsets, and the segments, snapshots and epochs below them.
 
-Nothing here changes the log; ``partition_log`` writes it.
+Nothing here changes the log; ``partition`` writes it.
 """
 
 from __future__ import annotations

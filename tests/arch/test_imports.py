@@ -129,7 +129,7 @@ def test_machines_import_only_the_pure_half_of_storage_and_pure_libraries(produc
             and name.split(".")[0] not in MACHINE_LIBRARIES
         )
     ]
-    assert "oncelog.storage.log.partition_log" in disk_half
+    assert "oncelog.storage.log.partition" in disk_half
     assert not wrong, "\n".join(wrong)
 
 

@@ -18,7 +18,7 @@ from oncelog.api.cli import main as cli
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem, RealFileSystem
 from oncelog.storage.dump.batches import ScannedBatch, batch_row, records_of, scan_log
 from oncelog.storage.dump.small_files import FileKind, kind_of, rows_of
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import patch
 from oncelog.storage.records.codec import RecordInput, decode_columns, encode_records
 from oncelog.storage.records.compression import Codec

@@ -47,7 +47,7 @@ from oncelog.actors.protocol.transaction.log import (
 from oncelog.actors.protocol.transaction.members import Member, MemberStatus
 from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
     CONSUMER_OFFSETS_TOPIC,

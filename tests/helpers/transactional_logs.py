@@ -9,7 +9,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.storage.compaction.compactor import Cleaner, CleanResult, CompactionSettings
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import Record, decode_records, encode_records

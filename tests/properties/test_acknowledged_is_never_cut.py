@@ -16,7 +16,7 @@ from crash_disk import CrashDisk, DataLoss, NameLoss
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log import tail as log_tail
 from oncelog.storage.log import torn_tail
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.segments.inspection import TailDefect

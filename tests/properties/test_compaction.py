@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transactional_logs import TransactionalLog
 
-from oncelog.storage.log.partition_log import LogSettings
+from oncelog.storage.log.partition import LogSettings
 from oncelog.storage.records.codec import Record
 from oncelog.storage.records.compression import Codec
 

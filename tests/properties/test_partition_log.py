@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import iterate_batches, parse_header, seal
 from oncelog.storage.records.compression import Codec
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import parse_header, patch, seal

@@ -26,7 +26,7 @@ from oncelog.actors.transactions import completions as transaction_completions
 from oncelog.actors.transactions.completions import TransactionCompletions
 from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.api.processing.loop import ProcessLoop
-from oncelog.api.transacting.txn_state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.storage.model import NO_PRODUCER_ID
 
 # --- groups -----------------------------------------------------------------------------------

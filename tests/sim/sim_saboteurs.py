@@ -60,7 +60,7 @@ from oncelog.api.producing.delivery_deadline import DeliveryDeadline
 from oncelog.api.producing.member import TransactionMember
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import Enrolment
-from oncelog.api.transacting.txn_state import TransactionState as ProducerTransaction
+from oncelog.api.transacting.state import TransactionState as ProducerTransaction
 from oncelog.spark_bridge import connection
 from oncelog.spark_bridge.distributed_write import DistributedWrite
 from oncelog.spark_bridge.options import WriteOptions
@@ -476,12 +476,12 @@ def _versions_without_a_name() -> Any:
 
 def _runs_of_nobody() -> Any:
     """A run is begun without a word of its driver."""
-    real = connection.begin_run_and_wait
+    real = connection.begin_run
 
     def begin(*where: Any, **details: Any) -> Any:
         return real(*where, **{**details, "driver": None})
 
-    return mock.patch.object(connection, "begin_run_and_wait", begin)
+    return mock.patch.object(connection, "begin_run", begin)
 
 
 @contextmanager

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from oncelog.api.config import ConsumerSettings, ProducerSettings
+from oncelog.actors.config import ClusterConfig, ClusterOptions, TopicConfig, TopicOptions
+from oncelog.api.config import (
+    ConsumerOptions,
+    ConsumerSettings,
+    ProducerOptions,
+    ProducerSettings,
+)
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import IsolationLevel
 
@@ -85,3 +91,24 @@ def test_acks_all_is_minus_one() -> None:
 def test_the_isolation_level_may_be_text() -> None:
     settings = ConsumerSettings.from_options({"isolation_level": "read_uncommitted"})
     assert settings.isolation_level is IsolationLevel.READ_UNCOMMITTED
+
+
+LEVEL_AS_TEXT = Literal["read_committed", "read_uncommitted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (ProducerOptions, get_type_hints(ProducerSettings)),
+        (
+            ConsumerOptions,
+            get_type_hints(ConsumerSettings) | {"isolation_level": IsolationLevel | LEVEL_AS_TEXT},
+        ),
+        (ClusterOptions, get_type_hints(ClusterConfig)),
+        (TopicOptions, {n: kind | None for n, kind in get_type_hints(TopicConfig).items()}),
+    ],
+)
+def test_editors_are_told_every_setting_and_its_type(
+    options: type, settings: dict[str, Any]
+) -> None:
+    assert get_type_hints(options) == settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.storage.disk.file_system import Buffer, FileHandle, RealFileSystem
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import BatchHeader, parse_header, seal
 from oncelog.storage.records.compression import Codec

@@ -19,7 +19,7 @@ from oncelog.actors.replica.group_sync import IN_TURN_BYTES, ROUND_BYTES
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.log.checkpoint import read_recovery_checkpoint
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 
 TOPIC_ID = "a" * 32
 

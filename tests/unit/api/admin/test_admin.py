@@ -90,7 +90,9 @@ def transaction(name):
 
 def test_a_topic_is_created_described_listed_and_deleted(fake_cluster, run, admin):
     async def scenario():
-        topic_id = await admin.create_topic("t", partitions=3, flush="os", segment_bytes=8_192)
+        topic_id = await admin.create_topic(
+            "t", partitions=3, flush="os", segment_bytes=8_192, retention_ms=None
+        )
         described = await admin.describe_topic("t")
         listed = await admin.list_topics()
         everything = await admin.list_topics(include_internal=True)
@@ -151,7 +153,9 @@ def test_an_impossible_name_is_refused_without_a_call(fake_cluster, run, admin, 
     assert fake_cluster.calls == []
 
 
-@pytest.mark.parametrize("settings", [{"colour": "red"}, {"segment_bytes": 1}, {"flush": "never"}])
+@pytest.mark.parametrize(
+    "settings", [{"colour": "red"}, {"colour": None}, {"segment_bytes": 1}, {"flush": "never"}]
+)
 def test_an_impossible_setting_is_refused(run, admin, settings):
     with pytest.raises(InvalidSettingError):
         run(admin.create_topic("t", **settings))

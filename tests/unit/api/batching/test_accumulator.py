@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.api.batching.accumulator import Accumulator, Wake
-from oncelog.api.batching.batch_rows import RecordRows
 from oncelog.api.batching.delivery import RecordFuture
 from oncelog.api.batching.open_batches import OpenBatches
 from oncelog.api.batching.partitioner import partition_for_key
+from oncelog.api.batching.rows import RecordRows
 from oncelog.storage.exceptions import ClientClosedError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import decode_records

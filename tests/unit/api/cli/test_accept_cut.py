@@ -9,7 +9,7 @@ import pytest
 from oncelog.api.cli import main as cli
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records
 

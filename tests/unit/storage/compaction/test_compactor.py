@@ -12,7 +12,7 @@ from transactional_logs import TransactionalLog
 
 from oncelog.storage.compaction.compactor import Cleaner, CompactionSettings
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings
+from oncelog.storage.log.partition import LogSettings
 from oncelog.storage.records.compression import Codec
 
 RETENTION_MS = 100

@@ -12,7 +12,7 @@ from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
 from transactional_logs import TransactionalLog
 
 from oncelog.storage.compaction.compactor import Cleaner
-from oncelog.storage.log.partition_log import LogSettings
+from oncelog.storage.log.partition import LogSettings
 
 DIRECTORY = Path("/data/flights-0")
 SETTINGS = LogSettings(segment_bytes=1_500, index_interval_bytes=200)

@@ -14,7 +14,7 @@ import pytest
 from crash_disk import CrashDisk
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import HEADER_BYTES, parse_header
 from oncelog.storage.segments import offset_index, segment
 from oncelog.storage.segments.batch_check import find_damage

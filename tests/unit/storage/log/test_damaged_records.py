@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from written_logs import CLEAN, seen, started, written
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import iterate_batches
 
 

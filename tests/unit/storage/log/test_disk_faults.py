@@ -14,7 +14,7 @@ from partition_logs import offsets_of, read_all
 from written_logs import play
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 
 STOPPED = (OSError, RuntimeError, AssertionError)
 """How a script ends that the replica under it has left."""

@@ -16,7 +16,7 @@ from disk_image import Write
 from partition_logs import offsets_of, read_all
 
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.segments.frames import SCAN_BYTES
 
 ENDINGS = (OSError, RuntimeError, AssertionError)

@@ -10,7 +10,7 @@ from crash_disk import CrashDisk, CrashHandle
 from crash_life import DIRECTORY
 
 from oncelog.storage.exceptions import CorruptRecordError
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records
 

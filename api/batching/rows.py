@@ -1,4 +1,4 @@
-"""The records of one batch on their way, before they have a header."""
+"""The records of one batch, before they have a header."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rows(Protocol):
         base_sequence: int,
         is_transactional: bool,
     ) -> bytearray:
-        """The whole batch, sealed; nobody changes it any more."""
+        """The whole batch, sealed; it no longer changes."""
         ...
 
     def split(self) -> tuple[Rows, Rows]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from oncelog.api.transacting.txn_state import ProducerIdentity, TransactionState, TransactionStatus
+from oncelog.api.transacting.state import ProducerIdentity, TransactionState, TransactionStatus
 from oncelog.storage.errors import ErrorClass, ErrorCode, InvariantViolation
 from oncelog.storage.exceptions import (
     IllegalStateError,

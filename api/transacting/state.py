@@ -1,4 +1,4 @@
-"""A producer's transaction as its client sees it: pure rules of what may be called when.
+"""The client side of a producer's transaction: pure rules of what may be called when.
 
 ```
 UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
@@ -8,11 +8,11 @@ UNINITIALIZED ─init─▶ INITIALIZING ─▶ READY ─begin─▶ IN_TRANSACT
 any ─fenced, or a reply that cannot be─▶ FATAL_ERROR: only close is left
 ```
 
-A failure becomes abortable only while a transaction is open or being committed. KIP-890 allows it
-of ``init_transactions`` as well; here it is fatal there, and in an abort, for nothing is open then
-that an abort could take back. A call that does not fit is refused and changes nothing. A call
-that timed out leaves its state, so that the same call goes on with it. Each end of a transaction
-brings the producer epoch of the next one. Source: KIP-98, KIP-890.
+A failure is abortable only while a transaction is open or being committed. KIP-890 also allows it
+in ``init_transactions``; here it is fatal there and in an abort, since nothing is open that an
+abort could undo. A call that does not fit is refused and changes nothing. A call that timed out
+keeps its state, so that the same call resumes it. Each end of a transaction brings the producer
+epoch of the next one. Source: KIP-98, KIP-890.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ _ADVICE: Final[dict[TransactionStatus, str]] = {
 def severity(method: str, error: ErrorCode) -> ErrorClass:
     """What ``error``, answered to a producer's call of ``method``, means for its transaction.
 
-    The class of the code itself, but for what a coordinator says of epochs (a stale one is
+    The class of the code itself, except what a coordinator says of epochs (a stale one is
     another producer's doing), of the group (a lost membership spoils only this transaction) and
-    of a commit that it refuses: it has given the transaction up, or the token may not follow.
+    of a refused commit: the transaction has been ended, or the token may not follow the last.
     """
     if method == "produce" and error.error_class is ErrorClass.FATAL:
-        # A leader judges one batch; only these say that the producer itself is done for.
+        # A leader judges one batch; only these condemn the producer itself.
         return ErrorClass.FATAL if error in _FATAL_TO_PRODUCE else ErrorClass.ABORTABLE
     return _SEVERITIES.get((method, error), error.error_class)
 
@@ -118,7 +118,7 @@ _SEVERITIES: Final[dict[tuple[str, ErrorCode], ErrorClass]] = {
     },
     ("txn_offset_commit", ErrorCode.FENCED_INSTANCE_ID): ErrorClass.ABORTABLE,
     ("txn_offset_commit", ErrorCode.REBALANCE_IN_PROGRESS): ErrorClass.ABORTABLE,
-    # What was read is of a deleted topic, which no waiting brings back.
+    # The topic that was read has been deleted; waiting does not help.
     ("txn_offset_commit", ErrorCode.UNKNOWN_TOPIC_ID): ErrorClass.ABORTABLE,
     ("txn_offset_commit", ErrorCode.OFFSET_METADATA_TOO_LARGE): ErrorClass.ABORTABLE,
     # The coordinator has ended the transaction, as it does at the transaction timeout: aborting
@@ -171,7 +171,7 @@ class TransactionState:
         self.offsets_partitions: set[TopicPartition] = set()
         """The partitions of consumer groups that positions are sent to in the transaction."""
         self.on_accepting: Callable[[bool], None] = _ignore
-        """Told at each move, in the same turn, whether records are accepted from now on."""
+        """Called at each move, in the same turn, with whether records are now accepted."""
         self._status = _S.UNINITIALIZED
         self._error: OncelogError | None = None
         self._refused: BaseException | None = None
@@ -224,7 +224,7 @@ class TransactionState:
         self._move(_S.INITIALIZING)
 
     def begin(self) -> None:
-        """``begin_transaction`` was called; nobody is told of it yet."""
+        """``begin_transaction`` was called; it makes no call."""
         if self._status is not _S.READY:
             self._refuse()
         self._move(_S.IN_TRANSACTION)
@@ -284,8 +284,8 @@ class TransactionState:
     def fail(self, error: OncelogError, severity: ErrorClass) -> None:
         """Something of the transaction failed for good.
 
-        Only a transaction that could be aborted becomes abortable: before and after it, and while
-        it is being aborted, there is nothing that an abort could repair.
+        Abortable only while an abort could repair something: not before or after the
+        transaction, nor while it is being aborted.
         """
         if self._status is _S.FATAL_ERROR:
             return
@@ -298,7 +298,7 @@ class TransactionState:
         self._move(_S.ABORTABLE_ERROR if is_abortable else _S.FATAL_ERROR)
 
     def check_complete(self, *, despite_refused: bool = False) -> None:
-        """Raise if something of the open transaction was refused, be it its positions."""
+        """Raise if a record or the offsets of the open transaction were refused."""
         if self._refused_offsets is not None:
             raise TransactionAbortableError(
                 "send_offsets_to_transaction() raised in the transaction "
@@ -357,4 +357,4 @@ class TransactionState:
 
 
 def _ignore(is_accepting: bool) -> None:
-    """Nobody has asked to be told."""
+    """The default of ``on_accepting``."""

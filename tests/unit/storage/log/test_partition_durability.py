@@ -8,7 +8,7 @@ import pytest
 from partition_logs import abort_two, log_file, offsets_of, read_all
 
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.log.partition_log import LogSettings, PartitionLog
+from oncelog.storage.log.partition import LogSettings, PartitionLog
 
 # Durability
 
