@@ -107,7 +107,7 @@ class TopicConfig:
     """Settings of one topic. ``flush="os"`` acknowledges before data is on disk, as Kafka does.
 
     Retention, for a policy with "delete", removes whole segments: -1 in ``retention_ms`` or
-    ``retention_bytes`` (per partition) keeps everything. The settings from ``min_compaction_lag_ms`` on
+    ``retention_bytes`` (per partition) keeps all. The settings from ``min_compaction_lag_ms`` on
     are for a policy with "compact", whose records must have keys.
     ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
     may lie in the past and in the future.
