@@ -1,6 +1,6 @@
 """Typed settings of the cluster and of topics, with units in their names.
 
-An unknown or impossible setting is refused when it is built, with its name, its value and what is
+An unknown or impossible setting is refused on construction, with its name, its value and what is
 allowed. Client settings are in ``api/config.py``.
 """
 
@@ -39,14 +39,14 @@ CONNECTIONS: Final = "connections"
 RAY: Final = "ray"
 
 INTERNAL_SEGMENT_BYTES: Final = 4_194_304
-"""The active segment is never compacted, and a coordinator reads all of it back when it starts:
-this much is some 25,000 records, about a second. Compacted, the rest is one record per key."""
+"""The active segment is never compacted, and a coordinator reads all of it when it starts:
+this much is some 25,000 records, about a second. The rest, compacted, is one record per key."""
 
 PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
 """No producer is forgotten sooner: tickets live for 12 h, and clocks differ."""
 
 TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
-"""No transaction may last longer: its tickets, which count from its begin, must outlive it."""
+"""No transaction may last longer: its tickets, valid from its start, must outlive it."""
 
 FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
 """Of ``ClusterConfig``: fixed when the cluster is founded."""
@@ -100,7 +100,7 @@ def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> Settings
 
 
 def check_setting_name(kind: type[Any], name: str, value: object = None) -> None:
-    """Refuse what is no setting of the dataclass ``kind``; the text names those that are."""
+    """Refuse what is not a setting of the dataclass ``kind``; the message lists those that are."""
     known = [field.name for field in dataclasses.fields(kind)]
     if name not in known:
         raise InvalidSettingError(
@@ -110,7 +110,7 @@ def check_setting_name(kind: type[Any], name: str, value: object = None) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """Settings of one topic. ``flush="os"`` answers before the data is on disk, as Kafka does.
+    """Settings of one topic. ``flush="os"`` acknowledges before data is on disk, as Kafka does.
 
     Retention, for a policy with "delete", removes whole segments: -1 in ``retention_ms`` or
     ``retention_bytes`` (per partition) keeps all. The settings from ``min_compaction_lag_ms`` on
@@ -156,24 +156,24 @@ class TopicConfig:
 
     @property
     def is_compacted(self) -> bool:
-        """Whether old values of a key give way to newer ones."""
+        """Whether newer values of a key replace older ones."""
         return "compact" in self.cleanup_policy
 
     @property
     def is_deleted(self) -> bool:
-        """Whether records go by age, size or request."""
+        """Whether records are removed by age, size or request."""
         return "delete" in self.cleanup_policy
 
     @property
     def retention(self) -> RetentionPolicy:
-        """What the log keeps; of a topic that is only compacted, everything."""
+        """What the log keeps; everything for a topic that is only compacted."""
         if not self.is_deleted:
             return RetentionPolicy()
         return RetentionPolicy(time_ms=self.retention_ms, size_bytes=self.retention_bytes)
 
     @classmethod
     def from_text(cls, settings: Mapping[str, str]) -> TopicConfig:
-        """Build from names and text values, as they stand in the metadata log."""
+        """Build from names and text values, as stored in the metadata log."""
         defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for name, text in settings.items():
@@ -199,9 +199,9 @@ class TopicConfig:
 class ClusterConfig:
     """Settings of a cluster; the two partition counts are fixed when it is founded.
 
-    ``calls="ray"`` has every call travel as a call of a Ray actor's method, and no actor listens
-    for connections. ``processor_idle="poll"`` keeps the processors of every node from sleeping;
-    see ``processor_idle.py``.
+    With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
+    connections. ``processor_idle="poll"`` keeps every node's processors from sleeping; see
+    ``processor_idle.py``.
     """
 
     transaction_state_partitions: int = 2
@@ -243,7 +243,7 @@ class ClusterConfig:
             1,
             TRANSACTION_TIMEOUT_LIMIT_MS,
         )
-        # An old ticket must be dead before the leader forgets the epoch that refuses it.
+        # An old ticket must have expired before the leader forgets the epoch that refuses it.
         check_range(
             "producer_id_expiration_ms",
             self.producer_id_expiration_ms,
@@ -315,7 +315,7 @@ class ClusterOptions(TypedDict, total=False):
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
-    """What a coordinator's log begins with: the newest state of each key is all it needs.
+    """Initial settings of a coordinator's log: it needs only the newest state of each key.
 
     The metadata log is kept whole: its records build on each other.
     """
@@ -332,10 +332,10 @@ def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """What the process of one replica is started with; the rest it learns from the controller.
+    """What a replica's process is started with; it learns the rest from the controller.
 
-    ``cluster_id`` is whose the data directory must be; empty for a log that is of no cluster.
-    ``pin`` is the node that every actor of the broker runs on; only Ray asks for it.
+    ``cluster_id`` is the cluster the data directory must belong to; empty for a log of no cluster.
+    ``pin`` is the node that every actor of the broker runs on; only Ray needs it.
     """
 
     topic: str

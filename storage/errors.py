@@ -1,7 +1,7 @@
 """The one table of error codes.
 
 Between actors an error is a code; only ``api`` raises (see ``exceptions.py``). The numbers up to
-9,999 are Kafka's; ours begin at 10,000. A *retriable* error may be answered by the same call
+9,999 are Kafka's; ours begin at 10,000. A *retriable* error is handled by making the same call
 again, an *abortable* one by aborting the transaction, a *fatal* one only by the caller: with
 another argument, or by closing.
 """

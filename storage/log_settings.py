@@ -38,7 +38,7 @@ class LogSettings:
 class RetentionPolicy:
     """What a log keeps: batches younger than ``time_ms``, and about the newest ``size_bytes``.
 
-    ``UNLIMITED`` in either keeps everything as far as that goes.
+    ``UNLIMITED`` in either removes nothing on its account.
     """
 
     time_ms: int = UNLIMITED

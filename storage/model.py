@@ -37,11 +37,11 @@ DUPLICATE_WINDOW_BATCHES: Final = 5
 LATEST_TIMESTAMP: Final = -1
 EARLIEST_TIMESTAMP: Final = -2
 MAX_TIMESTAMP: Final = -3
-"""Arguments of ``list_offsets`` that ask for a position and not for a time."""
+"""Arguments of ``list_offsets`` that ask for a position rather than a time."""
 
 MESSAGE_MAX_BYTES: Final = 1_048_588
 MESSAGE_LIMIT_BYTES: Final = 134_217_728
-"""No topic allows larger batches, and no fetch returns more: what a call can carry, by far."""
+"""No topic allows larger batches, and no fetch returns more: well below what a call can carry."""
 
 FETCH_MAX_BYTES: Final = 52_428_800
 SEGMENT_BYTES: Final = 268_435_456
@@ -71,7 +71,7 @@ class IsolationLevel(enum.Enum):
 
 
 class AppendOrigin(enum.Enum):
-    """Who appends, and so how far a batch is checked (KIP-98, KIP-890)."""
+    """Who appends, and so how much of a batch is checked (KIP-98, KIP-890)."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -89,7 +89,7 @@ class TopicPartition(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fetch tells a reader of one aborted transaction: skip from ``first_offset`` on."""
+    """What a fetch tells a reader about an aborted transaction: skip from ``first_offset`` on."""
 
     producer_id: int
     first_offset: int

@@ -1,6 +1,6 @@
 """The controller: cluster metadata, leader epochs and producer ids, from its own durable log.
 
-Its log is the truth: on each start it makes sure that every replica the log names is running,
+Its log is the source of truth: on each start it ensures that every replica named there is running,
 whether Ray remembered it or not.
 """
 
@@ -70,7 +70,7 @@ class Launcher(Protocol):
     """Starts and ends the actors of replicas."""
 
     async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
-        """Make sure that an actor runs for each (partition, broker id). Idempotent."""
+        """Ensure that an actor runs for each (partition, broker id). Idempotent."""
         ...
 
     async def end(self, actors: list[str]) -> None:
@@ -78,7 +78,7 @@ class Launcher(Protocol):
         ...
 
     async def running(self) -> list[str]:
-        """Names of all actors of the log that there are."""
+        """Names of all existing actors of the log."""
         ...
 
 
@@ -111,11 +111,11 @@ class Controller:
         self._config = config
         self._process_id = process_id
         self._token_bytes = token_bytes
-        # A topic's actors bear its name, so a topic of the same name waits until they are gone.
+        # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
 
     async def start(self) -> None:
-        """Load the metadata log, found the cluster if it is to be, and start every replica."""
+        """Load the metadata log, found the cluster if necessary, and start every replica."""
         await self.replica.start()
         if self._runtime.replica.availability() is not ErrorCode.NONE:
             return
@@ -124,15 +124,15 @@ class Controller:
                 self.machine.apply(LogRecord(record.key, record.value))
         if not await self._found():
             return
-        # Before anybody is answered: a topic that is created meanwhile would be taken for one.
+        # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
         await self._end_undeclared()
         self._runtime.is_loaded = True
         await self._launcher.start(self.machine.placements())
 
     async def _found(self) -> bool:
-        """Found the cluster, if its directory says that it is to be; whether it is founded.
+        """Found the cluster, if its directory says to; return whether it is founded.
 
-        A metadata log that tells of no cluster, or of another one, is not the one to lead: nobody
+        A metadata log of no cluster, or of another, is not the one to lead: nobody
         is answered from it.
         """
         directory = self.replica.directory
@@ -204,7 +204,7 @@ class Controller:
         )
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
-        """The settings in force: what the founding fixed is not what a later start asked for."""
+        """The settings in force: a later start cannot change what the founding fixed."""
         founded = self.machine.founded
         if founded is None:
             return self._config.to_text()
@@ -231,7 +231,7 @@ class Controller:
             return reply
 
     async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
-        """Give a topic more partitions and start their replicas."""
+        """Add partitions to a topic and start their replicas."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -246,7 +246,7 @@ class Controller:
             return reply
 
     async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
-        """Change settings of a topic, then tell its replicas; who misses it asks later."""
+        """Change a topic's settings, then tell its replicas; one that misses it asks later."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -278,7 +278,7 @@ class Controller:
         )
 
     async def _tell(self, messages: Sequence[tuple[TopicPartition, int, Request[Any]]]) -> None:
-        """Tell replicas something once; they ask by themselves what they miss."""
+        """Tell replicas something once; they ask for what they miss."""
         replies = await asyncio.gather(
             *(
                 self._transport.call(
@@ -325,7 +325,7 @@ class Controller:
         )
 
     async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
-        """Make a new key for tickets, then tell it to every actor; who misses it asks later."""
+        """Make a new ticket key, then tell every actor; one that misses it asks later."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -341,7 +341,7 @@ class Controller:
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
-        """Tell a leader or coordinator the keys."""
+        """Give a leader or coordinator the keys."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -350,7 +350,7 @@ class Controller:
     async def allocate_producer_ids(
         self, request: AllocateProducerIdsRequest
     ) -> AllocateProducerIdsReply:
-        """Give away a block of producer ids."""
+        """Allocate a block of producer ids."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -361,7 +361,7 @@ class Controller:
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop every replica cleanly, then the metadata log. The processes stay to be killed."""
+        """Stop every replica cleanly, then the metadata log. The processes stay, to be killed."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -370,7 +370,7 @@ class Controller:
         return ShutdownReply()
 
     def _topic_ids_of_actors(self, *names: str) -> dict[str, str]:
-        """The topic ids of all actors, or those of some topics, by the actor's name."""
+        """The topic ids of all actors, or of those of some topics, by actor name."""
         return {
             actor_of(tp, broker): topic.topic_id
             for topic in self.machine.metadata(names or None)
@@ -378,7 +378,7 @@ class Controller:
         }
 
     async def _stop(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
-        """Stop actors, each if it is still of its topic."""
+        """Stop actors, each only if it still belongs to its topic."""
         replies = await asyncio.gather(
             *(
                 self._transport.call(

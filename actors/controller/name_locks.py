@@ -1,4 +1,4 @@
-"""A lock for each name, for as long as somebody holds it or waits for it."""
+"""A lock per name, kept while somebody holds it or waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 class NameLocks:
-    """Bounded by the requests in progress, whatever names they bring."""
+    """Bounded by the requests in progress, whatever names they use."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}

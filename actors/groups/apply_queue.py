@@ -1,7 +1,7 @@
 """Appends of a group coordinator that wait to be applied: always in log order, once committed.
 
-Any number may be on their way, so that commits share syncs. Whoever waits for one of them, or
-reads, first applies all that is committed by then: state never runs ahead of the high watermark,
+Any number may be in flight, so that commits share syncs. A waiter for one of them, or a
+reader, first applies everything committed by then: state never runs ahead of the high watermark,
 and never depends on which waiter wakes first.
 """
 
@@ -34,11 +34,11 @@ class _Entry:
 
 
 class ApplyQueue:
-    """Appends to ``replica`` and applies to ``table``, for the epoch ``replica`` leads with now.
+    """Appends to ``replica`` and applies to ``table``, in the epoch ``replica`` leads with now.
 
     A coordinator that loads again makes a new queue: what an older one holds is never applied.
-    ``on_failure`` is told when a committed record could not be applied: the table is not what the
-    log says any more.
+    ``on_failure`` is called when a committed record could not be applied: the table no longer
+    matches the log.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ApplyQueue:
         self._is_closed = False
 
     def close(self) -> None:
-        """Give up: nothing more is applied, and every waiter learns that it is unknown."""
+        """Nothing more is applied, and every waiter is told that the outcome is unknown."""
         self._is_closed = True
         self._entries.clear()
 
@@ -70,8 +70,8 @@ class ApplyQueue:
         """Append records of one group as one batch; wait for it with ``applied``.
 
         With ``transaction`` the batch belongs to that producer's transaction: its epoch, sequence
-        and ticket are checked, and its positions are pending until a marker follows. A batch that
-        was appended before is waited for like a new one, and not applied a second time.
+        and ticket are checked, and its offsets are pending until a marker follows. A batch
+        appended before is waited for like a new one, but not applied a second time.
         """
         producer_id = NO_PRODUCER_ID
         if transaction is None:
@@ -117,7 +117,7 @@ class ApplyQueue:
     async def applied(self, outcome: AppendOutcome) -> ErrorCode:
         """Wait until an append is durable and applied.
 
-        With an error an append that was accepted may or may not hold: its outcome is unknown.
+        On an error the outcome of an accepted append is unknown.
         """
         error = outcome.error
         if error is ErrorCode.NONE:
@@ -137,7 +137,7 @@ class ApplyQueue:
         return await self.applied(AppendOutcome(error=ErrorCode.NONE, next_offset=waiting[-1]))
 
     def catch_up(self) -> None:
-        """Apply, in log order, whatever is committed by now."""
+        """Apply, in log order, everything committed by now."""
         high_watermark = self._replica.machine.high_watermark
         while self._entries and self._entries[0].next_offset <= high_watermark:
             try:
@@ -158,5 +158,5 @@ class ApplyQueue:
 
     @property
     def group_ids(self) -> set[str]:
-        """The groups with records on their way."""
+        """The groups with records in flight."""
         return {entry.group_id for entry in self._entries}

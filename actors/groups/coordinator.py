@@ -1,9 +1,9 @@
-"""The coordinator of the groups of one shard: the machine of groups on the log it leads.
+"""The coordinator of one shard's groups: the group machine on the log it leads.
 
-Rules: a request is checked and its records are appended in one turn of the event loop. What was
-appended is applied in log order once it is committed, and only then answered. Because the record
-of a new generation stands behind every offset commit that was admitted before it, whoever reads
-positions under the new generation sees those commits: as committed, or as unstable.
+Rules: a request is checked and its records are appended in one turn of the event loop. Records are
+applied in log order once committed, and only then is the request answered. Because the record
+of a new generation follows every offset commit admitted before it, a reader of
+offsets under the new generation sees those commits: as committed, or as unstable.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition, shard_of
 
 EXPIRY_SCAN_MS: Final = 600_000
-"""How often unused positions are looked for."""
+"""How often unused offsets are looked for."""
 
 DELETED_TOPICS_SCAN_MS: Final = 60_000
-"""How often positions in topics that are deleted by now are looked for, and at each load."""
+"""How often offsets in deleted topics are looked for; also done at each load."""
 
 LOAD_BATCHES_PER_TURN: Final = 256
-"""Batches replayed before other work of the event loop gets its turn."""
+"""Batches replayed before the event loop's other work gets its turn."""
 
 PRODUCER_ERRORS: Final = frozenset(
     {
@@ -80,11 +80,11 @@ PRODUCER_ERRORS: Final = frozenset(
         ErrorCode.TRANSACTION_ABORTABLE,
     }
 )
-"""Refusals of a transactional batch that concern the producer itself: told as they are."""
+"""Refusals of a transactional batch that concern the producer itself: passed on as they are."""
 
 
 def group_settings(config: ClusterConfig) -> GroupSettings:
-    """The bounds of groups as the cluster sets them."""
+    """The cluster's bounds for groups."""
     return GroupSettings(
         min_session_timeout_ms=config.group_min_session_timeout_ms,
         max_session_timeout_ms=config.group_max_session_timeout_ms,
@@ -95,9 +95,9 @@ def group_settings(config: ClusterConfig) -> GroupSettings:
 class GroupCoordinator:
     """Serves the groups of the shard whose log ``replica`` leads.
 
-    After the replica leads, ``load`` must run once; before, requests are told to come back.
+    Once the replica leads, ``load`` must run once; until then requests are told to retry.
     ``on_failure`` gets what went wrong outside a call, or while a committed record was applied:
-    it is a bug that leaves the shard unusable, so production ends the process, which loads again.
+    a bug that leaves the shard unusable, so production ends the process, which then loads again.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class GroupCoordinator:
     # --- load and resign ------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Rebuild all groups from the log and begin to serve.
+        """Rebuild all groups from the log and start serving.
 
         Does nothing if the replica does not lead. Raises ``CorruptDataError`` or ``OSError`` when
         the log cannot be read; then this coordinator never serves.
@@ -152,7 +152,7 @@ class GroupCoordinator:
             if count % LOAD_BATCHES_PER_TURN == 0:
                 await asyncio.sleep(0)
                 if self.replica.availability() is not ErrorCode.NONE:
-                    return  # Stopped meanwhile: what is loaded is of no use to anybody.
+                    return  # Stopped meanwhile: nobody needs what was loaded.
         self._machine = machine
         self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
         self._epoch = self.replica.leader_epoch
@@ -176,14 +176,14 @@ class GroupCoordinator:
                 reply.set_result(request.failed(ErrorCode.NOT_COORDINATOR))
 
     def _check_leadership(self) -> ErrorCode:
-        """The replica's availability; resigns when it has gone."""
+        """The replica's availability; resigns if it no longer leads."""
         error = self.replica.availability()
         if error is not ErrorCode.NONE and self._epoch != NO_COORDINATOR_EPOCH:
             self.resign()
         return error
 
     def _unavailable(self, group_id: str | None) -> ErrorCode:
-        """``NONE`` when a request for the group can be served here, else what to answer it."""
+        """``NONE`` if a request for the group can be served here, else the error to answer."""
         if self._breakage is not None:
             raise self._breakage
         error = self._check_leadership()
@@ -216,7 +216,7 @@ class GroupCoordinator:
         return joined
 
     async def sync_group(self, request: SyncGroupRequest) -> SyncGroupReply:
-        """Hand in or wait for the assignment; it is durable when it is answered."""
+        """Submit or wait for the assignment; it is durable when answered."""
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -226,7 +226,7 @@ class GroupCoordinator:
         return synced
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
-        """Note that a member lives."""
+        """Note that a member is alive."""
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -246,17 +246,17 @@ class GroupCoordinator:
     # --- positions ------------------------------------------------------------------------
 
     async def offset_commit(self, request: OffsetCommitRequest) -> OffsetCommitReply:
-        """Commit positions, durably."""
+        """Commit offsets, durably."""
         return await self._commit(request)
 
     async def txn_offset_commit(self, request: TxnOffsetCommitRequest) -> OffsetCommitReply:
-        """Commit positions as part of a transaction: durable, and pending until its marker."""
+        """Commit offsets as part of a transaction: durable, and pending until its marker."""
         return await self._commit(request)
 
     async def _commit(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest
     ) -> OffsetCommitReply:
-        """Learn the topics; admit and append, with no wait between; wait, apply, answer."""
+        """Look up the topics; admit and append, with no await in between; wait, apply, answer."""
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -279,7 +279,7 @@ class GroupCoordinator:
         return decision.reply if error is ErrorCode.NONE else request.failed(error)
 
     async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
-        """Answer the committed positions."""
+        """Return the committed offsets."""
         error = self._unavailable(request.group_id)
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -330,7 +330,7 @@ class GroupCoordinator:
         return self._machine.describe(request)
 
     async def delete_group(self, request: DeleteGroupRequest) -> DeleteGroupReply:
-        """Delete an empty group and its positions, durably."""
+        """Delete an empty group and its offsets, durably."""
         group_id = request.group_id
         error = self._unavailable(group_id)
         if error is not ErrorCode.NONE:
@@ -340,8 +340,8 @@ class GroupCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         try:
-            # Commits on their way were admitted before the group closed: they must be known
-            # before its positions are enumerated.
+            # Commits in flight were admitted before the group closed: they must be known
+            # before its offsets are enumerated.
             await self._queue.settled(group_id)
             error = self._unavailable(group_id)
             if error is ErrorCode.NONE:
@@ -349,12 +349,12 @@ class GroupCoordinator:
                 outcome = self._queue.append(group_id, tombstones, self._clock.now_ms())
                 error = await self._committed(outcome)
         finally:
-            # Without effect when the deletion succeeded: the group is gone then.
+            # No effect if the deletion succeeded: then the group is gone.
             self._machine.reopen(group_id, self._clock.now_ms())
         return DeleteGroupReply(error=error)
 
     async def expire_offsets(self) -> None:
-        """Remove positions that nobody used for the retention time, durably."""
+        """Remove offsets unused for the retention time, durably."""
         if self._unavailable(None) is not ErrorCode.NONE:
             return
         self._queue.catch_up()
@@ -372,7 +372,7 @@ class GroupCoordinator:
             await self.expire_offsets()
 
     async def forget_deleted_topics(self) -> None:
-        """Remove committed positions in topics that are deleted by now, durably."""
+        """Remove committed offsets in topics deleted by now, durably."""
         if self._unavailable(None) is not ErrorCode.NONE:
             return
         self._queue.catch_up()
@@ -396,7 +396,7 @@ class GroupCoordinator:
     # --- log ------------------------------------------------------------------------------
 
     async def _committed(self, outcome: AppendOutcome) -> ErrorCode:
-        """Wait until an append is durable and applied; the error is the one a client is told."""
+        """Wait until an append is durable and applied; returns the client's error."""
         error = await self._queue.applied(outcome)
         if error is ErrorCode.NONE or error in PRODUCER_ERRORS:
             return error
@@ -406,7 +406,7 @@ class GroupCoordinator:
     # --- effects --------------------------------------------------------------------------
 
     def _run(self, effects: Iterable[Effect]) -> None:
-        """Carry effects out, in order."""
+        """Carry out effects, in order."""
         for effect in effects:
             match effect:
                 case ReplyTo(call_id, reply):
@@ -468,7 +468,7 @@ class GroupCoordinator:
                 self._break(error)
 
     def _break(self, error: BaseException) -> None:
-        """The shard is unusable: every call raises why, until the process has ended."""
+        """The shard is unusable: every call raises the reason until the process has ended."""
         self._breakage = error
         for _, reply in self._calls.values():
             if not reply.done():

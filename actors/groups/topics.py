@@ -1,7 +1,7 @@
-"""Which topics the positions of groups are in: a name alone does not tell, an id is never reused.
+"""Which topics the offsets of groups are in: names can be reused, ids never are.
 
-A topic that is deleted and created again begins at offset 0, and its records are new. A position
-in the old one must neither be taken for a place in the new one, nor replace one that is.
+A topic that is deleted and created again begins at offset 0, with new records. An offset
+in the old one must neither be taken for one in the new topic, nor replace one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oncelog.storage.errors import ErrorCode
 
 
 class GroupTopics:
-    """The topics that exist, as far as a group coordinator has to know."""
+    """The topics that exist, as far as a group coordinator needs to know."""
 
     def __init__(self, *, transport: Transport, call_timeout_ms: int) -> None:
         self._cluster = ClusterView(transport=transport, call_timeout_ms=call_timeout_ms)
@@ -26,9 +26,9 @@ class GroupTopics:
     ) -> tuple[ErrorCode, dict[str, str]]:
         """The ids of those topics of a commit that exist, by name.
 
-        What is known serves if the caller says the same; else one of the two is out of date, and
-        the controller decides. So, once a position in a topic was taken, none in a topic that had
-        its name before is. ``COORDINATOR_NOT_AVAILABLE`` when the controller does not answer.
+        What is known is used if it agrees with the caller; else one of the two is out of date, and
+        the controller decides. So once an offset in a topic was accepted, none in an earlier topic
+        of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
         """
         names = {tp.topic for tp, _ in request.offsets}
         known = self._cluster.cached(names)
@@ -43,7 +43,7 @@ class GroupTopics:
         return ErrorCode.NONE, {name: topic.topic_id for name, topic in known.items()}
 
     async def gone(self, named: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """Those of the ids in ``named``, by topic, whose topic is deleted; none in doubt.
+        """Those of the ids in ``named``, by topic, whose topic is deleted; in doubt, none.
 
         ``named`` is older than the question, so the controller knows of every topic in it.
         """
@@ -57,5 +57,5 @@ class GroupTopics:
 
 
 def _after_now_ms() -> int:
-    """An answer of this very millisecond may be older than the question."""
+    """A reply from this very millisecond may be older than the question."""
     return loop_ms() + 1

@@ -1,5 +1,5 @@
-"""Compaction: the latest record of each key stays, whatever transactions decided.
+"""Compaction: keep the latest record of each key, honouring what transactions decided.
 
-Works on sealed segments of a log, in small steps, and swaps what it wrote for what it read. Start
+Works on a log's sealed segments, in small steps, and swaps what it wrote for what it read. Start
 at ``compactor``.
 """

@@ -1,8 +1,8 @@
 """One batch under compaction: its records as spans of bytes, and the batch without some of them.
 
-What stays keeps its bytes, offset and sequence; only the timestamp deltas are written anew when
-the base timestamp changes, which it does when the first record goes or a delete horizon is
-stamped there. A batch that lost all records is *empty*: a header with a record count of zero.
+What stays keeps its bytes, offset and sequence; only the timestamp deltas are rewritten when
+the base timestamp changes, which it does when the first record is removed or a delete horizon
+replaces it. A batch that lost all records is *empty*: a header with a record count of zero.
 Source: KIP-98 for empty batches, KIP-534 for the delete horizon.
 """
 
@@ -19,9 +19,9 @@ from oncelog.storage.records.varint import encode_varlong, read_varint, read_var
 
 
 class RecordSpan(NamedTuple):
-    """One record in a block: bytes [start, end), its numbers, and what compaction asks of it.
+    """One record in a block: bytes [start, end), its numbers, and what compaction needs of it.
 
-    ``body`` and ``rest`` are where the attributes and where the offset delta begin.
+    ``body`` and ``rest`` are where the attributes and the offset delta begin.
     """
 
     start: int
@@ -91,9 +91,9 @@ def rebuilt_batch(
 ) -> bytearray:
     """The batch of ``header`` with the records ``kept``, at least one, of its ``block``.
 
-    ``horizon_ms`` is stamped as the delete horizon; None leaves one that is there. With
+    ``horizon_ms`` is stamped as the delete horizon; None leaves an existing one. With
     ``keeps_max_timestamp`` the header's maximum stays although its record may be gone, because
-    the state of the producer has it.
+    the producer's state has it.
     """
     base_ms = header.base_timestamp_ms
     if horizon_ms is not None:

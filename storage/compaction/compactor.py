@@ -1,15 +1,15 @@
-"""Compaction of one log: the latest record of each key stays, whatever transactions decided.
+"""Compaction of one log: keep the latest record of each key, honouring what transactions decided.
 
-A round reads keys from the first dirty offset on, as many as its map holds, without aborted
+A round reads keys from the first dirty offset on, as many as its map holds, skipping aborted
 records; then it reads the log again from its start and writes smaller segments; each is swapped in
-as soon as it is durable. Dying anywhere leaves a log that reads the same. Only sealed segments
-below ``upper_offset``, which is the last stable offset, are looked at: there every transaction is
-decided. Offsets and sequences never change, and a replay gives the producers of before.
+as soon as it is durable. A crash at any point leaves a log that reads the same. Only sealed
+segments below ``upper_offset``, the last stable offset, are considered: there every transaction is
+decided. Offsets and sequences never change, and a replay gives the same producers as before.
 
-A round is an iterator of small steps, so that its owner decides where they run: ``Cleaner.clean``
-runs them in place; a server runs each in a background thread and rests in between. What touches
-the log's own state is done by whoever owns the log, in ``Cleaner.begin`` and for each
-``Replacement`` that comes out of the steps.
+A round is an iterator of small steps, so its owner decides where they run: ``Cleaner.clean``
+runs them in place; a server runs each in a background thread and rests in between. The owner of
+the log makes the changes to its state, in ``Cleaner.begin`` and for each
+``Replacement`` that the steps yield.
 
 Source: KIP-58 for the lag, KIP-98 for transactions, KIP-534 for the delete horizon.
 """
@@ -30,7 +30,7 @@ from oncelog.storage.model import NO_TIMESTAMP
 from oncelog.storage.segments.segment import Segment
 
 DELETE_RETENTION_MS: Final = 86_400_000
-"""How long a reader has to read a tombstone or a marker after what it tells of has gone."""
+"""How long a reader has to read a tombstone or marker once what it refers to is gone."""
 
 LAG_MAX_MS: Final = 2**63 - 1
 
@@ -39,9 +39,9 @@ LAG_MAX_MS: Final = 2**63 - 1
 class CompactionSettings:
     """When a log is compacted and how long tombstones and markers outlive their meaning.
 
-    A log is due when more than ``min_dirty_ratio`` of the bytes that may be compacted were never
-    compacted, or the oldest of them is older than ``max_lag_ms``. What is younger than
-    ``min_lag_ms`` is left alone.
+    A log is due when more than ``min_dirty_ratio`` of the bytes that may be compacted never
+    were, or the oldest of those is older than ``max_lag_ms``. Records younger than
+    ``min_lag_ms`` are left alone.
     """
 
     min_dirty_ratio: float = 0.5
@@ -61,7 +61,7 @@ class CompactionSettings:
 
 @dataclass(slots=True, kw_only=True)
 class CleanResult:
-    """What a compaction has done; ``bytes_read`` counts a byte as often as it was read."""
+    """What a compaction did; ``bytes_read`` counts a byte each time it was read."""
 
     first_dirty_offset: int
     round_count: int = 0
@@ -84,7 +84,7 @@ class Cleaner:
     def first_dirty_offset(self) -> int:
         """Records from here on were never compacted; survives a restart.
 
-        The start of the log if the checkpoint does not fit the log.
+        The log start if the checkpoint does not fit the log.
         """
         body = self.log.body
         stored = read_first_dirty_offset(body.filesystem, body.directory)
@@ -118,8 +118,8 @@ class Cleaner:
     ) -> CleanResult:
         """Compact what may be compacted below ``upper_offset`` (exclusive), due or not.
 
-        ``producers`` are those that are live at the log end. CorruptDataError names the damage;
-        OSError: the disk. After either the log is what it was, or offline if it says so.
+        ``producers`` are those live at the log end. CorruptDataError names the damage;
+        OSError: the disk. After either the log is as it was, or offline if it says so.
         """
         result = CleanResult(first_dirty_offset=self.first_dirty_offset)
         producers = tuple(producers)
@@ -159,7 +159,7 @@ class Cleaner:
 
     @staticmethod
     def account(result: CleanResult, cleaning: CleaningRound) -> None:
-        """Add a round that has ended to ``result``."""
+        """Add a finished round to ``result``."""
         counts = cleaning.counts
         result.first_dirty_offset = cleaning.cleaned_to
         result.round_count += 1
@@ -172,7 +172,7 @@ class Cleaner:
         result.is_complete = not cleaning.is_stale
 
     def _cleanable(self, upper_offset: int, now_ms: int) -> Sequence[Segment]:
-        """The sealed, durable segments of decided, old enough records, oldest first."""
+        """The sealed, durable segments whose records are decided and old enough, oldest first."""
         body = self.log.body
         segments = body.sealed_below(min(upper_offset, self.log.recovery_point))
         if self.settings.min_lag_ms == 0:

@@ -1,4 +1,4 @@
-"""What compaction makes of one batch: the same, a smaller one, an empty one or nothing.
+"""What compaction turns a batch into: itself, a smaller batch, an empty one or nothing.
 
 | batch | becomes |
 |---|---|
@@ -9,7 +9,7 @@
 | needed marker | itself |
 | removable marker, no horizon | the marker with a delete horizon |
 | removable marker, horizon passed | nothing |
-| newest marker of a live producer | as above but never removed: it holds the producer's epoch |
+| newest marker of a live producer | as above, but never removed: it holds the producer's epoch |
 
 Where the answer is "nothing", an empty batch stays if it is the last data batch of a live
 producer, whose sequence it holds, or the last batch of a segment, so that a segment always ends
@@ -33,7 +33,7 @@ from oncelog.storage.records.control import decode_control
 class ProducerTails:
     """What replay needs of each live producer: last offset of its newest data batch and marker.
 
-    Offsets by producer id. A producer that is not live is in neither.
+    Offsets by producer id. Only live producers are in them.
     """
 
     data: Mapping[int, int]
@@ -70,7 +70,7 @@ class BatchFilter:
     counts: FilterCounts = field(default_factory=FilterCounts)
 
     def apply(self, batch: memoryview, header: BatchHeader, *, ends_segment: bool) -> Buffer | None:
-        """What stands in the cleaned log for ``batch``, whose CRC is right; None: nothing.
+        """What replaces ``batch``, whose CRC is right, in the cleaned log; None: nothing.
 
         ``ends_segment``: its offsets must not be lost. Raises ``CorruptDataError``.
         """

@@ -1,8 +1,8 @@
-"""Key -> latest offset, for as many keys as fit into a bounded amount of memory.
+"""Key -> latest offset, for as many keys as fit in a bounded amount of memory.
 
-A long key is represented by 128 bits of BLAKE2b: two keys that collide would lose a record, and
-at that width they do not. A key shorter than its digest stands for itself; the two kinds cannot
-meet because they differ in length.
+A long key is represented by 128 bits of BLAKE2b: two colliding keys would lose a record, and
+at that width none collide. A key shorter than the digest represents itself; the two kinds cannot
+be confused because they differ in length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Final
 
 KEYS_PER_ROUND_MAX: Final = 262_144
-"""Keys of one round, about 50 MB. The dirty part is cleaned in several rounds if it has more."""
+"""Keys per round, about 50 MB. A dirty part with more is cleaned in several rounds."""
 
 _DIGEST_BYTES: Final = 16
 
@@ -29,9 +29,9 @@ class KeyOffsets:
         return len(self._offsets)
 
     def has_room_for(self, record_count: int) -> bool:
-        """Whether a batch of that many records fits whatever its keys are.
+        """Whether a batch of that many records fits, whatever its keys are.
 
-        An empty map takes any batch, so that every round gets further.
+        An empty map takes any batch, so every round makes progress.
         """
         return not self._offsets or len(self._offsets) + record_count <= self._keys_max
 

@@ -1,7 +1,7 @@
-"""One round of a compaction: read keys, write smaller segments, in small steps.
+"""One compaction round: read keys, write smaller segments, in small steps.
 
-The steps run in any one thread at a time. They read files of their own and write files that are
-not part of the log yet; the log's state is neither read nor changed. A step is a number of bytes
+The steps run in any thread, one at a time. They open files for themselves and write files that are
+not yet part of the log; they neither read nor change the log's state. A step is a number of bytes
 read, after which to rest, or a ``Replacement`` for the owner of the log to swap in before the
 next step.
 """
@@ -30,7 +30,7 @@ from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.segment import Segment
 
 STEP_BYTES: Final = 262_144
-"""Bytes that one step reads: some 10 ms of work for small records."""
+"""Bytes that one step reads: about 10 ms of work for small records."""
 
 Step: TypeAlias = int | Replacement
 Steps: TypeAlias = Generator[Step, None, None]
@@ -75,7 +75,7 @@ class CleaningRound:
 
     @property
     def is_last(self) -> bool:
-        """Whether no dirty records are left for another round, or there must not be one."""
+        """Whether no dirty records are left for another round, or none is allowed."""
         return self.is_stale or not self._segments or self.cleaned_to >= self._end
 
     @property
@@ -83,12 +83,12 @@ class CleaningRound:
         return self._segments[-1].next_offset
 
     def settle(self, removed: RemovedFiles | None) -> None:
-        """Tell what became of the last replacement: files to remove, or None if it was refused."""
+        """Take the fate of the last replacement: files to remove, or None if it was refused."""
         self._removed = removed
         self.is_stale = removed is None
 
     def steps(self) -> Steps:
-        """Do the work. CorruptDataError or OSError: what was not swapped in is given up."""
+        """Do the work. CorruptDataError or OSError: what was not swapped in is discarded."""
         if not self._segments:
             return
         if read_first_dirty_offset(self._filesystem, self._directory) is None:
@@ -135,7 +135,7 @@ class CleaningRound:
         return newest
 
     def _read_keys(self, keys: KeyOffsets) -> Generator[Step, None, int]:
-        """Fill ``keys`` from the first dirty offset on; the offset (exclusive) it got to."""
+        """Fill ``keys`` from the first dirty offset on; return the offset (exclusive) reached."""
         start = self._first_dirty_offset
         transactions = CleanedTransactions(
             entry for entry in self._aborted if entry.last_offset >= start
@@ -157,7 +157,7 @@ class CleaningRound:
     # Writing
 
     def _rewrite(self, batches: BatchFilter) -> Steps:
-        """Write the segments up to the end of the keys anew and have them swapped in."""
+        """Rewrite the segments up to the end of the keys and have them swapped in."""
         for group in self._groups(batches.keys_end):
             yield from self._rewrite_group(group, batches)
             if self.is_stale:
@@ -167,7 +167,7 @@ class CleaningRound:
                 self._removed = None
 
     def _groups(self, keys_end: int) -> Iterator[list[Segment]]:
-        """Adjacent segments that together still make one; their bytes can only become fewer."""
+        """Adjacent segments that together fit in one; they can only shrink."""
         group: list[Segment] = []
         size_bytes = 0
         for segment in self._segments:
@@ -204,7 +204,7 @@ class CleaningRound:
                 cleaned.discard()
         if not is_changed:
             return
-        # If the swap fails half-way its files must stay: the next open finishes it.
+        # If the swap fails halfway its files must stay: the next open finishes it.
         yield Replacement(replaced=tuple(group), replaced_bytes=replaced_bytes)
         if self.is_stale:
             cleaned.discard()
@@ -215,7 +215,7 @@ class CleaningRound:
     def _copy(
         self, group: list[Segment], batches: BatchFilter, cleaned: CleanedSegment
     ) -> Generator[Step, None, bool]:
-        """Filter all batches of ``group`` into ``cleaned``; whether anything has changed."""
+        """Filter all batches of ``group`` into ``cleaned``; return whether anything changed."""
         is_changed = len(group) > 1
         for segment in group:
             position = 0
@@ -239,7 +239,7 @@ class CleaningRound:
 
 
 class _Reader(Segment):
-    """The batches of a segment through a file of its own, beside the log's."""
+    """The batches of a segment, through its own file handle beside the log's."""
 
     def __init__(self, filesystem: FileSystem, directory: Path, segment: Segment) -> None:
         super().__init__(
@@ -259,7 +259,7 @@ class _Reader(Segment):
 
 
 def _epochs_of(group: list[Segment]) -> list[tuple[int, int]]:
-    """The leader epochs of segments one after the other; none if one does not know its own."""
+    """The leader epochs of consecutive segments; none if one does not know its own."""
     if not all(segment.summary and segment.summary.leader_epochs for segment in group):
         return []
     pairs = {pair for each in group if each.summary for pair in each.summary.leader_epochs}

@@ -4,15 +4,15 @@ One object follows one pass over a log, batch by batch from the first one on:
 
 | batch | answer |
 |---|---|
-| transactional data of an aborted transaction | aborted: its records go |
+| transactional data of an aborted transaction | aborted: its records are removed |
 | other transactional data | committed, or its marker is still to come: it stays |
-| ABORT marker, data of its transaction was met | needed, and so is its entry in the aborted index |
-| COMMIT marker, data of its transaction was met | needed |
+| ABORT marker, data of its transaction was seen | needed, as is its entry in the aborted index |
+| COMMIT marker, data of its transaction was seen | needed |
 | a marker whose transaction has nothing left | removable |
 | a marker that was emptied | removable |
 | a control batch that is no verdict | needed |
 
-Empty batches count as data: a replay would take them for the begin of a transaction, so its
+Empty batches count as data: a replay would take them for the start of a transaction, so its
 marker must follow. Source: KIP-98, "Transactional compaction"; KAFKA-5395.
 """
 

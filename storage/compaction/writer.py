@@ -1,4 +1,4 @@
-"""Writes one cleaned segment: the ``.cleaned`` files, until they are durable and may be swapped."""
+"""Writes one cleaned segment: the ``.cleaned`` files, until they are durable and can be swapped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from oncelog.storage.segments.segment import Segment
 from oncelog.storage.segments.swap import CLEANED_SUFFIX, discard_swap, prepare_swap
 
 _WRITE_BYTES: Final = 262_144
-"""Batches are gathered to writes of this size: most batches of an internal log are small."""
+"""Batches are gathered into writes of this size: most batches of an internal log are small."""
 
 _SYNC_BYTES: Final = 4_194_304
-"""Synced as it grows, so that no single sync keeps the disk, and whoever shares it, busy long."""
+"""Synced as it grows, so that no single sync keeps the disk, and its other users, busy long."""
 
 
 class CleanedSegment:
-    """A segment that is being written beside the log; then ``seal`` it or ``discard`` it."""
+    """A segment being written beside the log, to be sealed or discarded."""
 
     def __init__(
         self, filesystem: FileSystem, directory: Path, base_offset: int, index_interval_bytes: int
@@ -59,14 +59,14 @@ class CleanedSegment:
             )
         )
         self.size_bytes = end
-        # A copy: what waits would keep the whole chunk alive that it was read with.
+        # A copy: waiting batches would keep alive the whole chunk they were read with.
         self._waiting.append(bytes(batch))
         self._waiting_bytes += len(batch)
         if self._waiting_bytes >= _WRITE_BYTES:
             self._write()
 
     def seal(self, aborted: Sequence[AbortedIndexEntry], leader_epochs: LeaderEpochPairs) -> None:
-        """Write the indexes, make all durable and ready for the commit. OSError: ``discard``.
+        """Write the indexes, sync everything, ready for the commit. OSError: ``discard``.
 
         The aborted index is written even if it is empty, because it must replace an older one:
         an entry whose marker is gone would hide later data of its producer.

@@ -1,5 +1,5 @@
-"""The disk as the log sees it: files, syncs, and what becomes of an error.
+"""The disk as the log sees it: files, syncs, and what an error leads to.
 
-Everything that touches the operating system passes through ``file_system``; the simulator puts
-its own disk in there. Knows nothing of batches. Start at ``file_system``, then ``sync_point``.
+All access to the operating system goes through ``file_system``, where the simulator substitutes
+its own disk. Knows nothing of batches. Start at ``file_system``, then ``sync_point``.
 """

@@ -1,4 +1,4 @@
-"""What becomes of a replica after the disk has refused something: one table.
+"""What a replica does after a disk error: one table.
 
 =========================================  =====================  ======================
 error                                      of a write, an open,   of a sync
@@ -9,14 +9,14 @@ ENOSPC, EDQUOT, ENOMEM, EAGAIN, EINTR      REPEAT                 RESTART
 all others, as EIO and EROFS               OFFLINE                OFFLINE
 =========================================  =====================  ======================
 
-A refused write has changed nothing that cannot be done again. After a refused sync the kernel may
-have given pages up and take them for clean, so only a recovery, which writes again all that was
-never synced, makes them durable. No sync ever ends with EMFILE or ENFILE: then a directory could
-not be opened, and nothing was begun. Where a step must not stand half done, as the commit of a
-compaction, a write that may pass is RESTART too: the next open finishes it.
+A failed write has changed nothing that cannot be repeated. After a failed sync the kernel may
+have dropped pages and take them for clean, so only a recovery, which rewrites everything that was
+never synced, makes them durable. A sync itself never ends with EMFILE or ENFILE: a directory could
+not be opened, and nothing was begun. Where a step must not be left half done, such as the commit of
+a compaction, a transient write error is RESTART too: the next open finishes it.
 
-A read that the medium refuses is no reason to go offline: the bytes are damaged, like any that have
-changed. Only of a file of which nothing can be read nobody knows more than that the disk refuses.
+A read error is no reason to go offline: the bytes are damaged, like any that have changed. Only if
+no part of a file can be read is the disk itself suspected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from oncelog.storage.exceptions import CorruptDataError
 
 
 class DiskVerdict(enum.Enum):
-    """What to do after an error of the disk."""
+    """What to do after a disk error."""
 
     REPEAT = "the log stays usable, and the step is done again later"
     RESTART = "the replica goes offline and begins again by itself, with a recovery"
@@ -48,11 +48,11 @@ PASSING: Final = _NO_DESCRIPTORS | {
     errno.EAGAIN,
     errno.EINTR,
 }
-"""Error numbers of what may be well again without anybody touching the disk."""
+"""Error numbers of conditions that may clear without anybody touching the disk."""
 
 
 def is_passing(error: OSError) -> bool:
-    """Whether the same may succeed later: there may be room, memory or descriptors again."""
+    """Whether a retry may succeed: there may be room, memory or descriptors again."""
     return error.errno in PASSING
 
 
@@ -69,13 +69,13 @@ _UNREADABLE: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 
 
 def is_unreadable(error: OSError) -> bool:
-    """Whether a read failed because the medium does not give these bytes back."""
+    """Whether a read failed because the medium cannot return these bytes."""
     return error.errno in _UNREADABLE
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """CorruptDataError that names the file, if the medium does not give its bytes back."""
+    """CorruptDataError that names the file, if the medium cannot return its bytes."""
     try:
         yield
     except OSError as error:
@@ -85,6 +85,6 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_beside(filesystem: FileSystem, path: Path) -> bytes:
-    """All bytes of a small file; CorruptDataError also if the medium does not give them back."""
+    """All bytes of a small file; CorruptDataError also if the medium cannot return them."""
     with reading(path):
         return filesystem.read_whole(path)

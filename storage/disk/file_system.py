@@ -1,6 +1,6 @@
 """The file system as the log sees it, and the only module that calls the operating system.
 
-Everything above takes a ``FileSystem``, so that tests and the simulator can supply one that
+Everything above takes a ``FileSystem``, so tests and the simulator can supply one that
 loses unsynced bytes or fails on demand.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NoReturn, Protocol
 Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX: Final = ".tmp"
-"""Ends the name of a file that ``write_atomically`` had not finished; worthless after a crash."""
+"""Suffix of a file that ``write_atomically`` has not finished; worthless after a crash."""
 
 # fdatasync does not exist on macOS, where fsync is the closest there is.
 _datasync = getattr(os, "fdatasync", os.fsync)
@@ -28,10 +28,10 @@ class DirectoryLockedError(BlockingIOError):
 
 
 class FileHandle(Protocol):
-    """One open file that is written by one owner; positions and sizes in bytes.
+    """One open file with a single writer; positions and sizes in bytes.
 
-    Nothing is durable before ``datasync`` returns. Every method raises OSError when the disk
-    refuses.
+    Nothing is durable before ``datasync`` returns. Every method raises OSError on a disk
+    error.
     """
 
     @property
@@ -81,7 +81,7 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """Directories and files by path. Every method raises OSError when the disk refuses."""
+    """Directories and files by path. Every method raises OSError on a disk error."""
 
     def open(self, path: Path, *, create: bool) -> FileHandle:
         """Open for reading and writing; a missing file is made or raises FileNotFoundError."""
@@ -221,7 +221,7 @@ def plain_descriptor(file: FileHandle) -> int | None:
 
 
 def disk_error(number: int) -> OSError:
-    """What the operating system raises for this error number."""
+    """The exception the operating system raises for this error number."""
     return OSError(number, os.strerror(number))
 
 
@@ -327,9 +327,9 @@ class RealFileSystem:
 
 
 class ReadOnlyFileSystem(RealFileSystem):
-    """The machine's file system for tools that look at directories others may be writing to.
+    """The machine's file system for tools that inspect directories others may be writing to.
 
-    Every method that would change something raises OSError (EROFS), and so do the files it opens.
+    Every method that would change something raises OSError (EROFS), as do the files it opens.
     """
 
     def open(self, path: Path, *, create: bool) -> RealFileHandle:
@@ -340,7 +340,7 @@ class ReadOnlyFileSystem(RealFileSystem):
         return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """What tells this file from another that takes its name later; OSError if it is gone."""
+        """Tells this file from a later one of the same name; OSError if it is gone."""
         status = path.stat()
         return status.st_ino, status.st_ctime_ns
 
@@ -365,7 +365,7 @@ class ReadOnlyFileSystem(RealFileSystem):
         _refuse_change(path)
 
     def lock(self, path: Path) -> RealLock:
-        """Refused: a lock needs its file, and looking needs no lock."""
+        """Refused: a lock needs its file, and reading needs no lock."""
         _refuse_change(path)
 
 

@@ -18,9 +18,9 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem, disk_error,
 class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
-    Run it at most once; without ``run`` its files must be given back with ``discard``. ``lend``
-    and ``end`` are for who syncs a plain file quicker than ``sync``. ``is_small``: whoever took it
-    knows that it covers few bytes.
+    Run it at most once; if it is not run, ``discard`` must close its files. ``lend``
+    and ``end`` serve a caller that can sync a plain file faster than ``sync``. ``is_small``: the
+    caller knows that it covers few bytes.
     """
 
     __slots__ = (
@@ -65,15 +65,15 @@ class SyncPoint:
             self.discard()
 
     def __call__(self) -> None:
-        """As ``sync``: the point is work for a background, which may know it for what it is."""
+        """Like ``sync``: the point is passed as background work, and may be recognised there."""
         self.sync()
 
     def sync(self) -> None:
-        """Sync, in any thread. After an OSError nobody knows what is durable: the log is off.
+        """Sync, in any thread. After an OSError nobody knows what is durable: the log is offline.
 
-        Unless there were only no descriptors left: then all of it can be synced again.
-        The files are not given back: on a thread of its own that would mean to wait for the
-        interpreter's lock once more, while the next point waits for the disk.
+        Unless the process merely ran out of descriptors: then all of it can be synced again.
+        The files are not closed: on a separate thread that would mean waiting for the GIL
+        once more, while the next point waits for the disk.
         """
         try:
             for file in self._files:
@@ -96,7 +96,7 @@ class SyncPoint:
         return descriptor
 
     def end(self, error_number: int) -> OSError | None:
-        """The lent descriptor has been synced, or not if there is an error number: as ``sync``."""
+        """The lent descriptor has been synced, or failed with ``error_number``: as ``sync``."""
         error = disk_error(error_number) if error_number else None
         if error is not None:
             self._ledger.fail_in_sync(error)
@@ -106,7 +106,7 @@ class SyncPoint:
         return error
 
     def discard(self) -> None:
-        """Give the files back without syncing them. A second call does nothing."""
+        """Close the files without syncing them. A second call does nothing."""
         self._is_discarded = True
         if self._is_lent:
             return
@@ -130,7 +130,7 @@ class SyncLedger:
     def __init__(self, filesystem: FileSystem, directory: Path) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        # Set once, perhaps by a syncing thread: after it, what is on the disk is anyone's guess.
+        # Set once, perhaps by a syncing thread: from then on nobody knows what is on disk.
         self.failure: OSError | None = None
         # The serial number of the last write; the key None stands for the directory's names.
         self._marks: dict[FileHandle | None, int] = {}
@@ -138,12 +138,12 @@ class SyncLedger:
         self._serial = 0
 
     def fail(self, error: OSError) -> None:
-        """A write or a sync failed. The first failure is kept; there is no way back."""
+        """A write or a sync failed, for good. The first failure is kept."""
         if self.failure is None:
             self.failure = error
 
     def fail_unless_passing(self, error: OSError) -> None:
-        """A write failed that can be repeated: a full disk is no reason to give up."""
+        """A write failed that may be retried: a full disk is no reason to go offline."""
         if not is_passing(error):
             self.fail(error)
 

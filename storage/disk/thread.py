@@ -1,6 +1,6 @@
-"""The compiled disk thread, where it was built: the one place that looks for it.
+"""The compiled disk thread, if it was built: the only place that looks for it.
 
-It is not built without ``eventfd``, and not wanted with ``ONCELOG_CODEC=python``.
+It is not built without ``eventfd``, and not used with ``ONCELOG_CODEC=python``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:
 
 
 def start_disk_thread() -> DiskThread | None:
-    """A thread that syncs files without the interpreter; None if there is none to be had.
+    """A thread that syncs files without the interpreter; None if it is not available.
 
     OSError if the process has no room for another thread or descriptor.
     """

@@ -1,4 +1,4 @@
-"""What stands in the files of a log, for people and tools, and whether it fits together.
+"""What the files of a log contain, for people and tools, and whether it is consistent.
 
-Only reads, also beside a running replica. Start at ``verify``.
+Only reads, even beside a running replica. Start at ``verify``.
 """

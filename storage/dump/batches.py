@@ -1,7 +1,7 @@
-"""The batches of one ``.log`` file as they are, intact or not, for tools that look at it.
+"""The batches of one ``.log`` file as they are, intact or not, for tools that inspect it.
 
-One batch is in memory at a time. A batch that fails its CRC is passed on and said; where no batch
-can begin, or the file ends inside one, the scan ends with a ``LogEnd`` that names the place.
+One batch is in memory at a time. A batch that fails its CRC is yielded, marked as such; where no
+batch can begin, or the file ends inside one, the scan ends with a ``LogEnd`` that names the place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogEnd:
 
 
 def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogEnd]:
-    """Every batch of the file up to its size of now, then one ``LogEnd``.
+    """Every batch of the file up to its current size, then one ``LogEnd``.
 
     OSError, and ``CorruptDataError`` if the file becomes shorter meanwhile.
     """
@@ -71,7 +71,7 @@ def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogE
 
 
 def _defect_of(frame: memoryview) -> TailDefect:
-    """Why no whole batch is here, as recovery would say it."""
+    """Why there is no whole batch here, in recovery's terms."""
     if len(frame) < HEADER_BYTES:
         return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
     try:
@@ -82,7 +82,7 @@ def _defect_of(frame: memoryview) -> TailDefect:
 
 
 def batch_row(batch: ScannedBatch) -> Row:
-    """The header of a batch; what it does not have is left out."""
+    """The header of a batch; absent fields are left out."""
     header = batch.header
     row: dict[str, Any] = {
         "position": batch.position,
@@ -116,7 +116,7 @@ def batch_row(batch: ScannedBatch) -> Row:
 
 
 def records_of(batch: ScannedBatch) -> list[Record]:
-    """The records of a data batch, those of a control batch left out; ``CorruptDataError``."""
+    """The records of a data batch, none for a control batch; ``CorruptDataError``."""
     if batch.header.is_control:
         return []
     return decode_records(batch.frame, batch.header)

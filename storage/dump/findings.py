@@ -1,4 +1,4 @@
-"""What a verification finds, and what it knows beforehand of how far a log can be trusted."""
+"""What a verification finds, and what it knows beforehand about how far to trust a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncelog.storage.log.checkpoint import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it should be, at byte ``position`` of a file.
+    """Something wrong at byte ``position`` of a file.
 
     ``is_problem`` False: a note; the next open repairs it without loss.
     """
@@ -33,10 +33,10 @@ class Finding:
 
 
 class Checkpoints:
-    """The checkpoints of one directory, and what follows from them for a place in its log.
+    """The checkpoints of one directory, and what they imply for a place in its log.
 
     They must be read before the log: while an actor writes, the log only runs ahead of them.
-    ``flag`` is what a clean close left; None: the process runs, or died.
+    ``flag`` is what a clean close left; None: the process is running, or died.
     """
 
     def __init__(self, filesystem: FileSystem, directory: Path) -> None:
@@ -47,7 +47,7 @@ class Checkpoints:
         self.epochs: list[tuple[int, int]] = []
 
     def read(self) -> Iterator[Finding]:
-        """Read all three; what is missing or cannot be read is found."""
+        """Read all three; one that is missing or unreadable is a finding."""
         self.flag = read_clean_shutdown(self._filesystem, self._directory)
         path = self._directory / CLEAN_SHUTDOWN_FILE
         if self.flag is None and self._filesystem.exists(path):

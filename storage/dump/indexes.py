@@ -1,6 +1,6 @@
-"""Index files held against the batches of their segment, which pass by once and in order.
+"""Index files checked against the batches of their segment, which pass by once and in order.
 
-Each check streams its file beside the log, so that neither has to fit into memory. It returns
+Each check streams its file beside the log, so neither has to fit in memory. It returns
 findings as (position in the index file, reason).
 """
 
@@ -39,7 +39,7 @@ class IndexFile:
             self._stop(0, error)
 
     def __getitem__(self, field: str) -> Any:
-        """A field of the present row."""
+        """A field of the current row."""
         assert self.row is not None
         return self.row[field]
 
@@ -74,7 +74,7 @@ class IndexFile:
         return self._fault is None
 
     def _stop(self, position: int, error: CorruptDataError) -> None:
-        """``error`` begins with the path and position, which the finding tells by itself."""
+        """``error`` begins with the path and position, which the finding has anyway."""
         text = str(error).removeprefix(f"{self.path} at byte ")
         number, _, reason = text.partition(": ")
         self.row = None
@@ -102,7 +102,7 @@ class OffsetIndexCheck:
             file.advance()
 
     def skip(self, position: int) -> None:
-        """A batch passes at ``position`` whose header cannot be trusted."""
+        """A batch whose header cannot be trusted passes at ``position``."""
         while self.file.row is not None and self.file["batch_position"] <= position:
             self.file.advance()
 
@@ -169,8 +169,8 @@ class TxnIndexCheck:
     ) -> Iterator[Fault]:
         """The ABORT marker at ``offset`` passes; ``expected`` None: it closed nothing known.
 
-        Unless ``is_exact``, batches of the transaction, or of one that was open beside it, may be
-        gone from the log: an entry may then tell more than the log does, or be gone with them.
+        Unless ``is_exact``, batches of the transaction, or of one open at the same time, may be
+        gone from the log: an entry may then say more than the log does, or be gone with them.
         """
         file = self.file
         yield from self._strays(offset, is_exact=is_exact)
@@ -183,7 +183,7 @@ class TxnIndexCheck:
         file.advance()
 
     def end(self, next_offset: int, *, is_exact: bool) -> Iterator[Fault]:
-        """The log ends before ``next_offset``; entries from there on are not looked at."""
+        """The log ends before ``next_offset``; entries from there on are not checked."""
         yield from self._strays(next_offset, is_exact=is_exact)
         yield from self.file.faults()
 

@@ -1,4 +1,4 @@
-"""Producer snapshots held against replay of the log, and replay against the aborted index."""
+"""Producer snapshots checked against replay of the log, and replay against the aborted index."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 
 
 class ProducerReplay(Protocol):
-    """The rules of producer state, which storage does not know itself."""
+    """The rules of producer state, which storage itself does not know."""
 
     def begin(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> None:
         """Start at ``offset`` with the state before it."""
         ...
 
     def apply(self, header: BatchHeader, control: ControlRecord | None) -> AbortedIndexEntry | None:
-        """Follow a batch; the entry of the transaction that it aborts. InvariantViolation."""
+        """Apply a batch; return the entry of the transaction it aborts. InvariantViolation."""
         ...
 
     def snapshot(self) -> Sequence[ProducerSnapshotEntry]:
@@ -56,7 +56,7 @@ class ProducerCheck:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every transaction that was open at this place is known."""
+        """Whether every transaction open at this place is known."""
         return self.is_replaying and self._knows_all
 
     def begin(
@@ -65,7 +65,8 @@ class ProducerCheck:
         """Begin at the first batch: with its snapshot, or with nothing if the log begins at 0.
 
         ``offsets`` are those of the snapshots, ascending. Up to ``cleaned_offset`` compaction has
-        taken out what most of them were made of: they are read, and the last one begins anew.
+        removed what most of them were made from: they are read, and the last one restarts the
+        replay.
         """
         self._cleaned_offset = cleaned_offset
         entries = None
@@ -85,7 +86,7 @@ class ProducerCheck:
     ) -> Generator[Finding, None, AbortedIndexEntry | None]:
         """A batch passes: first the snapshots before it, then its own effect.
 
-        Returns what the aborted index must say of it.
+        Returns what the aborted index must say about it.
         """
         yield from self._check_before(header.base_offset, header.next_offset)
         if not self.is_replaying:
@@ -98,7 +99,7 @@ class ProducerCheck:
             return None
 
     def end(self, log_end_offset: int) -> Iterator[Finding]:
-        """The log ends: the snapshot of its end, and those that belong to no state."""
+        """The log ends: check the snapshot of its end, and those that belong to no state."""
         yield from self._check_before(log_end_offset, log_end_offset + 1)
         for offset in self._offsets:
             yield Finding(
@@ -145,7 +146,7 @@ class ProducerCheck:
     def _differences(
         self, stored: ProducerSnapshotEntry, replayed: ProducerSnapshotEntry | None
     ) -> Iterator[str]:
-        """Where an entry is not what the log says; what the log cannot say is let pass."""
+        """Where an entry differs from the log; what the log cannot say is accepted."""
         if not self._knows_all and stored.last_offset < self._start:
             return
         if replayed is None:

@@ -1,9 +1,9 @@
-"""What stands in the small files of a partition directory, row by row, for people and programs.
+"""What the small files of a partition directory contain, row by row, for people and programs.
 
-A row is a mapping of field names to numbers and texts, in the order of the bytes; ``position``
-is the byte at which it begins. Files are read in pieces, so that no size of file costs more
+A row maps field names to numbers and texts, in the order of the bytes; ``position``
+is the byte at which it begins. Files are read in pieces, so no file costs more
 memory than one piece. Damage raises ``CorruptDataError``, which names file and position, after
-the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, also on a directory
+the rows before it. Nothing here writes: use it with ``ReadOnlyFileSystem``, even on a directory
 whose actor is running.
 """
 
@@ -94,7 +94,7 @@ _LEFTOVER_SUFFIXES: Final = (CLEANED_SUFFIX, SWAP_SUFFIX, DELETED_SUFFIX)
 
 
 def kind_of(name: str) -> FileKind | None:
-    """What the file of this name is; None if it is none of a partition's."""
+    """What the file of this name is; None if it is not a partition's."""
     if name in _BY_NAME:
         return _BY_NAME[name]
     stem, dot, suffix = name.partition(".")
@@ -102,9 +102,9 @@ def kind_of(name: str) -> FileKind | None:
 
 
 def leftover_kind_of(name: str) -> FileKind | None:
-    """What a file is that a crash has left: of a compacted segment on its way, or half written.
+    """What kind of file a crash has left: of an unfinished compacted segment, or half written.
 
-    None if it is none of these. The next open of the log finishes or removes it.
+    None if it is neither. The next open of the log finishes or removes it.
     """
     if name.endswith(TEMPORARY_SUFFIX):
         is_ours = kind_of(name.removesuffix(TEMPORARY_SUFFIX)) is not None
@@ -126,7 +126,7 @@ def is_partition_directory(filesystem: FileSystem, directory: Path) -> bool:
 
 
 def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """The rows of any small file; a ``.log`` is none, see ``dump.batches``."""
+    """The rows of any small file; for a ``.log`` see ``dump.batches``."""
     kind = kind_of(path.name) or leftover_kind_of(path.name)
     reader = _READERS.get(kind) if kind is not None else None
     if reader is None:
@@ -140,7 +140,7 @@ def rows_of(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 def _entries(
     filesystem: FileSystem, path: Path, layout: struct.Struct
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Position and fields of each entry; a last one that is not whole raises."""
+    """Position and fields of each entry; an incomplete last one raises."""
     handle = filesystem.open(path, create=False)
     try:
         position = 0
@@ -236,7 +236,7 @@ def recovery_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """What the log was when it was closed."""
+    """The log as it was closed."""
     flag = read_clean_shutdown(filesystem, path.parent)
     if flag is None:
         raise CorruptDataError(f"{path} at byte 0: the flag cannot be read")
@@ -267,7 +267,7 @@ def topic_id_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 
 def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:
-    """Of a file without content, or one whose content means nothing yet."""
+    """For a file without content, or whose content means nothing yet."""
     return iter(())
 
 

@@ -1,4 +1,4 @@
-"""Whether a sealed segment and the files beside it are what its summary says: for verification."""
+"""Whether a sealed segment and the files beside it match its summary: for verification."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary
 def check_summary(filesystem: FileSystem, log_path: Path) -> Iterator[Finding]:
     """What differs from the summary of the segment whose ``.log`` is ``log_path``.
 
-    All of it is built anew by the next open, but for the log itself.
+    The next open rebuilds all of it except the log itself.
     """
     path = log_path.with_suffix(SUMMARY_SUFFIX)
     try:
@@ -36,7 +36,7 @@ def check_summary(filesystem: FileSystem, log_path: Path) -> Iterator[Finding]:
         yield Finding(path=path, position=0, reason=str(error))
         return
     found = list(_differences(filesystem, log_path, summary))
-    # Compaction may have put other files in their place meanwhile.
+    # Compaction may have replaced the files meanwhile.
     if found and filesystem.exists(path) and filesystem.read_whole(path) == data:
         yield from found
 

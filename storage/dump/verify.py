@@ -1,9 +1,9 @@
-"""Everything in a partition directory held against everything else, in one pass over its log.
+"""Everything in a partition directory checked against everything else, in one pass over its log.
 
 ========================  =====================================================================
-file                      held against
+file                      checked against
 ========================  =====================================================================
-``.log``                  its CRCs, the order of offsets, what control records must be
+``.log``                  its CRCs, the order of offsets, the rules of control records
 ``.index, .timeindex``    the batches of the segment
 ``.txnindex``             the ABORT markers, and the transactions that replay says they closed
 ``.snapshot``             replay of the log up to its offset
@@ -13,8 +13,8 @@ recovery-checkpoint       the log end: synced records must be there
 ========================  =====================================================================
 
 Damage where the log was synced, or in what a clean close left, is a *problem*. What the next open
-will repair without loss is a *note*: the torn tail of a log whose process runs or died, indexes of
-its active segment, producers that a snapshot has forgotten. Where compaction has been at work, gaps
+will repair without loss is a *note*: the torn tail of a log whose process is running or died,
+indexes of its active segment, producers that a snapshot has forgotten. In a compacted part, gaps
 and missing transactions are neither. Nothing is written, no lock is taken, and memory holds one
 batch and the producers.
 """
@@ -53,7 +53,7 @@ from oncelog.storage.segments.segment import (
 )
 
 _TORN: Final = frozenset({TailDefect.SHORT_HEADER, TailDefect.SHORT_BATCH, TailDefect.ZEROS})
-"""What the end of a log looks like after a crash even if nothing else is known of it."""
+"""What the end of a log looks like after a crash, even if nothing else is known about it."""
 
 _KNOWN_ATTRIBUTES: Final = 0x7F
 _CODEC_MASK: Final = 0x07
@@ -67,7 +67,7 @@ def verify_directory(
     *,
     is_deep: bool = False,
 ) -> Iterator[Finding]:
-    """All findings, as they are met; ``is_deep`` decodes every record as well.
+    """All findings, in the order found; ``is_deep`` also decodes every record.
 
     OSError if the directory cannot be read.
     """
@@ -100,7 +100,7 @@ class _SegmentIndexes:
             yield from _findings(self.times.file, self.times.batch(header), is_problem=is_settled)
 
     def skip(self, position: int) -> None:
-        """A damaged batch passes, of which nothing is known but where it begins."""
+        """A damaged batch passes; only where it begins is known."""
         self.offsets.skip(position)
         self._sees_times = False
 
@@ -144,7 +144,7 @@ class _DirectoryCheck:
         self._is_over = False
 
     def run(self) -> Iterator[Finding]:
-        """The checks, in the order in which a running actor cannot make them fail."""
+        """The checks, in an order in which a running actor cannot make them fail."""
         yield from self._checkpoints.read()
         names = self._filesystem.list_directory(self._directory)
         segments = _offsets(names, FileKind.LOG)
@@ -173,7 +173,7 @@ class _DirectoryCheck:
         yield from self._check_end(segments[-1])
 
     def _check_sealed(self, base_offset: int, *, is_active: bool) -> Iterator[Finding]:
-        """The batches with their indexes, then what no batch tells of these files."""
+        """Check the batches with their indexes, then what no batch says about these files."""
         named = set()
         for finding in self._check_segment(base_offset, is_active=is_active):
             named.add(finding.path)
@@ -192,7 +192,7 @@ class _DirectoryCheck:
         indexes: _SegmentIndexes | None = None
         end = 0
         for found in scan_log(self._filesystem, path):
-            # After the size of the log was taken: what an index has by now is not less.
+            # After the size of the log was taken: by now an index has at least as much.
             indexes = indexes or _SegmentIndexes(self._filesystem, path, self._checkpoints)
             end = found.position
             if isinstance(found, LogEnd):
@@ -252,7 +252,7 @@ class _DirectoryCheck:
         return None
 
     def _check_epoch(self, path: Path, position: int, header: BatchHeader) -> Iterator[Finding]:
-        """Epochs only rise, and the checkpoint says when; each new one is looked at once."""
+        """Epochs only rise, and the checkpoint says when; each new one is checked once."""
         epoch, offset = header.leader_epoch, header.base_offset
         if epoch < self._epoch_seen:
             reason = f"leader epoch {epoch} after {self._epoch_seen}"
@@ -277,7 +277,7 @@ class _DirectoryCheck:
             yield from self._damage(path, position, reason)
 
     def _damage(self, path: Path, position: int, reason: str) -> Iterator[Finding]:
-        """A batch is not what it should be: loss where it was synced, else a tail to be cut."""
+        """A batch is damaged: loss where it was synced, else a tail to be cut."""
         self._producers.is_replaying = False
         checkpoints = self._checkpoints
         if checkpoints.recovery_point is None or checkpoints.is_synced(self._next_offset):
@@ -335,7 +335,7 @@ class _DirectoryCheck:
             )
 
     def _is_exact(self, offset: int) -> bool:
-        """Whether the log still tells all about a transaction that ends at ``offset``."""
+        """Whether the log still has everything about a transaction that ends at ``offset``."""
         return self._producers.is_exact and offset >= self._cleaned_offset
 
 

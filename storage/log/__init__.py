@@ -1,5 +1,5 @@
-"""The log of one replica: its segments behind one set of offsets, opened, recovered and kept.
+"""The log of one replica: its segments behind one set of offsets; opening, recovery, upkeep.
 
-What stands beside the segments lives here as well: checkpoints, leader epochs, producer
-snapshots, topic id. Start at ``partition``; ``loader`` and ``recovery`` tell what a start does.
+The files beside the segments are handled here as well: checkpoints, leader epochs, producer
+snapshots, topic id. Start at ``partition``; ``loader`` and ``recovery`` say what a start does.
 """

@@ -1,9 +1,9 @@
 """Entering aborted transactions in the index of their segment, at once or when the disk has room.
 
-The marker is in the log first. An entry that the disk refuses for want of room is *owed*: it is
-tried again with every append and every sync, nothing is appended behind its marker meanwhile, and
+The marker is in the log first. An entry for which the disk has no room is *owed*: it is
+retried with every append and every sync, nothing is appended behind its marker meanwhile, and
 no sync point reaches past it. So neither the recovery point nor the high watermark passes the
-marker, and its transaction holds the last stable offset.
+marker, and its transaction holds back the last stable offset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from oncelog.storage.segments.list import SegmentList
 
 
 class AbortedEntries:
-    """What of the aborted transactions of one log is still to be entered; oldest marker first."""
+    """The aborted transactions of one log that are still to be entered; oldest marker first."""
 
     __slots__ = ("_is_replaying", "_ledger", "_segments", "owed")
 
@@ -24,15 +24,15 @@ class AbortedEntries:
         self._ledger = ledger
         self._is_replaying = False
         self.owed: list[AbortedIndexEntry] = []
-        """Bounded by what a recovery replays; while a log is led there is one at most."""
+        """Bounded by what a recovery replays; while a log is led there is at most one."""
 
     def begin_replay(self) -> None:
-        """Owe all that is entered from here to ``end_replay``: it may yet be refused."""
+        """Owe every entry from here to ``end_replay``: the replay may yet be refused."""
         self._is_replaying = True
         self.owed.clear()
 
     def end_replay(self) -> None:
-        """Enter all that the replay told, and nothing else of what is not believed. OSError."""
+        """Enter what the replay found, and nothing else that is not trusted. OSError."""
         self._is_replaying = False
         self.settle()
         for segment in self._segments.from_offset(self._segments.first.base_offset):
@@ -52,7 +52,7 @@ class AbortedEntries:
                 raise
 
     def settle(self) -> None:
-        """Enter all that is owed. OSError: some still is; the log is offline unless it may pass."""
+        """Enter all that is owed. OSError: some still is; offline unless the error is transient."""
         entered = 0
         try:
             for entry in self.owed:

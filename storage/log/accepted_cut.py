@@ -1,8 +1,8 @@
-"""An operator's word that a log which recovery refuses may be cut: the file ``accepted-cut``.
+"""An operator's permission to cut a log that recovery refuses: the file ``accepted-cut``.
 
-It names the one offset at which the refusal said that the log ends to be good. The next recovery
-that would refuse at just this offset cuts there instead. The file is gone as soon as the log is
-open again, so that it is never taken for an answer to another question.
+It names the one offset at which, as the refusal said, the intact part of the log ends. The next
+recovery that would refuse at exactly this offset cuts there instead. The file is removed as soon as
+the log is open again, so it is never taken for the answer to another refusal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def accept_cut(filesystem: FileSystem, directory: Path, offset: int) -> None:
 
 
 def read_accepted_cut(filesystem: FileSystem, directory: Path) -> int | None:
-    """The offset that was accepted; None if there is none, or what is there cannot be read."""
+    """The accepted offset; None if there is none, or the file cannot be read."""
     try:
         return int(filesystem.read_whole(directory / ACCEPTED_CUT_FILE))
     except (FileNotFoundError, ValueError):

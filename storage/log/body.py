@@ -1,8 +1,8 @@
 """The sealed segments of a log that compaction may read and replace.
 
-All methods run on the loop that owns the log. The reading, filtering and writing in between is
-``compaction``'s, in any thread, on files of its own: what it brings back is only taken if the
-segments it was made of are still there.
+All methods run on the loop that owns the log. ``compaction`` reads, filters and writes in
+between, in any thread, on its own files: its result is only accepted if the
+segments it was made from are still there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oncelog.storage.segments.swap import commit_swap, finish_swap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
-    """A cleaned segment whose files wait for the commit, and the segments that it replaces.
+    """A cleaned segment whose files await the commit, and the segments it replaces.
 
     ``replaced`` are adjacent and sealed, oldest first, and had ``replaced_bytes`` when they were
     read.
@@ -76,7 +76,7 @@ class LogBody:
         )
 
     def load_times(self) -> None:
-        """Make ``max_timestamp_ms`` of all segments known."""
+        """Load ``max_timestamp_ms`` of all segments."""
         for _ in self._segments.facts():
             pass
 
@@ -102,15 +102,15 @@ class LogBody:
     def drop_open_snapshots(self, upper_offset: int) -> None:
         """Remove producer snapshots below ``upper_offset`` that show an open transaction.
 
-        Its marker may go before the snapshot does, and a replay from there would then leave the
-        transaction open for ever. Any other snapshot gives the same state as before.
+        Its marker may be removed before the snapshot is, and a replay from there would then leave
+        the transaction open forever. Any other snapshot gives the same state as before.
         """
         for offset in self._snapshots.offsets:
             if offset < upper_offset and self._snapshots.has_open_transaction(offset):
                 self._snapshots.remove(offset)
 
     def replace_segments(self, replacement: Replacement) -> RemovedFiles | None:
-        """Put the cleaned segment in the place of what it was made of; durable on return.
+        """Swap the cleaned segment in for those it was made from; durable on return.
 
         None, and nothing has changed, if those segments are no longer in the log. Run the result
         in any thread. OSError: the log is offline and the next open finishes the replacement.

@@ -2,8 +2,8 @@
 
 ``leader-epoch-checkpoint`` is Kafka's: a version, a count, then ``epoch start_offset`` lines.
 ``recovery-checkpoint`` is ours and has a fixed width and a CRC, because it is overwritten in
-place after each sync round: one write inside one page, which a dying process cannot tear.
-``.clean_shutdown`` is there only between a clean close and the next open.
+place after each sync round: one write within one page, which a dying process cannot tear.
+``.clean_shutdown`` exists only between a clean close and the next open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECOVERY_FILE: Final = "recovery-checkpoint"
 LOCK_FILE: Final = ".lock"
 """Held with ``flock`` by the one process that writes the directory; never read."""
 PARTITION_METADATA_FILE: Final = "partition.metadata"
-"""Whose files these are: the topic id, in the form that Kafka keeps it."""
+"""Which topic these files belong to: the topic id, in Kafka's form."""
 CLEAN_SHUTDOWN_FILE: Final = ".clean_shutdown"
 
 _VERSION: Final = "0"
@@ -35,7 +35,7 @@ _RECOVERY_TEXT: Final = (
 
 
 class RecoveryCheckpoint(NamedTuple):
-    """How far the log is known to be good. A tuple, as one is written after each sync.
+    """How far the log is known to be good. A tuple, because one is written after each sync.
 
     ``recovery_point`` (exclusive): everything below is synced. ``log_start_offset`` (inclusive).
     ``high_watermark`` (exclusive): the last one known; it may be behind the true one.
@@ -65,7 +65,7 @@ class RecoveryCheckpoint(NamedTuple):
 
 
 def read_recovery_checkpoint(filesystem: FileSystem, directory: Path) -> RecoveryCheckpoint | None:
-    """The checkpoint; None if there is none or it is damaged: nothing is known then."""
+    """The checkpoint; None if there is none or it is damaged: then nothing is known."""
     try:
         return RecoveryCheckpoint.from_bytes(read_beside(filesystem, directory / RECOVERY_FILE))
     except (FileNotFoundError, CorruptDataError):
@@ -75,7 +75,7 @@ def read_recovery_checkpoint(filesystem: FileSystem, directory: Path) -> Recover
 class RecoveryCheckpointFile:
     """The checkpoint of an open log: replaced durably once, then overwritten in place.
 
-    An overwrite survives a crash of the process at once, a power loss when it is synced.
+    An overwrite survives a process crash at once, a power loss once it is synced.
     """
 
     __slots__ = ("_filesystem", "_handle", "_path")
@@ -92,7 +92,7 @@ class RecoveryCheckpointFile:
             try:
                 self._filesystem.write_atomically(self._path, data)
             except OSError as error:
-                # On a full disk the log must still open: the file in place needs no room.
+                # The log must still open on a full disk: the existing file needs no room.
                 if not (is_passing(error) and self._filesystem.exists(self._path)):
                     raise
             self._handle = self._filesystem.open(self._path, create=False)
@@ -109,7 +109,7 @@ class RecoveryCheckpointFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanShutdown:
-    """What the log was when it was closed; if it is not the same at open, it was not clean."""
+    """The log as it was closed; if it is not the same at open, the close was not clean."""
 
     log_end_offset: int
     active_base_offset: int
@@ -124,7 +124,7 @@ class CleanShutdown:
 
 
 def read_clean_shutdown(filesystem: FileSystem, directory: Path) -> CleanShutdown | None:
-    """The flag; None if there is none or it cannot be read: the log must be recovered then."""
+    """The flag; None if there is none or it cannot be read: then the log must be recovered."""
     try:
         data = read_beside(filesystem, directory / CLEAN_SHUTDOWN_FILE)
         version, line = data.decode("ascii").splitlines()

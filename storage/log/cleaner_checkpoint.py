@@ -1,8 +1,8 @@
 """How far a log has been compacted: ``cleaner-offset-checkpoint``, in Kafka's text format.
 
 A version, a count, then ``topic partition offset`` lines: one, for the partition whose directory
-the file is in. The offset is the first dirty one. The file is there before anything is replaced
-for the first time, so it also tells that batches of sealed segments may have gaps between them.
+the file is in. The offset is the first dirty one. The file is written before anything is first
+replaced, so it also shows that batches of sealed segments may have gaps between them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION: Final = "0"
 def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | None:
     """The first dirty offset; None if the log was never compacted, 0 if the file is damaged.
 
-    Zero is always right: it only has compaction look at everything again.
+    Zero is always safe: compaction merely looks at everything again.
     """
     try:
         data = read_beside(filesystem, directory / CLEANER_CHECKPOINT_FILE)
@@ -35,7 +35,7 @@ def read_first_dirty_offset(filesystem: FileSystem, directory: Path) -> int | No
 
 
 def lower_first_dirty_offset(filesystem: FileSystem, directory: Path, offset: int) -> None:
-    """Call everything from ``offset`` on dirty: the log is about to be cut there. Durable.
+    """Mark everything from ``offset`` on dirty: the log is about to be cut there. Durable.
 
     What is written there later was never compacted.
     """

@@ -1,9 +1,9 @@
-"""The old end of a log: which segments may go, and their removal beside the log.
+"""The old end of a log: which segments may be removed, and how.
 
-Removal goes in steps, each safe to die after: retention names the offset to keep from; the log
-start is raised to it and made durable; the segments below are let go of; their files are removed,
-in another thread if need be. What is left of them is found below the log start by the next open
-and goes with the next retention.
+Removal takes several steps, and a crash after any is safe: retention names the offset to keep
+from; the log start is raised to it and made durable; the segments below are dropped; their files
+are removed, in another thread if need be. The next open finds any leftovers below the log start,
+and the next retention removes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RemovedFiles:
         self.paths = paths
 
     def run(self) -> None:
-        """Remove them, durably, in any thread. OSError: some are left, which harms nobody."""
+        """Remove them, durably, in any thread. OSError: some are left, which is harmless."""
         for path in self.paths:
             self._filesystem.remove(path)
         self._filesystem.sync_directory(self._directory)
@@ -60,12 +60,12 @@ class LogHead:
     def retained_from(
         self, policy: RetentionPolicy, *, log_start_offset: int, upper_offset: int, now_ms: int
     ) -> int:
-        """Base offset of the first segment to keep, never below the first there is.
+        """Base offset of the first segment to keep, never below the first segment's.
 
-        Nothing that reaches beyond ``upper_offset`` (exclusive) goes: give the high watermark or
-        the recovery point, the lower one. The log end offset when the active segment is to go as
-        well: roll it first. CorruptDataError or OSError if a time index can neither be read nor
-        built anew.
+        Nothing that reaches beyond ``upper_offset`` (exclusive) is dropped: pass the lower of the
+        high watermark and the recovery point. The log end offset if the active segment is to go
+        as well: roll it first. CorruptDataError or OSError if a time index can neither be read
+        nor rebuilt.
         """
         count = removable_count(
             self._segments.facts(),
@@ -78,7 +78,7 @@ class LogHead:
         return self._segments.base_offset_at(count)
 
     def needs_snapshot(self, offset: int) -> bool:
-        """Whether what is known of producers would go with everything before ``offset``.
+        """Whether removing everything before ``offset`` would lose producer state.
 
         After a crash no snapshot beyond the base offset of the active segment can be used.
         """
@@ -86,7 +86,7 @@ class LogHead:
         return not any(offset <= known <= last for known in self._snapshots.offsets)
 
     def take_below(self, log_start_offset: int) -> list[RemovedFiles]:
-        """Let go of the sealed segments below the durable log start; run the results in order."""
+        """Drop the sealed segments below the durable log start; run the results in order."""
         removed = [segment.paths for segment in self._segments.take_below(log_start_offset)]
         if removed:
             removed.append(self._snapshots.forget_below(self._segments.first.base_offset))

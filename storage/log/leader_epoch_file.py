@@ -41,14 +41,14 @@ class LeaderEpochFile:
     def cut_start(self, offset: int) -> None:
         """The log now begins at ``offset``.
 
-        The file keeps the old epochs until the next one is entered; a load drops them again.
+        The file keeps the old epochs until the next one is written; a load drops them again.
         """
         self._take(without_start(self.pairs, offset))
 
     def common_end(
         self, leader_epoch: int, end_offset: int, *, log_end_offset: int
     ) -> tuple[int, bool]:
-        """Up to where (exclusive) this log may agree with a leader's, and whether it then does.
+        """Up to where (exclusive) this log may agree with a leader's, and whether it does.
 
         The leader's log leaves ``leader_epoch`` at ``end_offset``. False: this log knows older
         epochs only, and where the last of them ends is to be compared next.

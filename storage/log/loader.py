@@ -1,10 +1,10 @@
-"""Opening the directory of one partition: what is trusted, what is read again, what is cut.
+"""Opening one partition's directory: what is trusted, what is read again, what is cut.
 
 After a clean close the records are trusted. Otherwise the last segment, and every segment that
 reaches beyond the recovery point, is read batch by batch with its CRC; ``recovery`` decides what
 happens where that ends. Aborted-transaction entries and producer state from the recovery point
-on are not trusted either: they come back when the caller replays the log. What lies beside the
-records is only trusted as far as the summary of its segment vouches for it.
+on are not trusted either: the caller's replay of the log restores them. Files beside the
+records are only trusted as far as the summary of their segment vouches for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class LoadedLog:
-    """A log as it was found. ``recovery_point`` None: no readable checkpoint.
+    """A log as it was loaded. ``recovery_point`` None: no readable checkpoint.
 
     ``checked_from``: every batch of the segments from that base offset on has been found good.
     ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
@@ -69,18 +69,18 @@ class LoadedLog:
 
 @dataclass(slots=True, kw_only=True)
 class LogLoader:
-    """Loads one directory once. What it writes is noted in the ledger and durable with that."""
+    """Loads one directory once. What it writes is noted in the ledger and synced with it."""
 
     filesystem: FileSystem
     directory: Path
     index_interval_bytes: int
     ledger: SyncLedger
     on_cut: Callable[[TailCut], None] = lambda _cut: None
-    """Told before anything is cut: what follows may fail, and the next attempt finds no trace."""
+    """Called before anything is cut: if the rest fails, the next attempt finds no trace of it."""
     _cut: TailCut | None = None
     _scanned_from: int | None = None
     _known: int = 0
-    """Up to here (exclusive) the log was synced with success; 0 if that is not known."""
+    """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _unsealed: list[Segment] = field(default_factory=list)
     _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
@@ -90,8 +90,8 @@ class LogLoader:
     def load(self) -> LoadedLog:
         """Load and, if it was not closed cleanly, recover.
 
-        CorruptDataError names the file and the position of damage in synced data; nothing is
-        changed then. OSError if the disk refuses.
+        CorruptDataError names the file and the position of damage in synced data; then nothing
+        has changed. OSError: the disk.
         """
         self.filesystem.make_directory(self.directory)
         complete_swaps(self.filesystem, self.directory)
@@ -165,7 +165,7 @@ class LogLoader:
         return segments
 
     def _remove_orphans(self, segments: list[Segment]) -> None:
-        """Indexes whose segment is gone: one that begins there again must not find them."""
+        """Remove indexes whose segment is gone: a new one with that base must not find them."""
         bases = {segment.base_offset for segment in segments}
         for name in self.filesystem.list_directory(self.directory):
             stem, dot, suffix = name.partition(".")
@@ -203,7 +203,7 @@ class LogLoader:
             )
 
     def _load_summaries(self, segments: list[Segment]) -> None:
-        """Take what was written of segments when they were sealed."""
+        """Load what was recorded about segments when they were sealed."""
         for segment in segments:
             segment.load_summary()
             is_sealed = segment is not segments[-1]
@@ -229,7 +229,7 @@ class LogLoader:
     # Recovery
 
     def _recover(self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None) -> None:
-        """Read again what is not known to be good, and cut or refuse where that ends."""
+        """Read what is not known to be good, and cut or refuse where that ends."""
         known = self._known = checkpoint.recovery_point if checkpoint is not None else 0
         first = next(
             (slot for slot, segment in enumerate(segments[:-1]) if segment.next_offset > known),
@@ -269,11 +269,11 @@ class LogLoader:
     def _check_again(
         self, segments: list[Segment], checkpoint: RecoveryCheckpoint | None, *, was_clean: bool
     ) -> None:
-        """Read the sealed segments that recovery does not, and of which there is no summary.
+        """Read the sealed segments that recovery does not, and that have no summary.
 
-        It was damaged or lost, or an earlier build wrote the segment, or all that came after the
-        records was not synced. Damage is left to those who read there: these segments are not
-        what has to be recovered.
+        The summary was damaged or lost, or an earlier build wrote the segment, or nothing written
+        after the records was synced. Damage is left to whoever reads there: these segments are
+        not part of recovery.
         """
         known = checkpoint.recovery_point if checkpoint is not None else 0
         log_start_offset = checkpoint.log_start_offset if checkpoint is not None else 0
@@ -285,7 +285,7 @@ class LogLoader:
                 self._scan_sealed(segment)
                 continue
             self._summaries[segment.base_offset] = summary
-            # Of removed segments a power loss may bring some back; they are below the log start.
+            # A power loss may bring removed segments back; they are below the log start.
             if summary.next_offset < segment.next_offset > log_start_offset:
                 raise CorruptDataError(
                     f"{segment.path_of(LOG_SUFFIX)} at byte {segment.size_bytes}, offset "
@@ -293,7 +293,7 @@ class LogLoader:
                     f"to offset {segment.next_offset} are gone"
                 )
             if segment.next_offset == known and not was_clean:
-                # Its records are synced up to the last; its indexes, which came later, perhaps not.
+                # All its records are synced; its indexes, which came later, perhaps not.
                 self._unsealed.append(segment)
 
     def _scan_sealed(self, segment: Segment) -> None:
@@ -322,7 +322,7 @@ class LogLoader:
         return first_dirty if is_last else segment.next_offset
 
     def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
-        """Read all batches; where that ended, the offset expected there, and why."""
+        """Read all batches; return where that ended, the offset expected there, and why."""
         segment.begin_scan()
         stored_epochs = self._stored_epochs
         scan = SegmentScan(
@@ -364,11 +364,11 @@ class LogLoader:
     # The files beside the segments
 
     def _load_txn_indexes(self, segments: list[Segment], trusted_offset: int) -> int:
-        """Read all aborted entries; the offset from which the replay must restore them.
+        """Read all aborted entries; return the offset from which the replay must restore them.
 
-        The index is only a copy of what the markers in the log say. One that is not what the
-        summary says is not believed, and neither are those of segments that were read again. They
-        are written when the replay has ended: should it be refused, all is as it was.
+        The index only repeats what the markers in the log say. One that does not match the
+        summary is not trusted, and neither are those of segments that were read again. They
+        are written when the replay has ended: if it is refused, nothing has changed.
         """
         limit = trusted_offset if self._scanned_from is None else self._scanned_from
         for segment in segments:
@@ -384,7 +384,7 @@ class LogLoader:
         return min(limit, trusted_offset)
 
     def _load_snapshots(self, segments: list[Segment]) -> SnapshotStore:
-        """All snapshots but those of no state that the log has been in.
+        """All snapshots except those of a state that the log has never been in.
 
         Those of the segments that were read again may be torn or not durable: one may be all that
         is known of the producers before it, once the segments there are removed.
@@ -401,7 +401,7 @@ class LogLoader:
         return store
 
     def _read_leader_epochs(self) -> list[tuple[int, int]]:
-        """The pairs of the file; none if it is lost or cannot be read: the log tells them too."""
+        """The pairs of the file; none if it is lost or unreadable: the log has them too."""
         try:
             return read_leader_epochs(self.filesystem, self.directory)
         except CorruptDataError as error:
@@ -423,7 +423,7 @@ class LogLoader:
         return epochs
 
     def _begin_use(self) -> None:
-        """From here on the log is not clean, and leftovers of an earlier life are gone."""
+        """From here on the log is not clean; remove leftovers of an earlier life."""
         names = self.filesystem.list_directory(self.directory)
         for name in names:
             if name.endswith(TEMPORARY_SUFFIX):

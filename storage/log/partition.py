@@ -1,9 +1,9 @@
 """The log of one partition replica: ordered segments behind one set of offsets, and their writer.
 
-One owner, one event loop: no method may run at the same time as another, except
-``SyncPoint.run``, which is made for another thread. An OSError of a write or a sync takes the log
-offline: nobody knows what reached the disk, so later appends raise and only reads go on. What may
-pass by itself is the exception, as a full disk: what a failed append left is cut off again and the
+One owner, one event loop: no two methods may run at the same time, except
+``SyncPoint.run``, which is made for another thread. An OSError from a write or a sync takes the log
+offline: nobody knows what reached the disk, so later appends raise and only reads go on. Transient
+errors are the exception, such as a full disk: what a failed append left is truncated and the
 next one may succeed. ``disk.errors`` has the table.
 
 Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
@@ -44,7 +44,7 @@ from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 __all__ = ["LogSettings", "LogSlice", "PartitionLog"]
 
 _ROUNDS_PER_CHECKPOINT_SYNC: Final = 256
-"""Sync rounds that a power loss, but no crash of the process, may set the checkpoint back."""
+"""Sync rounds by which a power loss, but not a process crash, may set the checkpoint back."""
 
 
 class PartitionLog(ReadableLog):
@@ -81,13 +81,13 @@ class PartitionLog(ReadableLog):
         self._rounds_since_checkpoint_sync = 0
         self._noted_recovery_point = -1
         self.generation = 0
-        """Rises with each truncation: a sync point of an older one proves nothing."""
+        """Rises with each truncation: a sync point of an older generation proves nothing."""
         self._active_since_ms = now_ms
         self.was_clean = loaded.was_clean
         self._unsealed = loaded.unsealed
         self.cut: TailCut | None = loaded.cut
         self.high_watermark = loaded.high_watermark
-        """Exclusive; whoever moves the true one says so here, for the next checkpoint."""
+        """Exclusive; the owner of the true one copies it here, for the next checkpoint."""
         self.recovery_point = (
             loaded.log_start_offset if loaded.recovery_point is None else loaded.recovery_point
         )
@@ -106,8 +106,8 @@ class PartitionLog(ReadableLog):
 
         After a recovery (``was_clean`` is False) the caller replays from ``latest_snapshot`` and
         calls ``append_aborted`` for each aborted transaction it completes, then syncs: only then
-        is what was found durable, and so fit to be read. ``cut`` tells what was cut off, and
-        ``on_cut`` is told before, also if the open then fails.
+        is what was found durable, and so fit to be read. ``cut`` says what was cut, and
+        ``on_cut`` is called beforehand, even if the open then fails.
 
         CorruptDataError names file and position of damage in synced data; OSError: the disk.
         """
@@ -133,7 +133,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def failure(self) -> OSError | None:
-        """Why the log is offline for writes; None while it is not."""
+        """Why the log is offline for writes; None if it is not."""
         return self._ledger.failure
 
     # Appending
@@ -143,8 +143,8 @@ class PartitionLog(ReadableLog):
     ) -> bool:
         """Whether ``roll`` must be called before a batch of this size and time is appended.
 
-        By size; by age, which record timestamps tell if there are any and else the wall clock;
-        by a full index; or because an offset would not fit an index entry. Source: KIP-32.
+        Because of size; age, by record timestamps if there are any, else the wall clock;
+        a full index; or an offset that would not fit an index entry. Source: KIP-32.
         """
         active, settings = self._segments.active, self.settings
         size_bytes = active.size_bytes
@@ -196,8 +196,8 @@ class PartitionLog(ReadableLog):
         """Write one batch; durable with the next sync point.
 
         ``header`` is that of ``batch`` with what the leader assigns: the log end offset and its
-        epoch. They are written from it, so ``batch`` need not be patched, and is not changed.
-        OSError: nothing was appended; the log is offline unless the cause may pass.
+        epoch. These are written from it, so ``batch`` need not be patched, and is not changed.
+        OSError: nothing was appended; the log is offline unless the error is transient.
         """
         ledger = self._ledger
         if ledger.failure is not None:
@@ -231,7 +231,7 @@ class PartitionLog(ReadableLog):
     ) -> None:
         """Index an aborted transaction whose marker, at ``last_offset``, has been appended.
 
-        Known ones are ignored, so that recovery may replay them. Durable with the next sync
+        Known ones are ignored, so recovery may replay them. Durable with the next sync
         point, or owed if there is no room: see ``indexed_end_offset``. OSError: the log is
         offline, and the last stable offset must not move.
         """
@@ -247,7 +247,7 @@ class PartitionLog(ReadableLog):
 
     @property
     def indexed_end_offset(self) -> int:
-        """Exclusive: no reader and no sync may be taken past it. The log end unless one is owed."""
+        """Exclusive: no reader or sync may go past it. The log end unless an entry is owed."""
         return self._aborted.covered_end(self.log_end_offset)
 
     def assign_leader_epoch(self, epoch: int, start_offset: int) -> None:
@@ -260,10 +260,10 @@ class PartitionLog(ReadableLog):
             raise
 
     def _undo_append(self, error: OSError) -> None:
-        """After a failed append: what may pass leaves the log usable, all else takes it offline.
+        """After a failed append: a transient error leaves the log usable, others take it offline.
 
-        The cut is synced before anything is written there: a power loss must find sectors as
-        they are or empty, never those of a batch that was given up (``torn_tail``).
+        The truncation is synced before anything is written there: a power loss must find sectors
+        as they are or empty, never those of an abandoned batch (``torn_tail``).
         """
         self._ledger.fail_unless_passing(error)
         if self.failure is None:
@@ -276,11 +276,11 @@ class PartitionLog(ReadableLog):
     # Making it durable
 
     def begin_restore(self) -> None:
-        """A replay of what a load did not trust begins, maybe once more: none of it is written."""
+        """A replay of what the load did not trust begins, perhaps again: nothing is written yet."""
         self._aborted.begin_replay()
 
     def end_restore(self) -> None:
-        """The state of all that a load did not trust is known: index it, seal it, tidy up.
+        """The state of everything the load did not trust is known: index it, seal it, tidy up.
 
         Durable with the next sync point. OSError as for ``append``.
         """
@@ -299,9 +299,9 @@ class PartitionLog(ReadableLog):
             raise
 
     def sync_point(self) -> SyncPoint:
-        """All that is not durable yet, up to the log end offset of now; cheap.
+        """All that is not durable yet, up to the current log end offset; cheap.
 
-        Up to a marker whose index entry is owed, if that is tried once more in vain. Run it in
+        Only up to a marker whose index entry is owed, if another attempt fails. Run it in
         any thread while appends go on, then call ``mark_synced``. OSError: offline, or no
         descriptors are left.
         """
@@ -316,15 +316,15 @@ class PartitionLog(ReadableLog):
         """The point has run without error: the recovery point rises to its log end offset.
 
         False: the log was truncated meanwhile, so that end may name other, unsynced records.
-        The new recovery point survives a crash of the process at once, a power loss later.
-        OSError: nothing has changed; offline, unless the cause may pass.
+        The new recovery point survives a process crash at once, a power loss later.
+        OSError: nothing has changed; offline unless the error is transient.
         """
         self._ledger.settle(point)
         if point.generation != self.generation:
             return False
         recovery_point = max(self.recovery_point, point.log_end_offset)
         file = self._write_checkpoint(recovery_point, self.log_start_offset)
-        # By now the caller has restored what a load did not trust, and newer snapshots are good.
+        # By now the caller has restored what the load did not trust; newer snapshots are good.
         self.recovery_point = self._snapshot_limit = recovery_point
         self._rounds_since_checkpoint_sync += 1
         if self._rounds_since_checkpoint_sync >= _ROUNDS_PER_CHECKPOINT_SYNC:
@@ -358,7 +358,7 @@ class PartitionLog(ReadableLog):
     def note_checkpoint(self) -> None:
         """The next sync point makes the checkpoint survive a power loss too.
 
-        OSError: nothing has changed; offline, unless the cause may pass.
+        OSError: nothing has changed; offline unless the error is transient.
         """
         self._ledger.check()
         file = self._write_checkpoint(self.recovery_point, self.log_start_offset)
@@ -369,9 +369,9 @@ class PartitionLog(ReadableLog):
     def advance_log_start(self, offset: int) -> bool:
         """Records below ``offset`` are never read again; a lower offset changes nothing.
 
-        Only durable records are given up: ValueError beyond the recovery point. Survives a crash
-        of the process at once, a power loss with the next sync point. OSError: nothing has
-        changed; offline, unless the cause may pass.
+        Only durable records are given up: ValueError beyond the recovery point. Survives a process
+        crash at once, a power loss with the next sync point. OSError: nothing has
+        changed; offline unless the error is transient.
         """
         if offset > self.recovery_point:
             raise ValueError(f"log start {offset} is past the recovery point {self.recovery_point}")
@@ -387,8 +387,8 @@ class PartitionLog(ReadableLog):
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that ends at ``offset`` or later; durable on return.
 
-        And every leader epoch that begins there, also where the log ends already: one that never
-        wrote is not the leader's. Producer state is the caller's to rebuild: from
+        And every leader epoch that begins there, even if the log already ends there: one that
+        never wrote is not the leader's. The caller rebuilds producer state from
         ``latest_snapshot``, which is then at or below the new log end. OSError: offline.
         """
         self._ledger.check()
@@ -411,9 +411,9 @@ class PartitionLog(ReadableLog):
     def truncate_to_leader_epoch(self, leader_epoch: int, end_offset: int) -> bool:
         """Follow a leader whose log leaves ``leader_epoch`` at ``end_offset`` (exclusive).
 
-        Cuts what lies beyond it or beyond where this log leaves that epoch, but nothing below the
-        log start. False: this log knows older epochs only, is cut at the end of the last of them,
-        and must compare that with the leader next. Source: KIP-101, KIP-279.
+        Truncates beyond it or beyond where this log leaves that epoch, but nothing below the
+        log start. False: this log knows older epochs only, is truncated at the end of the last
+        of them, and must compare that with the leader next. Source: KIP-101, KIP-279.
         """
         own_end, is_settled = self._epochs.common_end(
             leader_epoch, end_offset, log_end_offset=self.log_end_offset
@@ -422,7 +422,7 @@ class PartitionLog(ReadableLog):
         return is_settled
 
     def _lower_recovery_point(self, offset: int) -> None:
-        """Give up the promise for what is about to go, before it goes."""
+        """Lower the recovery point, durably, before what it covers is removed."""
         self.recovery_point = min(self.recovery_point, offset)
         self.high_watermark = min(self.high_watermark, offset)
         self._write_checkpoint(self.recovery_point, self.log_start_offset).datasync()

@@ -103,8 +103,8 @@ class SnapshotStore:
     def write(self, offset: int, entries: Sequence[ProducerSnapshotEntry]) -> FileHandle | None:
         """Write the state before ``offset``; durable once the returned file is synced.
 
-        One that is there is of the same batches, and may be all that is known of them: writing
-        it over would risk it. It is left, and None returned, unless it is damaged.
+        An existing one is of the same batches, and may be all that is known of them: overwriting
+        it would risk that. It is left, and None returned, unless it is damaged.
         """
         if offset in self._offsets and self.is_readable(offset):
             return None
@@ -135,7 +135,7 @@ class SnapshotStore:
         return None
 
     def forget_below(self, offset: int) -> tuple[Path, ...]:
-        """The files of snapshots below ``offset``, which the caller is to remove."""
+        """Forget the snapshots below ``offset``; return their files for the caller to remove."""
         stale = [known for known in self._offsets if known < offset]
         self._offsets = self._offsets[len(stale) :]
         return tuple(self.path_of(known) for known in stale)
@@ -153,7 +153,7 @@ class SnapshotStore:
                 self.remove(known)
 
     def has_open_transaction(self, offset: int) -> bool:
-        """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as if it did."""
+        """Whether the snapshot at ``offset`` shows one; a damaged snapshot counts as well."""
         try:
             entries = self._read(offset)
         except CorruptDataError:
@@ -169,7 +169,7 @@ class SnapshotStore:
         return True
 
     def write_again(self, offset: int) -> FileHandle | None:
-        """Write a snapshot over itself; durable once the returned file is synced.
+        """Rewrite a snapshot in place; durable once the returned file is synced.
 
         A damaged one is removed: None.
         """

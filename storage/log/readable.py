@@ -1,4 +1,4 @@
-"""The reading half of a log: one set of offsets, and the segments, snapshots and epochs below them.
+"""The read side of a log: one set of offsets, and the segments, snapshots and epochs below them.
 
 Nothing here changes the log; ``partition`` writes it.
 """
@@ -21,7 +21,7 @@ from oncelog.storage.segments.timestamp_search import find_max_timestamp, find_t
 
 
 class ReadableLog:
-    """What was loaded of a log, to be read between ``log_start_offset`` and ``log_end_offset``."""
+    """A loaded log, readable from ``log_start_offset`` to ``log_end_offset``."""
 
     def __init__(self, segments: SegmentList, epochs: LeaderEpochFile, loaded: LoadedLog) -> None:
         self._segments = segments
@@ -57,11 +57,11 @@ class ReadableLog:
         """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
 
         ``upper_offset`` is exclusive and a batch that straddles it is left out. As many as fit
-        into ``max_bytes``, but at least one if there is any; none: empty, with ``offset``. Never
-        reaches into the next segment unless this one has nothing. ``is_checked``: also what this
-        process wrote is held against its CRC. ValueError for an offset outside [log start, log
-        end]; CorruptRecordError if what stands at ``offset`` is damaged: what is sound before
-        damage is given first. OSError if nothing at all of a file can be read.
+        into ``max_bytes``, but at least one if there is any; if none: empty, with ``offset``. Never
+        reaches into the next segment unless this one has nothing. ``is_checked``: verify the CRC
+        even of what this process wrote. ValueError for an offset outside [log start, log
+        end]; CorruptRecordError if what is at ``offset`` is damaged: sound batches before
+        damage are returned first. OSError if no part of a file can be read.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -114,7 +114,7 @@ class ReadableLog:
         )
 
     def max_timestamp(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record with the largest timestamp; None without any."""
+        """(offset, timestamp) of the first record with the largest timestamp; None if empty."""
         return find_max_timestamp(self._segments, lowest_offset=self.log_start_offset)
 
     def replay(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -126,10 +126,10 @@ class ReadableLog:
             yield from segment.replay(from_offset, self._epochs.pairs)
 
     def replay_state(self, from_offset: int) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Of ``replay``, what producer state is made of, and the last batch.
+        """``replay`` of only what producer state is made of, and the last batch.
 
-        What is left out may tell of leader epochs: those are in ``leader_epochs``, all of them.
-        To be used right after ``open``: what that has read and checked is not checked again.
+        What is left out may mention leader epochs: all of them are in ``leader_epochs``.
+        For use right after ``open``: what that has read and checked is not checked again.
         """
         pairs = self._epochs.pairs
         for segment in self._segments.opened_from(from_offset):
@@ -139,7 +139,7 @@ class ReadableLog:
     def replay_sound(
         self, from_offset: int, upper_offset: int
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Of ``replay``, up to ``upper_offset`` (exclusive), what is not damaged."""
+        """The undamaged batches of ``replay`` up to ``upper_offset`` (exclusive)."""
         for segment in self._segments.opened_from(from_offset):
             if segment.base_offset >= upper_offset:
                 return
@@ -163,7 +163,7 @@ class ReadableLog:
         """The newest readable state and its offset, from which the caller must replay.
 
         It may lie below the log start, whose segment still has all its batches: they are replayed
-        for the producers they tell of. Without one: where the first segment begins, no entries.
+        for their producers. Without one: where the first segment begins, no entries.
         """
         lowest_offset = self._segments.first.base_offset
         found = self._snapshots.newest(

@@ -15,7 +15,7 @@ R-2     synced      nothing wrong   no        no     REFUSE: synced records are 
                                                      end
 R-3     synced      any defect      either    any    REFUSE: synced records are damaged, and these
                                                      are never cut silently
-R-4     unsynced    any defect      either    yes    CUT here: nobody was promised what follows. A
+R-4     unsynced    any defect      either    yes    CUT here: what follows was never promised. A
                                                      power loss may keep a later page and lose this
                                                      one, so intact batches beyond it change nothing
 R-5     unknown     any defect      yes       any    REFUSE: without a checkpoint this looks like
@@ -30,8 +30,8 @@ none    any         nothing wrong   yes       any    impossible: nothing follows
 
 A place is *synced* below the recovery point of the checkpoint, *unsynced* at or beyond it and
 *unknown* if there is no readable checkpoint. The recovery point never claims too much; after a
-power loss it may claim too little, by what was synced since the checkpoint itself was. What *torn*
-means is in ``torn_tail``. An operator can have cut what is refused (``accepted_cut``).
+power loss it may claim too little, by what was synced since the checkpoint itself was.
+``torn_tail`` defines *torn*. An operator can accept a cut that is refused (``accepted_cut``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TailAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRow:
-    """One row of the table above: when it holds and what it orders."""
+    """One row of the table above: when it applies and what to do."""
 
     label: str
     places: frozenset[Durability]
@@ -73,7 +73,7 @@ class RecoveryRow:
     def holds(
         self, defect: TailDefect, durability: Durability, *, intact_follows: bool, is_torn: bool
     ) -> bool:
-        """Whether this row is the one for such a place."""
+        """Whether this row applies to such a place."""
         return (
             durability in self.places
             and defect in self.defects
@@ -112,7 +112,7 @@ RECOVERY_TABLE: Final = tuple(
         ("R-8", _UNKNOWN, _ANY_DEFECT, _NO, _NO, TailAction.REFUSE),
     )
 )
-"""Exactly one row holds for every combination that is possible."""
+"""Exactly one row applies to every possible combination."""
 
 
 def durability_of(next_offset: int, recovery_point: int | None) -> Durability:
@@ -128,7 +128,7 @@ def durability_of(next_offset: int, recovery_point: int | None) -> Durability:
 def decide(
     defect: TailDefect, durability: Durability, *, intact_follows: bool, is_torn: bool
 ) -> RecoveryRow:
-    """The one row of the table that holds; AssertionError for what the table calls impossible."""
+    """The one row that applies; AssertionError for what the table calls impossible."""
     for row in RECOVERY_TABLE:
         if row.holds(defect, durability, intact_follows=intact_follows, is_torn=is_torn):
             return row

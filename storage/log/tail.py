@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Tail(NamedTuple):
-    """The end of what can be read: at byte ``position`` of ``segment``, before ``offset``."""
+    """The end of the readable part: at byte ``position`` of ``segment``, before ``offset``."""
 
     segment: Segment
     position: int
@@ -44,8 +44,8 @@ class Tail(NamedTuple):
 class TailCut:
     """What recovery cut: from byte ``position`` of ``path``, where ``offset`` should have begun.
 
-    ``cut_bytes`` counts the segments after it too. ``is_accepted``: recovery refused it, and an
-    operator had it cut all the same.
+    ``cut_bytes`` counts the segments after it too. ``is_accepted``: recovery had refused, and an
+    operator accepted the cut.
     """
 
     path: Path
@@ -69,10 +69,10 @@ def settle_tail(
     tail: Tail,
     checkpoint: RecoveryCheckpoint | None,
 ) -> TailCut | None:
-    """Look the tail up in the table: what the caller must cut, None if nothing.
+    """Look the tail up in the table; return what the caller must cut, None if nothing.
 
-    CorruptDataError if it is refused and no operator has accepted the cut. Before one that was
-    accepted the checkpoint is lowered, durably.
+    CorruptDataError if it is refused and no operator has accepted the cut. Before an
+    accepted one the checkpoint is lowered, durably.
     """
     recovery_point = checkpoint.recovery_point if checkpoint is not None else None
     durability = durability_of(tail.offset, recovery_point)
@@ -90,7 +90,7 @@ def settle_tail(
         known = "unknown" if recovery_point is None else str(recovery_point)
         hint = f"; to lose all from there on: oncelog accept-cut {directory} {tail.offset}"
         if tail.defect is TailDefect.WRONG_EPOCH:
-            # Which of the two is wrong nobody can tell; each kind of damage is one bit away.
+            # Nobody can tell which of the two is wrong; each kind of damage is one bit away.
             hint += f"; without {directory / LEADER_EPOCH_FILE} its epoch is believed"
         raise CorruptDataError(
             f"{tail.path} at byte {tail.position}, offset {tail.offset}: {tail.defect.value} "
@@ -111,7 +111,7 @@ def settle_tail(
 
 
 def _is_torn(tail: Tail) -> bool:
-    """See ``torn_tail``. The length of the batch may be what is wrong, so all is read."""
+    """See ``torn_tail``. The batch length may be what is wrong, so everything is read."""
     with reading(tail.path):
         rest = tail.segment.log.read(tail.position, tail.segment.size_bytes - tail.position)
     return looks_torn(tail.defect, rest, tail.position, tail.offset)
@@ -136,7 +136,7 @@ def _intact_follows(segments: Sequence[Segment], tail: Tail) -> bool:
 
 
 def _is_accepted(filesystem: FileSystem, tail: Tail, checkpoint: RecoveryCheckpoint | None) -> bool:
-    """Whether an operator has accepted a cut just here; then the promise is lowered before it."""
+    """Whether an operator has accepted a cut exactly here; if so, lower the checkpoint first."""
     directory = tail.path.parent
     lowest_offset = checkpoint.log_start_offset if checkpoint is not None else 0
     if tail.offset != read_accepted_cut(filesystem, directory) or tail.offset < lowest_offset:

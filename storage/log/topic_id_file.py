@@ -1,8 +1,8 @@
-"""Whose files these are: the id of the topic that a partition directory belongs to.
+"""The id of the topic that a partition directory belongs to.
 
 It is kept twice. ``partition.metadata`` is Kafka's and has no checksum; ``.topic_id`` is ours and
 has one: ``0``, ``topic_id <id>`` and ``crc32c X`` (8 hex digits, of both lines) on a line each. The
-files of another topic are removed, so one flipped bit must not make a topic another.
+files of another topic are removed, so a flipped bit must not turn one topic into another.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def decode_topic_id(data: bytes) -> str:
 
 
 def read_topic_id(filesystem: FileSystem, directory: Path) -> str | None:
-    """The id of the topic whose files these are; None if nobody says.
+    """The id of the topic that these files belong to; None if neither file is there.
 
-    CorruptDataError if our file is damaged and Kafka's is not there to be asked: these may be the
-    files of another topic. A directory of an earlier build has only Kafka's, which is believed.
+    CorruptDataError if our file is damaged and Kafka's is missing: these may be the
+    files of another topic. A directory of an earlier build has only Kafka's, which is trusted.
     """
     damage: CorruptDataError | None = None
     path = directory / TOPIC_ID_FILE

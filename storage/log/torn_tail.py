@@ -1,18 +1,17 @@
-"""Whether the end of a log looks as a power loss leaves it, or as nothing but damage can.
+"""Whether the end of a log is as a power loss can leave it, or only damage can.
 
-What was written and not synced is lost in whole sectors: each is what it became, or what it was
-before, and a log only grows, so before means empty. A dying process leaves a file that ends inside
-a batch. So a *torn* batch reaches past the end of its file, or has a sector that is zeros to its
-end. Whatever else is wrong, a bit that flipped or bytes that are not ours, was written whole and
+What was written and not synced is lost in whole sectors: each has its new content or its old,
+and since a log only grows, its old content is empty. A dying process leaves a file that ends inside
+a batch. So a *torn* batch extends past the end of its file, or has a sector that is zeros to its
+end. Anything else wrong, such as a flipped bit or foreign bytes, was written whole and
 may have been acknowledged, however old the checkpoint is.
 
-A batch may well have a whole sector of zeros of its own. Therefore what one flipped bit explains
-was written whole, whatever zeros there are: the CRC says where that bit would be, if anywhere. Of a
-torn batch it says so by chance, once in 2^32 / (8 * its size).
+A batch may well contain a whole sector of zeros. Therefore what one flipped bit explains
+was written whole, whatever zeros there are: the CRC says where that bit would be, if anywhere. For
+a torn batch it says so by chance, once in 2^32 / (8 * its size).
 
-Two things look torn and need not be: a page of the medium that reads as zeros, and several flipped
-bits in a batch with a sector of zeros. Which of them were synced is then told by the checkpoint
-alone.
+Two things look torn but need not be: a page of the medium that reads as zeros, and several flipped
+bits in a batch with a sector of zeros. Then only the checkpoint says which of them were synced.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from oncelog.storage.records.batch import HEADER_BYTES, MAGIC, Buffer
 from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 
 SECTOR_BYTES: Final = 512
-"""What a disk writes wholly or not at all, at least; aligned in the file as on the disk."""
+"""The least that a disk writes wholly or not at all; aligned in the file as on the disk."""
 
 _OFFSET_BYTES: Final = 8
 _LENGTH_END: Final = 12
@@ -36,7 +35,7 @@ _CRC_BEGIN: Final = 21
 _ZEROS: Final = bytes(SECTOR_BYTES)
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""That of CRC-32C, reflected: what the last bit under a CRC is to it."""
+"""That of CRC-32C, reflected: what the last bit under a CRC contributes to it."""
 _ALL_BITS: Final = 0xFFFF_FFFF
 
 
@@ -51,7 +50,7 @@ def looks_torn(defect: TailDefect, data: Buffer, position: int, expected_offset:
             # An intact CRC: no sector is lost that holds more than a part of the base offset.
             return False
         case TailDefect.UNREADABLE:
-            # The medium has failed, which no loss of power does.
+            # The medium has failed, which a power loss does not cause.
             return False
         case TailDefect.MISSING_RECORDS | TailDefect.SHORT_HEADER | TailDefect.ZEROS:
             return True
@@ -71,16 +70,16 @@ def _length(data: Buffer) -> int:
 
 
 def _has_lost_offset(data: Buffer, position: int, expected_offset: int) -> bool:
-    """Whether the first bytes of the base offset are the end of a sector that was lost."""
+    """Whether the first bytes of the base offset are the end of a lost sector."""
     lost_bytes = min(-position % SECTOR_BYTES, _OFFSET_BYTES)
     should_be = expected_offset.to_bytes(_OFFSET_BYTES, "big")[:lost_bytes]
     return any(should_be) and not any(data[:lost_bytes])
 
 
 def _has_empty_sector(data: Buffer, position: int, size_bytes: int) -> bool:
-    """Whether in one of its sectors a batch, and all after it, is nothing but zeros.
+    """Whether in one of its sectors a batch, and all after it, is only zeros.
 
-    Of the one before, part of its base offset at most would be lost, which no CRC covers.
+    The sector before would lose at most part of its base offset, which no CRC covers.
     """
     view = memoryview(data)
     at = 0

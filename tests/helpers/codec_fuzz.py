@@ -1,9 +1,9 @@
 """Hostile batches against one backend of the record codec, in a process with little memory.
 
-``python codec_fuzz.py BACKEND SEED ROUNDS [MEMORY_MIB]`` exits with 0 if nothing but an error of
-the promised types ever came out, and if rows and columns agreed on every batch. Without the memory
-limit it also runs under AddressSanitizer: inputs are exact allocations, so that reading one byte
-too many is seen.
+``python codec_fuzz.py BACKEND SEED ROUNDS [MEMORY_MIB]`` exits with 0 if only errors of
+the promised types were ever raised, and rows and columns agreed on every batch. Without the memory
+limit it also runs under AddressSanitizer: inputs are exact allocations, so reading one byte
+too many is detected.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ is one *operation*; operations are counted, and the disk can be told to stop at 
 then on every call raises ``Crash``: the process is dead, whatever its ``finally`` clauses still
 try. What a new process finds is another ``CrashDisk``:
 
-* ``after_kill``: everything written is there, as the kernel still has it;
+* ``after_kill``: everything written is there, because the kernel still has it;
 * ``after_power_loss``: what was synced is there, and of the rest what ``DataLoss`` and
   ``NameLoss`` leave. A file's bytes are durable after its ``datasync``, a name after
   ``sync_directory`` of its directory, and nothing else is.
 
 The disk can also be full (``capacity_bytes``), the process out of descriptors
-(``descriptor_limit``), and calls can be refused (``fail``). Nothing here waits, and nothing is
-random but by the generator that is passed in.
+(``descriptor_limit``), and calls can be made to fail (``fail``). Nothing here waits, and the only
+randomness is that of the generator passed in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One replica after another on a ``CrashDisk``, against a model of what must have survived.
 
 ``Life`` drives the real ``Replica`` without an event loop: nothing it awaits ever waits, and syncs
-happen when the script says so. ``History`` knows every batch that was ever written and how much
+happen when the script says so. ``History`` knows every batch ever written and how much
 of it was promised. ``inspect`` compares what a recovery found with both.
 """
 

@@ -1,4 +1,4 @@
-"""Files and directories in memory that remember what of them is durable.
+"""Files and directories in memory that remember which parts are durable.
 
 The tree that a ``crash_disk.CrashDisk`` works on, and what a power loss leaves of it.
 """

@@ -1,7 +1,7 @@
 """Damage to the closed files of one partition directory, on any ``FileSystem``.
 
-``damage`` takes one file of a kind and does one kind of harm to it; a ``Random`` chooses which file
-and where. ``Damage.OLDER`` needs what the files were before: ``contents`` takes that at any moment.
+``damage`` picks one file of a kind and does one kind of harm to it; a ``Random`` chooses which file
+and where. ``Damage.OLDER`` needs earlier versions of the files: ``contents`` saves them.
 """
 
 from __future__ import annotations

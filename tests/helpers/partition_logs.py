@@ -1,4 +1,4 @@
-"""Short ways to look into a partition log and to damage its file."""
+"""Short ways to inspect a partition log and to damage its file."""
 
 from __future__ import annotations
 

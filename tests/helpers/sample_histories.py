@@ -1,4 +1,4 @@
-"""Histories made by hand, and clean ones made by a log that is plainly right: it is one list."""
+"""Handmade histories, and clean ones from a log that is obviously correct: a single list."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Directories as the actors write them, for the tools that read directories.
 
-``write_data_log``, ``write_transaction_log``, ``write_offsets_log`` and ``write_metadata_log`` put
-one partition each below ``data_dir``; what they write depends on nothing, so that the bytes are
-the same each time.
+``write_data_log``, ``write_transaction_log``, ``write_offsets_log`` and ``write_metadata_log`` each
+write one partition below ``data_dir``; what they write depends on nothing, so the bytes are
+always the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One server without Ray: its clock, its controller and the sink of its figures."""
+"""One server without Ray: its clock, its controller and its metrics sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a transaction coordinator, in short ways to make them."""
+"""Short ways to make requests to a transaction coordinator."""
 
 from __future__ import annotations
 

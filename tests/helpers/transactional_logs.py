@@ -1,4 +1,4 @@
-"""A log with its machine, driven by a script of producers: for the tests of compaction."""
+"""A log with its machine, driven by a script of producers, for the compaction tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log of several segments with transactions of all kinds in it, and all that is seen of one."""
+"""A log of several segments with transactions of all kinds, and everything visible of a log."""
 
 from __future__ import annotations
 

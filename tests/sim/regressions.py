@@ -1,7 +1,7 @@
 """Seeds that once failed: (seed, changes to what it draws, why it failed). Never remove one.
 
-What a seed stands for changes with the code that draws from it, so each bug has a test of its own
-as well; these runs are kept because trouble likes old places.
+What a seed means changes with the code that draws from it, so each bug also has its own test;
+these runs are kept because bugs tend to recur in the same places.
 """
 
 from __future__ import annotations

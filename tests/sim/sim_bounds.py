@@ -1,4 +1,4 @@
-"""Bounds of production so low that a generated world reaches them."""
+"""Production's bounds, set so low that a generated world reaches them."""
 
 from __future__ import annotations
 

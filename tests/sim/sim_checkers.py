@@ -1,7 +1,7 @@
 """Checkers of a finished history: what was read of what was written.
 
-Each looks for one anomaly of one name, and says what, where and by which writer. They judge the
-finished ``History`` alone, so that they can be tried on histories made by hand. Cycles of
+Each looks for one named anomaly, and says what, where and by which writer. They judge only the
+finished ``History``, so they can be tried on handmade histories. Cycles of
 transactions that read from each other need no search: a value is read only after its writer asked
 to commit (``UncommittedReads``), and time has no cycles.
 """

@@ -1,4 +1,4 @@
-"""More protections taken out, of groups and coordinators. See ``sim_mutants`` and others."""
+"""More protections removed, of groups and coordinators. See ``sim_mutants`` and others."""
 
 from __future__ import annotations
 

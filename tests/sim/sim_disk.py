@@ -1,7 +1,7 @@
 """The disk and the disk thread of a simulated process.
 
 Several lives of an actor share one tree: kill -9 leaves the page cache as it is, and a zombie may
-write beside its successor if only the directory lock lets it. A power loss makes a new tree.
+write beside its successor if the directory lock lets it. A power loss makes a new tree.
 """
 
 from __future__ import annotations

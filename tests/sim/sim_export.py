@@ -1,9 +1,9 @@
-"""A simulated history as the JSON lines of a fault campaign, for a checker that knows no simulator.
+"""A simulated history as a fault campaign's JSON lines, for a checker unaware of the simulator.
 
 Each producer object is a process, as is each session of a reader and each plain record; a run of a
-distributed write is one transaction, whose tasks have an order each but none among them. Times
-are the ticks of the simulation's one order. Only what readers of committed records saw is told.
-A poll is told to have begun when the one before it ended, which claims no more than is known.
+distributed write is one transaction, whose tasks are each ordered but not among each other. Times
+are the ticks of the simulation's total order. Only what read_committed readers saw is exported.
+A poll is said to have begun when the previous one ended, which claims no more than is known.
 """
 
 from __future__ import annotations

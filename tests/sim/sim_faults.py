@@ -1,6 +1,6 @@
-"""What can be done to a simulated world, and how it finds its peace again.
+"""What can be done to a simulated world, and how it is healed.
 
-Everything here may be called at any time, also from within a callback of the world. Kinds of faults
+Everything here may be called at any time, even from a callback of the world. Kinds of faults
 are counted in ``World.counts``.
 """
 

@@ -1,9 +1,9 @@
 """Drivers of distributed writes and their tasks: what Spark does around the steps of a write.
 
-A driver has one thing after another written, in as many runs as it takes. Each run has partitions,
-and each of these a task attempt or more, which are processes of their own: one that fails or is
-killed is followed by another, and now and then there is a second one beside it. The report of the
-first one counts; the others have lost, and may write on after the end. Now and then a driver takes
+A driver writes one thing after another, in as many runs as it takes. Each run has partitions,
+and each of these one or more task attempts, which are separate processes: one that fails or is
+killed is followed by another, and sometimes a second one runs beside it. The report of the
+first one counts; the others have lost, and may keep writing after the end. Sometimes a driver takes
 its own run for dead and begins a newer one beside it, or dies and leaves it open.
 """
 

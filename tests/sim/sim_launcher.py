@@ -1,4 +1,4 @@
-"""Starting and ending of actors in a simulated world, and clusters that were founded before."""
+"""Starting and ending actors in a simulated world, and clusters founded beforehand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Checkers that look on while a simulation runs: every batch of every log, every decision.
+"""Checkers that observe a running simulation: every batch of every log, every decision.
 
-``LogWatch`` stands beside the machines: it is told of each batch that one applies, each step of a
+``LogWatch`` observes the machines: it is told of each batch that one applies, each step of a
 high watermark and each record of a transaction log, live and on reload, and compares them with all
-it was told before, also by machines that are dead. It changes nothing and draws no chance.
+it was told before, even by machines now dead. It changes nothing and draws no randomness.
 """
 
 from __future__ import annotations

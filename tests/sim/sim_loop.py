@@ -1,8 +1,8 @@
-"""An event loop of many processes under virtual time: it jumps to the next timer.
+"""An event loop for many processes under virtual time, which jumps to the next timer.
 
-Every callback belongs to the process that is in its context (``PROCESS``). Within a process
-callbacks run in asyncio's order; which process runs next is drawn, as it is by chance on real
-machines. A callback of a dead process never runs, and one of a paused process waits.
+Every callback belongs to the process in its context (``PROCESS``). Within a process
+callbacks run in asyncio's order; which process runs next is drawn, because on real machines it is
+chance. A callback of a dead process never runs, and one of a paused process waits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``./run sim``: simulate seed after seed for a while, and shorten what fails.
+"""``./run sim``: simulate seed after seed for a while, and shrink what fails.
 
     ./run sim --seconds 60 --seed 1             seeds 1, 2, … for 60 s
     ./run sim --seed 17 --runs 1                one seed, again
     ./run sim --fresh --runs 10000 --seconds 14400
-                                                seeds that nobody has seen, as every night
+                                                seeds never run before, as every night
     ./run sim --seed 17 --runs 1 --set kill=0 --set duration_s=5
                                                 the same with parts of its scenario changed
     ./run sim --runs 5 --history DIR            also write what clients saw, as a campaign does

@@ -1,9 +1,9 @@
-"""Damage to the files of a simulated disk, and the operator who puts a file back that was refused.
+"""Damage to the files of a simulated disk, and the operator who restores a refused file.
 
 A replica that finds damage either rebuilds what it needs or refuses to serve and says so. Only the
 latter calls for an operator, who has a copy: the file is as it was, and the replica starts again.
-What comes back by itself keeps what it has made of the damage. Records are another thing: nobody
-can rebuild them, so each reader has to be told; they are put back after the run, and all is there.
+A replica that comes back by itself keeps what it made of the damage. Records are different: nobody
+can rebuild them, so each reader must be told; they are restored after the run, and all are there.
 """
 
 from __future__ import annotations

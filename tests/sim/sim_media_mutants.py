@@ -1,4 +1,4 @@
-"""Protections against what a medium does to files, taken out. See ``sim_saboteurs``."""
+"""Protections against what a medium does to files, removed. See ``sim_saboteurs``."""
 
 from __future__ import annotations
 

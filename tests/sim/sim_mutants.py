@@ -1,6 +1,6 @@
-"""More protections taken out, one at a time: of readers, clients, groups, coordinators and disks.
+"""More protections removed, one at a time: of readers, clients, groups, coordinators and disks.
 
-Like ``sim_saboteurs``, which has the words; here are those whose absence shows in one checker.
+Like ``sim_saboteurs``, which has the vocabulary; here are those whose absence one checker shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated world, and how often: drawn for each seed, much of it never."""
+"""What goes wrong in a simulated world, and how often: drawn per seed, often not at all."""
 
 from __future__ import annotations
 

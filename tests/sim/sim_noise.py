@@ -1,6 +1,6 @@
 """What goes wrong where nobody can catch it: in a finalizer, or in a coroutine nobody awaits.
 
-Python prints it and goes on; here it is a bug that the world has met.
+Python prints it and goes on; here it is a bug found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operators in a simulated world: new topics, more partitions, and records removed during work.
+"""Operators in a simulated world: new topics, more partitions, and records removed meanwhile.
 
-What a topic is for stands in its name, so that an operator that was killed is followed by one that
-goes on: records of a *kept* topic are removed by size and by hand, those of a *compact* one when
+A topic's name says what it is for, so the successor of a killed operator can carry on:
+records of a *kept* topic are removed by size and by hand, those of a *compact* one when
 a newer one has their key.
 """
 

@@ -1,7 +1,7 @@
-"""Topics that are deleted and created again under one name, and a group that reads each anew.
+"""Topics deleted and created again under one name, and a group that reads each from the start.
 
-Of each topic of that name the group has to read every record, whatever it committed in the one
-before. One consumer is the whole group, so it may read twice, and never passes over anything.
+The group must read every record of each topic of that name, whatever it committed in the
+previous one. The group is a single consumer, so it may read twice, but never skips anything.
 Positions are committed alone or in transactions, and some transactions outlive their topic.
 """
 

@@ -1,9 +1,9 @@
-"""A client that writes as others: with their producer ids and epochs, and a ticket that is none.
+"""A client that impersonates others: with their producer ids and epochs, and an invalid ticket.
 
 It knows every producer id and epoch that a coordinator or leader knows, and which partitions are
-enrolled. Nobody sent what it sends, as far as the history knows, so it must never be read; what it
-opens would never be closed, and where it takes a sequence or an epoch its owner is shut out. Its
-tickets: none, one of chance, or a real one of another partition or producer.
+enrolled. As far as the history knows nobody sent what it sends, so it must never be read; what it
+opens would never be closed, and where it takes a sequence or an epoch the owner is shut out. Its
+tickets: none, a random one, or a real one of another partition or producer.
 It also sends batches whose records nobody can decode, which must be refused.
 """
 

@@ -1,7 +1,7 @@
-"""Each protection of the protocol, taken out: what the simulator must then notice.
+"""Each protection of the protocol, removed: what the simulator must then notice.
 
 A saboteur replaces one small function of the product while its block runs. ``SABOTEURS`` names the
-protection, and the changes to a random scenario that make its absence felt soon.
+protection, and the changes to a random scenario that soon expose its absence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The words that directed schedules are written in.
+"""The vocabulary of directed schedules.
 
 A schedule names each step. ``Play`` is one small world with the one-partition topics ``a`` and
 ``b``; its actors are A and B (leaders), C (transaction coordinator) and G (group coordinator).
-At the end of ``with Play() as play`` the world is healed, everything is read, and all checkers go
-over the history, so a schedule asserts only what is special about it.
+At the end of ``with Play() as play`` the world is healed, everything is read, and all checkers
+judge the history, so a schedule asserts only what is specific to it.
 """
 
 from __future__ import annotations

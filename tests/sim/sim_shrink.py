@@ -1,4 +1,4 @@
-"""Makes a failing run shorter: takes away what the same checker fails without."""
+"""Shrinks a failing run: removes whatever the same checker fails without."""
 
 from __future__ import annotations
 

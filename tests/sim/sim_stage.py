@@ -1,7 +1,7 @@
-"""Where simulated clients work: their world, their history, their chance, and who is on.
+"""Where simulated clients work: their world, their history, their randomness, and who is on.
 
-A *role* is a client that is there for the whole run: whenever its process is killed, another one of
-its name begins anew. All chance is drawn from generators split off the seed.
+A *role* is a client that exists for the whole run: whenever its process is killed, another one of
+its name starts over. All randomness comes from generators split off the seed.
 """
 
 from __future__ import annotations

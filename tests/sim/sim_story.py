@@ -1,4 +1,4 @@
-"""What happened in a simulated world, as lines for people; made only when somebody reads them."""
+"""What happened in a simulated world, as lines for people; made only when needed."""
 
 from __future__ import annotations
 

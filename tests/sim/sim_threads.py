@@ -1,8 +1,8 @@
 """Threads of simulated programs: synchronous code that runs only while the world stands still.
 
-A thread of a simulated process has the real one's blocking clients. Whatever it waits for is a
-coroutine that it hands to its process; the world goes on meanwhile, and when that is done the
-thread has its turn, as one callback of the process. So two never run at once, and the same seed
+A thread of a simulated process has a real one's blocking clients. Whatever it waits for is a
+coroutine that it hands to its process; meanwhile the world goes on, and when that is done the
+thread gets its turn, as one callback of the process. So no two run at once, and the same seed
 gives the same run.
 """
 

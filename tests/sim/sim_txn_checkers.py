@@ -1,6 +1,6 @@
 """Checkers of a finished history: fences, commit tokens, consumer offsets, what a commit promises.
 
-See ``sim_checkers`` for those that look at records alone.
+See ``sim_checkers`` for those about single records.
 """
 
 from __future__ import annotations

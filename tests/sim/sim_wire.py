@@ -1,8 +1,8 @@
-"""What a call is on its way: bytes of the real codec in real frames, torn and merged as they come.
+"""A call in transit: bytes of the real codec in real frames, torn and merged at random.
 
 Each process has two wires: one that carries its calls and their replies, one that serves the calls
-of others. Both are production's framing over a stream of this module; what a frame means is told
-by production's ``connection`` and ``listener``. Only the way between is the simulator's: a message
+of others. Both are production's framing over a stream of this module; production's
+``connection`` and ``listener`` interpret the frames. Only the transit is the simulator's: a message
 is a piece of bytes that the network may delay, lose, repeat and hold.
 """
 

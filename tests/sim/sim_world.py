@@ -1,7 +1,7 @@
 """A whole cluster and its clients in one process, under virtual time; one seed decides everything.
 
-The shells, machines, storage and clients are those of production; only transport, clock, disk,
-background and event loop are of the simulator::
+The shells, machines, storage and clients are production's; only transport, clock, disk,
+background and event loop are the simulator's::
 
     with World(seed=7, topics={"flights": 2}) as world:
         async def write(client):

@@ -1,7 +1,7 @@
 """The steps of a distributed write in simulated processes, and what they did in the history.
 
-They are those of production, as Spark calls them: each in a thread of its process, on a connection
-of its own, with an object that was pickled before.
+They are production's, as Spark calls them: each in a thread of its process, on its own connection,
+with an object that has been pickled.
 """
 
 from __future__ import annotations

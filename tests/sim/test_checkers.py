@@ -1,4 +1,4 @@
-"""Each checker finds its anomaly in a history made by hand, and none objects to a clean one."""
+"""Each checker finds its anomaly in a handmade history, and none objects to a clean one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A simulated history, written as a campaign's, is judged by the campaign's checker alike."""
+"""The campaign's checker judges an exported simulated history as the simulator's checkers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of tickets changes while transactions run, and the news of it is lost on the way."""
+"""The ticket key is rotated while transactions run, and the announcement is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``LogWatch`` finds what must never stand in a log, and lets whole runs pass."""
+"""``LogWatch`` finds what must never be in a log, and passes whole runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged file is rebuilt, or refused until somebody puts it back: it is never believed."""
+"""A damaged file is rebuilt, or refused until somebody restores it: it is never trusted."""
 
 from __future__ import annotations
 

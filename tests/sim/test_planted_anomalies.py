@@ -1,4 +1,4 @@
-"""Clean random histories are accepted, and an anomaly that is planted in one is found."""
+"""Clean random histories are accepted, and an anomaly planted in one is found."""
 
 from __future__ import annotations
 

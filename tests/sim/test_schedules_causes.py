@@ -1,4 +1,4 @@
-"""Directed schedules: who is told that an epoch is over is told the true cause."""
+"""Directed schedules: a producer told that its epoch is over is told the true cause."""
 
 from __future__ import annotations
 

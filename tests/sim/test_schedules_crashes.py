@@ -1,7 +1,7 @@
 """Directed schedules: deaths, lost power and failing disks around the end of a transaction.
 
-There is one replica of each partition, so what a newly elected leader meets, a restarted one meets
-here; schedules about followers and elections wait for replication.
+Each partition has one replica, so a restarted leader stands in for a newly elected one;
+schedules about followers and elections wait for replication.
 """
 
 from __future__ import annotations

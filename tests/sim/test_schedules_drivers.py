@@ -1,4 +1,4 @@
-"""Directed schedules: drivers of distributed writes whose clocks differ, who die, or are slow."""
+"""Directed schedules: drivers of distributed writes whose clocks differ, that die, or are slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator bites: with any one protection taken out, a few random runs find a violation."""
+"""The simulator bites: with any one protection removed, a few random runs find a violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated world does what it promises to those who test in it."""
+"""The simulated world does what it promises to its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the controller: topics, leaders, epochs, producer ids, and the log of them.
+"""The rules of the controller: topics, leaders, epochs, producer ids, and their log.
 
 Start at ``machine``.
 """

@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
-    """The first record: who the cluster is, and what can never change."""
+    """The first record: the cluster's identity, and what can never change."""
 
     cluster_id: str
     cluster_key: bytes
@@ -28,7 +28,7 @@ class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterKeyRotated(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key for tickets. ``rotated_ms`` is the controller's clock; versions count from 0."""
+    """A new ticket key. ``rotated_ms`` is by the controller's clock; versions count from 0."""
 
     key_version: int
     cluster_key: bytes
@@ -52,7 +52,7 @@ class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of a topic that differ from the default, in place of those before."""
+    """All settings of a topic that differ from the default; replaces earlier ones."""
 
     topic_id: str
     settings: tuple[tuple[str, str], ...]
@@ -67,7 +67,7 @@ class PartitionsCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic that is no more; its name may be used again, its id never is."""
+    """A deleted topic; its name may be used again, its id never is."""
 
     topic_id: str
 
@@ -84,7 +84,7 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):
-    """Producer ids below ``next_producer_id`` have been given away."""
+    """Producer ids below ``next_producer_id`` have been allocated."""
 
     next_producer_id: int
 
@@ -116,7 +116,7 @@ _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode_cluster_record(record: ClusterRecord) -> LogRecord:
-    """One record of the metadata log; it has no key, as the log is never compacted."""
+    """One record of the metadata log; without a key, because the log is never compacted."""
     fields = structs.asdict(record)
     value = msgpack.packb({"kind": _NAMES[type(record)], "version": VERSION, **fields})
     return LogRecord(None, value)

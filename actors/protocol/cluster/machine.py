@@ -1,8 +1,8 @@
-"""The controller's machine: what the cluster is, who leads what, which epochs and ids are given.
+"""The controller's machine: the cluster's identity, leaders, epochs and producer ids.
 
-Rules. Every answer that hands something out (an epoch, a block of ids, a topic) is durable first.
-A leader epoch only rises, by compare-and-set: an election names the epoch that it follows. One
-start of a replica gets one epoch however often it asks. A topic id is never used twice.
+Rules. Whatever an answer hands out (an epoch, a block of ids, a topic) is durable first.
+A leader epoch only rises, by compare-and-set: an election names the epoch it follows. One
+start of a replica gets one epoch, however often it asks. A topic id is never used twice.
 
 | request | state | answer |
 |---|---|---|
@@ -186,7 +186,7 @@ class ClusterMachine:
     def decide_alter_topic(
         self, request: AlterTopicRequest, check: SettingsCheck
     ) -> Decision[AlterTopicReply]:
-        """Change some settings of a topic that users own; ``check`` sees the whole of them."""
+        """Change some settings of a topic that users own; ``check`` sees all of its settings."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
@@ -208,7 +208,7 @@ class ClusterMachine:
     def decide_create_partitions(
         self, request: CreatePartitionsRequest
     ) -> Decision[CreatePartitionsReply]:
-        """Place more partitions of a topic that users own, after those it has, round robin."""
+        """Place more partitions of a topic that users own, after the existing ones, round robin."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             detail = f"{request.name!r} is an internal topic"
@@ -295,7 +295,7 @@ class ClusterMachine:
     def decide_rotate_key(
         self, request: RotateClusterKeyRequest, cluster_key: bytes, now_ms: int
     ) -> Decision[RotateClusterKeyReply]:
-        """Make ``cluster_key`` the current one, in place of the one that the caller knows."""
+        """Make ``cluster_key`` current, replacing the one that the caller knows."""
         version = self.keys.version
         if request.key_version == version - 1:
             return Decision(reply=RotateClusterKeyReply(key_version=version))
@@ -310,7 +310,7 @@ class ClusterMachine:
     def decide_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest
     ) -> Decision[AllocateProducerIdsReply]:
-        """Give away the next block of producer ids."""
+        """Allocate the next block of producer ids."""
         first = self._next_producer_id
         if request.broker_id not in self._brokers:
             return Decision(reply=request.failed(ErrorCode.BROKER_NOT_AVAILABLE))
@@ -398,7 +398,7 @@ class ClusterMachine:
     # --- read -----------------------------------------------------------------------------
 
     def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
-        """Describe the topics named that exist, or all, by name."""
+        """Describe the named topics that exist, or all, by name."""
         wanted = sorted(self._topics) if names is None else names
         return tuple(_described(self._topics[name]) for name in wanted if name in self._topics)
 

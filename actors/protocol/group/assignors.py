@@ -1,8 +1,8 @@
 """Partition assignment: pure functions from members and topics to who reads what.
 
-They run in the client that leads the group, so every result must depend on nothing but the
-arguments. Each partition of a known topic that somebody subscribes to goes to exactly one member;
-topics nobody knows are left out. Members are taken in a fixed order: those with a
+They run in the client that leads the group, so results must depend only on the
+arguments. Each partition of a known topic that has a subscriber goes to exactly one member;
+unknown topics are left out. Members are taken in a fixed order: those with a
 ``group_instance_id`` first, by it, then the others by ``member_id``, so that a static member keeps
 its share when its member id changes.
 Source: Kafka's ``RangeAssignor`` and ``RoundRobinAssignor``; KIP-54 for the goals of *sticky*,
@@ -22,7 +22,7 @@ from oncelog.storage.model import TopicPartition
 
 
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
-    """A member as an assignor sees it; ``owned_partitions`` matter to *sticky* only."""
+    """A member as an assignor sees it; ``owned_partitions`` matter only to *sticky*."""
 
     member_id: str
     group_instance_id: str | None = None
@@ -40,7 +40,7 @@ Assignor = Callable[[Sequence[Subscriber], Mapping[str, int]], AssignmentPlan]
 def assign_range(
     subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
 ) -> AssignmentPlan:
-    """Topic by topic: each member gets one contiguous range, the first ones one more if uneven."""
+    """Per topic, each member gets one contiguous range, the first ones one more if uneven."""
     ordered = _in_order(subscribers)
     owned: dict[str, list[TopicPartition]] = {member.member_id: [] for member in ordered}
     for topic in _topics(ordered, partition_counts):
@@ -57,7 +57,7 @@ def assign_range(
 def assign_round_robin(
     subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
 ) -> AssignmentPlan:
-    """Deal all partitions in order around the members, passing over who did not subscribe."""
+    """Deal all partitions in order around the members, skipping those not subscribed."""
     ordered = _in_order(subscribers)
     owned: dict[str, list[TopicPartition]] = {member.member_id: [] for member in ordered}
     circle = itertools.cycle(ordered)
@@ -89,7 +89,7 @@ def assign_sticky(
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
     {"range": assign_range, "roundrobin": assign_round_robin, "sticky": assign_sticky}
 )
-"""The assignors by their protocol name, as it is given when joining a group."""
+"""The assignors by protocol name, as given when joining a group."""
 
 
 def _in_order(subscribers: Sequence[Subscriber]) -> list[Subscriber]:
@@ -103,7 +103,7 @@ def _in_order(subscribers: Sequence[Subscriber]) -> list[Subscriber]:
 
 
 def _topics(subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> list[str]:
-    """The known topics that somebody subscribes to, sorted."""
+    """The known topics with a subscriber, sorted."""
     return sorted(
         {topic for member in subscribers for topic in member.topics if topic in partition_counts}
     )
@@ -140,7 +140,7 @@ def _still_owned(
 def _least_loaded(
     subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]], topic: str
 ) -> tuple[Subscriber, list[TopicPartition]]:
-    """The subscriber of ``topic`` with the fewest partitions, the first one of equals."""
+    """The subscriber of ``topic`` with the fewest partitions; of equals, the first."""
     member = min(
         (member for member in subscribers if topic in member.topics),
         key=lambda member: len(owned[member.member_id]),
@@ -151,8 +151,8 @@ def _least_loaded(
 def _level(subscribers: Sequence[Subscriber], owned: dict[str, list[TopicPartition]]) -> None:
     """Move partitions from the longest shares to the shortest that may take them.
 
-    Every move takes one from a share and gives it to one that is at least two shorter, which makes
-    the sum of squares fall: the loop ends.
+    Every move takes one from a share and gives it to one at least two shorter, which lowers
+    the sum of squares, so the loop ends.
     """
     has_moved = True
     while has_moved:

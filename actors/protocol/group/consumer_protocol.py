@@ -6,8 +6,8 @@ The group coordinator carries them as opaque bytes; only members read them. Layo
                    from version 1: owned_partitions [topic string · partitions [i32]]
     assignment     version i16 · partitions [topic string · partitions [i32]] · user_data bytes?
 
-Written: subscription version 1, assignment version 0. A newer version is read by its known
-beginning, since a version may only add fields at the end.
+Written: subscription version 1, assignment version 0. Of a newer version the known
+beginning is read, since a version may only add fields at the end.
 Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas;
 owned partitions from KIP-429.
 """
@@ -54,7 +54,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(encoded: bytes) -> Subscription:
-    """Read a subscription of any version; ``CorruptDataError`` when it does not fit."""
+    """Read a subscription of any version; ``CorruptDataError`` if it is malformed."""
     reader = WireReader(encoded)
     version = _read_version(reader, "subscription")
     topics = tuple(reader.array(reader.string))
@@ -73,10 +73,10 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 
 def decode_assignment(encoded: bytes) -> Assignment:
-    """Read an assignment of any version; no bytes at all mean that nothing was assigned.
+    """Read an assignment of any version; empty bytes mean that nothing was assigned.
 
-    The coordinator hands out no bytes to a member that the leader left out. Raises
-    ``CorruptDataError`` when the bytes do not fit.
+    The coordinator gives empty bytes to a member that the leader left out. Raises
+    ``CorruptDataError`` if the bytes are malformed.
     """
     if not encoded:
         return Assignment(partitions=())

@@ -1,7 +1,7 @@
-"""What the group machine asks its shell for, and the settings it is built with.
+"""What the group machine asks of its shell, and the settings it is built with.
 
-The shell carries effects out in order. Timers are known by value: setting one again replaces it,
-cancelling one that is not set does nothing.
+The shell carries out effects in order. Timers are identified by value: setting one again replaces
+it, cancelling one that is not set does nothing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class TimerKind(enum.Enum):
     SYNC = "sync"
     """The members' time to fetch their assignment."""
     SESSION = "session"
-    """A member's time between two signs of life."""
+    """A member's time between heartbeats."""
     PENDING_MEMBER = "pending_member"
-    """The time in which a member id that was handed out must be used."""
+    """The time within which a handed-out member id must be used."""
 
 
 class Timer(msgspec.Struct, frozen=True):
@@ -69,13 +69,13 @@ class SetTimer(msgspec.Struct, frozen=True):
 
 
 class CancelTimer(msgspec.Struct, frozen=True):
-    """Make sure that ``timer`` does not fire."""
+    """Make sure ``timer`` does not fire."""
 
     timer: Timer
 
 
 class WriteReason(enum.Enum):
-    """Why a group is written, and so what follows when it is committed."""
+    """Why a group is written, and so what follows once it is committed."""
 
     ASSIGNED = "assigned"
     """The leader assigned: the generation becomes stable and parked syncs are answered."""
@@ -88,10 +88,10 @@ class WriteReason(enum.Enum):
 
 
 class WriteGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Append ``record``; when it is committed, or failed, tell the machine with ``written``.
+    """Append ``record``; once it is committed, or failed, call the machine's ``written``.
 
     ``join_call`` and ``join_reply`` are the parked call and its answer for ``REPLACED``; for
-    ``RENAMED`` the answer tells the member id only.
+    ``RENAMED`` the answer has only the member id.
     """
 
     group_id: str

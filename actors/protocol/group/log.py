@@ -15,7 +15,7 @@ group metadata    version 2: group                   version 3: protocol_type, g
 ================  =================================  ==============================================
 
 Both begin with their version as int16. A null value is a tombstone. Values of versions 0 to 4 are
-read; keys of other versions belong to newer kinds of groups and are passed over.
+read; keys of other versions belong to newer kinds of groups and are skipped.
 Source: Kafka's ``OffsetCommitKey/Value`` and ``GroupMetadataKey/Value`` schemas; KIP-211 for the
 state timestamp, KIP-345 for the instance id, KIP-915 for version 4, KIP-848 for the topic id.
 """
@@ -39,11 +39,11 @@ FLEXIBLE_VALUE_VERSION: Final = 4
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_BYTES: Final = 16
 CLIENT_HOST: Final = "/ray"
-"""Members call through Ray, which does not tell from which host; the field may not be null."""
+"""The caller's host is not known; the field may not be null."""
 
 
 class OffsetKey(msgspec.Struct, frozen=True):
-    """Which group's position in which partition."""
+    """Which group's offset in which partition."""
 
     group_id: str
     topic_partition: TopicPartition
@@ -56,9 +56,9 @@ class GroupKey(msgspec.Struct, frozen=True):
 
 
 class OffsetValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed position; ``expire_timestamp_ms`` only in records of version 1, else -1.
+    """A committed offset; ``expire_timestamp_ms`` only in records of version 1, else -1.
 
-    ``topic_id`` is "" in records that do not tell it; older builds wrote such.
+    ``topic_id`` is "" in records without one, which older builds wrote.
     """
 
     offset: int
@@ -83,7 +83,7 @@ class MemberValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation as it became stable, or an empty group. Members stand in joining order."""
+    """A generation as it became stable, or an empty group. Members are in joining order."""
 
     protocol_type: str
     generation_id: int
@@ -96,7 +96,7 @@ class GroupValue(msgspec.Struct, frozen=True, kw_only=True):
 def offset_record(
     group_id: str, topic_partition: TopicPartition, position: OffsetAndMetadata, now_ms: int
 ) -> LogRecord:
-    """The record of one committed position; without a topic id its value has version 3."""
+    """The record of one committed offset; without a topic id its value has version 3."""
     writer = WireWriter()
     writer.int16(FLEXIBLE_VALUE_VERSION if position.topic_id else VALUE_VERSION)
     writer.int64(position.offset)
@@ -112,7 +112,7 @@ def offset_record(
 
 
 def offset_tombstone(group_id: str, topic_partition: TopicPartition) -> LogRecord:
-    """The record that removes one committed position."""
+    """The record that removes one committed offset."""
     return LogRecord(_offset_key(group_id, topic_partition), None)
 
 
@@ -146,7 +146,7 @@ def group_tombstone(group_id: str) -> LogRecord:
 
 
 def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
-    """Read a key; None for a kind of record that is not ours. Raises ``CorruptDataError``."""
+    """Read a key; None for an unknown kind of record. Raises ``CorruptDataError``."""
     reader = WireReader(key)
     version = reader.int16()
     decoded: OffsetKey | GroupKey
@@ -162,7 +162,7 @@ def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
 
 
 def decode_offset_value(value: bytes) -> OffsetValue:
-    """Read a committed position of version 0 to 4; raises ``CorruptDataError``."""
+    """Read a committed offset of version 0 to 4; raises ``CorruptDataError``."""
     reader, version = _value_reader(value)
     decoded = OffsetValue(
         offset=reader.int64(),

@@ -1,8 +1,8 @@
 """The groups of one shard: what every request does in every state.
 
-What the log tells of groups is in ``group/table.py``. Here is the rebalance, which a failover may
-lose: a request changes it and returns effects for the shell, in order. A group loads as stable,
-with all session timers started again, or as empty.
+What the log says about groups is in ``group/table.py``. Here is the rebalance, whose state a
+failover may lose: a request changes it and returns effects for the shell, in order. A group loads
+as stable, with all session timers restarted, or as empty.
 
 ===========  ==================  ====================  ====================  ==================
 request      Empty               PreparingRebalance    CompletingRebalance   Stable
@@ -21,7 +21,7 @@ leave        UNKNOWN_MEMBER_ID   perhaps completes     rebalance             reb
 delete       Dead, tombstones    NON_EMPTY_GROUP       NON_EMPTY_GROUP       NON_EMPTY_GROUP
 ===========  ==================  ====================  ====================  ==================
 
-.. [1] A new member is first given a member id (MEMBER_ID_REQUIRED), also a static one, and joins
+.. [1] A new member, even a static one, is first given a member id (MEMBER_ID_REQUIRED) and joins
    with it; a known ``group_instance_id`` takes its old place, in Stable without a rebalance.
 .. [2] ``NONE`` in a transaction: the generation check alone fences a zombie (KIP-447).
 
@@ -78,14 +78,14 @@ _PRODUCER_ID_MAX: Final = 2**63 - 1
 
 
 class GroupMachine(GroupTable):
-    """Every group of one shard. No clock, no randomness: ``now_ms`` and fresh ids come in."""
+    """Every group of one shard. No clock, no randomness: ``now_ms`` and fresh ids are passed in."""
 
     # --- join -----------------------------------------------------------------------------
 
     def join(
         self, request: JoinGroupRequest, call_id: int, now_ms: int, *, fresh_id: str
     ) -> list[Effect]:
-        """Take a member in; ``fresh_id`` is unique for ever and completes a new member's id."""
+        """Add a member; ``fresh_id`` is never reused and completes a new member's id."""
         refusal = self._refusal_of_join(request)
         if refusal is not None:
             return [ReplyTo(call_id, refusal)]
@@ -101,7 +101,7 @@ class GroupMachine(GroupTable):
         return turn.effects
 
     def _refusal_of_join(self, request: JoinGroupRequest) -> JoinGroupReply | None:
-        """What is wrong with a join whatever the state of its group, or None."""
+        """What is wrong with a join, whatever its group's state; None if nothing."""
         settings = self._settings
         low, high = settings.min_session_timeout_ms, settings.max_session_timeout_ms
         texts = [request.client_id, request.group_instance_id or "", request.protocol_type]
@@ -149,8 +149,8 @@ class GroupMachine(GroupTable):
                 turn.add_member(request, member_id, call_id)
             return ErrorCode.NONE
         if request.is_first and instance_id is not None and member_id not in group.members:
-            # Handed out before a failover or too long ago, or the call comes late: the caller
-            # was no member under this id, so it may have another one.
+            # Handed out before a failover or too long ago, or the call is late: the caller
+            # was never a member under this id, so it may have another one.
             return self._join_new(turn, request, call_id, fresh_id)
         error = group.check_member(member_id, instance_id)
         if error is ErrorCode.NONE:
@@ -165,8 +165,8 @@ class GroupMachine(GroupTable):
         if instance_id not in group.static_members and count >= self._settings.members_max:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         # A lost reply to a new member would leave a ghost that stalls each rebalance. So the
-        # member id comes first, and costs nothing if it is never used (KIP-394). In Kafka static
-        # members have none; here a late duplicate of a first join must not take a live one's place.
+        # member id comes first, and costs nothing if it is never used (KIP-394). Kafka exempts
+        # static members; here a late duplicate of a first join must not take a live one's place.
         member_id = f"{instance_id or request.client_id}-{fresh_id}"
         turn.add_pending_member_id(member_id, request)
         turn.reply(call_id, JoinGroupReply(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id))
@@ -222,7 +222,7 @@ class GroupMachine(GroupTable):
     def heartbeat(
         self, request: HeartbeatRequest, now_ms: int
     ) -> tuple[HeartbeatReply, list[Effect]]:
-        """Note that a member lives, and tell it when it has to rejoin."""
+        """Note that a member is alive, and tell it if it must rejoin."""
         group = self._groups.get(request.group_id)
         if group is None:
             return HeartbeatReply(error=ErrorCode.UNKNOWN_MEMBER_ID), []
@@ -274,11 +274,11 @@ class GroupMachine(GroupTable):
     def admit_commit(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest, now_ms: int
     ) -> tuple[ErrorCode, list[Effect]]:
-        """Whether the caller may commit positions of the group now.
+        """Whether the caller may commit offsets of the group now.
 
-        In a transaction the group's generation is what fences a zombie that lost its partitions,
-        since a producer no longer belongs to an input partition (KIP-447). So a group with members
-        takes no commit of nobody in particular, in a transaction either: Kafka would.
+        In a transaction it is the group's generation that fences a zombie that lost its partitions,
+        since a producer is no longer tied to an input partition (KIP-447). So a group with members
+        accepts no commit without a member, even in a transaction: Kafka would.
         """
         in_transaction = isinstance(request, TxnOffsetCommitRequest)
         if not is_valid_group_id(request.group_id):
@@ -309,7 +309,7 @@ class GroupMachine(GroupTable):
     # --- events of the shell --------------------------------------------------------------
 
     def timer_fired(self, timer: Timer, now_ms: int) -> list[Effect]:
-        """A timer's time is over. One that no longer means anything changes nothing."""
+        """A timer fired. One that no longer means anything changes nothing."""
         group = self._groups.get(timer.group_id)
         if group is None:
             return []
@@ -363,7 +363,7 @@ def _fits(text: str, size_bytes_max: int) -> bool:
 def _names_producer(request: TxnOffsetCommitRequest) -> bool:
     """Whether the request names a producer that can have a transaction.
 
-    Without one its batch would be a plain commit, at once visible.
+    Without one its batch would be a plain commit, visible at once.
     """
     return (
         NO_PRODUCER_ID < request.producer_id <= _PRODUCER_ID_MAX

@@ -1,7 +1,7 @@
-"""Committed offsets of groups, and pending ones that wait for their transaction's marker.
+"""Committed offsets of groups, and pending ones waiting for their transaction's marker.
 
 Durable: changed only by ``apply`` and ``apply_marker``, in log order, live and on reload, and only
-for what is committed to the offsets log. A position of a batch with a producer id is *pending*
+for what is committed to the offsets log. A position in a batch with a producer id is *pending*
 until a marker of that producer id follows in the log; because both are in the log, pending
 positions survive a failover. Of two positions the one with the greater *record offset* wins: what
 counts is when a position was written, not when its transaction ended.
@@ -51,7 +51,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class StoredOffset(msgspec.Struct, frozen=True):
-    """A position and where its record stands in the offsets log."""
+    """A position and where its record is in the offsets log."""
 
     value: OffsetValue
     record_offset: int
@@ -63,7 +63,7 @@ Positions = dict[TopicPartition, StoredOffset]
 class GroupOffsets:
     """The positions of every group of one shard.
 
-    Invariant: a producer id stands in ``_groups_of_producer`` exactly while it has pending
+    Invariant: a producer id is in ``_groups_of_producer`` exactly while it has pending
     positions, with exactly the groups it has them in.
     """
 
@@ -82,10 +82,10 @@ class GroupOffsets:
     ) -> Decision[OffsetCommitReply]:
         """One record per acceptable position; the others are refused one by one.
 
-        In a transaction all are refused with one: the call may come again when what was missing is
+        In a transaction one refusal refuses all: the call may be retried once what was missing is
         there, under the same sequence, and must then be the same batch or the first.
 
-        ``topic_ids`` has the id of each topic that exists: a position in a deleted topic must not
+        ``topic_ids`` has the id of each existing topic: a position in a deleted topic must not
         be taken for one in the next topic of that name. Whether the group lets the caller commit
         at all is not decided here.
         """
@@ -119,7 +119,7 @@ class GroupOffsets:
     def apply(
         self, key: OffsetKey, value: OffsetValue | None, *, record_offset: int, producer_id: int
     ) -> None:
-        """Take in one committed record; ``value`` None removes the position, pending ones too."""
+        """Apply one committed record; ``value`` None removes the position, pending ones too."""
         tp = key.topic_partition
         if value is None:
             self._remove(key.group_id, tp)
@@ -135,7 +135,7 @@ class GroupOffsets:
     def apply_marker(self, producer_id: int, *, committed: bool) -> tuple[str, ...]:
         """End the transaction of ``producer_id``: its pending positions are installed or dropped.
 
-        Returns the groups they were in. A marker of a producer without any changes nothing.
+        Returns their groups. A marker of a producer without any changes nothing.
         """
         group_ids = tuple(sorted(self._groups_of_producer.pop(producer_id, ())))
         for group_id in group_ids:
@@ -177,10 +177,10 @@ class GroupOffsets:
     # --- read -----------------------------------------------------------------------------
 
     def fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
-        """The committed positions; an unknown group or partition answers -1 and no error.
+        """The committed positions; -1 and no error for an unknown group or partition.
 
-        With ``require_stable`` a position that an open transaction would replace is not told:
-        the new owner of a partition must not begin before its predecessor's transaction ends.
+        With ``require_stable`` a position that an open transaction would replace is withheld:
+        the new owner of a partition must not start before its predecessor's transaction ends.
         """
         committed = self._committed.get(request.group_id, {})
         unstable: set[TopicPartition] = set()
@@ -214,7 +214,7 @@ class GroupOffsets:
     # --- removal --------------------------------------------------------------------------
 
     def topic_ids(self) -> dict[str, frozenset[str]]:
-        """The ids under which committed positions name each topic, "" left out."""
+        """The ids that committed positions have for each topic name, without ""."""
         found: dict[str, set[str]] = {}
         for positions in self._committed.values():
             for tp, stored in positions.items():
@@ -240,7 +240,7 @@ class GroupOffsets:
     def expired(
         self, group_id: str, *, unused_since_ms: int, retention_ms: int, now_ms: int
     ) -> tuple[LogRecord, ...]:
-        """Tombstones of the committed positions that nobody used for ``retention_ms``.
+        """Tombstones of the committed positions unused for ``retention_ms``.
 
         ``unused_since_ms`` is when the group lost its last member, -1 if it never had one. A
         position committed after that counts from its own commit.

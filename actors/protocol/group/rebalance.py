@@ -2,14 +2,14 @@
 
 A turn works on one group at one moment and collects effects. Rules:
 
-1. Whoever is removed or replaced gets its parked calls answered; no call is left behind.
+1. The parked calls of a removed or replaced member are answered; no call is left behind.
 2. A generation begins when every member is parked in its join and no member id handed out to a
    dynamic one is unused, or when the longest rebalance timeout has passed. Dynamic members that
    did not rejoin are then dropped; static ones stay until their session expires.
-3. An assignment counts when it is durable: nobody sees ``Stable`` before.
+3. An assignment counts once it is durable: nobody sees ``Stable`` before.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
-KIP-559 (protocol in replies), KIP-814 (a static leader that comes back does not assign).
+KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GroupTurn:
     # --- members come ---------------------------------------------------------------------
 
     def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
-        """Take in a new member, parked in its join, and rebalance."""
+        """Add a new member, parked in its join, and rebalance."""
         group = self.group
         if not group.members:
             group.protocol_type = request.protocol_type
@@ -70,7 +70,7 @@ class GroupTurn:
         self.rebalance()
 
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
-        """Park a known member in its join with its present metadata, and rebalance."""
+        """Park a known member in its join with its current metadata, and rebalance."""
         self._update(member, request)
         self._park_join(member, call_id)
         self.rebalance()
@@ -85,9 +85,9 @@ class GroupTurn:
         """Let a restarted static member take its old place under a new member id.
 
         Its former incarnation is fenced at once. In a stable group whose protocol stays the same
-        there is no rebalance: the new member id is logged and then the join answered. In any other
-        its join counts when the new id is in the record that is ``logged`` last: else the next
-        coordinator would know the former one only, and fence the member that was told the new one.
+        there is no rebalance: the new member id is logged and then the join answered. Otherwise
+        its join counts once the new id is in the record ``logged`` last: else the next
+        coordinator would know only the old one, and fence the member that was given the new one.
         """
         group = self.group
         old_member_id = group.static_members[request.group_instance_id or ""]
@@ -126,7 +126,7 @@ class GroupTurn:
             )
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> JoinGroupReply:
-        """The answer to a member's join: the present generation, and the members if it leads."""
+        """The answer to a member's join: the current generation, and the members if it leads."""
         group = self.group
         is_leader = group.leader_id == member.member_id
         return JoinGroupReply(
@@ -143,9 +143,9 @@ class GroupTurn:
         self.effects.append(ReplyTo(call_id, reply))
 
     def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
-        """Remember a member id that was handed out, until it is used or the time is over.
+        """Remember a handed-out member id until it is used or times out.
 
-        A static member's former one is of no use any more: it may be that of an earlier life.
+        A static member's earlier one is dropped: it may be from an earlier life.
         """
         pending, instance_id = self.group.pending_member_ids, request.group_instance_id
         for former_id in [each for each, owner in pending.items() if owner is not None]:
@@ -155,33 +155,33 @@ class GroupTurn:
         self._set(TimerKind.PENDING_MEMBER, request.session_timeout_ms, member_id)
 
     def drop_pending_member_id(self, member_id: str) -> None:
-        """Forget a handed-out member id, because it was used, given back or too old."""
+        """Forget a handed-out member id, because it was used, returned or too old."""
         self.group.pending_member_ids.pop(member_id, None)
         self._cancel(TimerKind.PENDING_MEMBER, member_id)
 
     # --- members go -----------------------------------------------------------------------
 
     def remove_member(self, member: Member) -> None:
-        """Take a member out; the caller rebalances when it has removed all it wants to."""
+        """Remove a member; the caller rebalances after its last removal."""
         self._answer_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._cancel(TimerKind.SESSION, member.member_id)
         self.group.remove(member.member_id)
 
     def restart_session(self, member: Member) -> None:
-        """A sign of life: the member has its whole session timeout again."""
+        """A sign of life: restart the member's session timeout."""
         self._set_session(member)
 
     # --- rebalance ------------------------------------------------------------------------
 
     def rebalance(self) -> None:
-        """Begin a rebalance, or end the one that runs if it waits for nobody any more."""
+        """Begin a rebalance, or end the current one if it no longer waits for anyone."""
         if self.group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete_join()
         else:
             self._prepare()
 
     def maybe_complete_join(self) -> None:
-        """End the collecting of joins if it waits for nobody any more."""
+        """Stop collecting joins if nobody is awaited any more."""
         group = self.group
         is_collecting = group.state is GroupState.PREPARING_REBALANCE
         if is_collecting and group.initial_delay is None and group.have_all_joined:
@@ -205,7 +205,7 @@ class GroupTurn:
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
 
     def join_time_over(self) -> None:
-        """The join timer fired: prolong the initial delay, or begin the generation."""
+        """The join timer fired: extend the initial delay, or begin the generation."""
         group = self.group
         if group.state is not GroupState.PREPARING_REBALANCE:
             return
@@ -222,7 +222,7 @@ class GroupTurn:
         group.initial_delay = None
         self._cancel(TimerKind.JOIN)
         if group.members and not group.elect_joined_leader():
-            # Nobody came, which a pause of the whole group explains; their sessions decide.
+            # Nobody came, which a pause of the whole group would explain; their sessions decide.
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
             return
         for member in list(group.members.values()):
@@ -245,7 +245,7 @@ class GroupTurn:
         self._set(TimerKind.SYNC, group.rebalance_timeout_ms)
         for member in group.members.values():
             member.assignment = b""
-            # A static member that is away keeps its place; only its session timer judges it.
+            # An absent static member keeps its place; only its session timer removes it.
             member.has_synced = member.join_call is None
             if member.join_call is not None:
                 self.reply(member.join_call, self.joined(member))
@@ -258,7 +258,7 @@ class GroupTurn:
     def park_sync(
         self, member: Member, call_id: int, assignments: tuple[MemberAssignment, ...]
     ) -> None:
-        """Park a sync until the assignment is durable; the leader's call hands it in."""
+        """Park a sync until the assignment is durable; the leader's call submits it."""
         group = self.group
         if member.sync_call is not None:
             self.reply(member.sync_call, SyncGroupReply(error=ErrorCode.REQUEST_TIMED_OUT))
@@ -276,7 +276,7 @@ class GroupTurn:
             )
 
     def note_synced(self, member: Member) -> None:
-        """The member asked for its assignment; when all have, nobody is timed any more."""
+        """The member asked for its assignment; once all have, the sync timer is cancelled."""
         member.has_synced = True
         if self.group.have_all_synced:
             self._cancel(TimerKind.SYNC)
@@ -323,7 +323,7 @@ class GroupTurn:
             self.reply(write.join_call, reply)
 
     def renamed(self, write: WriteGroup, error: ErrorCode) -> None:
-        """A static member's new id is durable, and its join counts from now on."""
+        """A static member's new id is durable, so its join counts."""
         group = self.group
         member = group.members.get(write.join_reply.member_id if write.join_reply else "")
         if error is not ErrorCode.NONE:
@@ -363,7 +363,7 @@ class GroupTurn:
             member.sync_call = None
 
     def _park_join(self, member: Member, call_id: int) -> None:
-        """Park a join. A call it supersedes was given up on, or was overtaken: it may retry."""
+        """Park a join. A call it supersedes was abandoned, or overtaken: it may retry."""
         if member.join_call is not None:
             self.reply(
                 member.join_call,

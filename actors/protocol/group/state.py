@@ -1,4 +1,4 @@
-"""A consumer group as its coordinator holds it: states, members, votes, and who may speak.
+"""A consumer group as its coordinator sees it: states, members, votes, and who may call.
 
 ======================  ====================================================================
 state                   meaning
@@ -47,7 +47,7 @@ class GroupState(enum.Enum):
 
 LEGAL_SOURCES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProxyType(
     {
-        # From Dead only when the tombstones of a deletion could not be written.
+        # From Dead only if the tombstones of a deletion could not be written.
         GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
         GroupState.PREPARING_REBALANCE: frozenset(
             {GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE}
@@ -65,7 +65,7 @@ class Member:
     """One member. ``join_call`` and ``sync_call`` are its parked calls, None when it has none.
 
     ``is_new`` holds until its first join is answered: such a member sends no heartbeats yet.
-    ``has_synced`` tells whether it asked for its assignment in this generation.
+    ``has_synced`` says whether it asked for its assignment in this generation.
     """
 
     member_id: str
@@ -82,11 +82,11 @@ class Member:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for an answer of ours, and so cannot be expected to send heartbeats."""
+        """Whether it awaits our answer, and so cannot be expected to send heartbeats."""
         return self.join_call is not None or self.sync_call is not None
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """Its subscription under a protocol; no bytes when it does not know the protocol."""
+        """Its subscription under a protocol; empty if it does not know the protocol."""
         for protocol in self.protocols:
             if protocol.name == protocol_name:
                 return protocol.metadata
@@ -95,7 +95,7 @@ class Member:
 
 @dataclass(slots=True)
 class InitialDelay:
-    """The wait of an empty group's first rebalance; it is prolonged while new members arrive."""
+    """The delay of an empty group's first rebalance; extended while new members arrive."""
 
     remaining_ms: int
     has_new_member: bool = False
@@ -103,11 +103,11 @@ class InitialDelay:
 
 @dataclass(slots=True)
 class Group:
-    """One group. ``members`` stand in the order in which they joined.
+    """One group. ``members`` are in the order in which they joined.
 
     Invariant: ``leader_id`` is a member, or None when there are none; ``static_members`` maps
-    each ``group_instance_id`` to the one member that has it; of one ``group_instance_id`` at most
-    one member id is pending, the last that was handed out.
+    each ``group_instance_id`` to the one member that has it; per ``group_instance_id`` at most
+    one member id is pending, the last one handed out.
     """
 
     group_id: str
@@ -120,14 +120,14 @@ class Group:
     members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
     pending_member_ids: dict[str, str | None] = field(default_factory=dict)
-    """Member ids that were handed out and not used yet, with their ``group_instance_id``."""
+    """Member ids handed out and not yet used, with their ``group_instance_id``."""
     initial_delay: InitialDelay | None = None
     is_assigning: bool = False
-    """Whether the leader's assignment of this generation is on its way to the log."""
+    """Whether the leader's assignment of this generation is being logged."""
 
     @classmethod
     def restored(cls, group_id: str, value: GroupValue) -> Group:
-        """The group as its last record tells: stable with members, else empty."""
+        """The group as its last record says: stable with members, else empty."""
         group = cls(
             group_id=group_id,
             state=GroupState.STABLE if value.members else GroupState.EMPTY,
@@ -156,7 +156,7 @@ class Group:
         return group
 
     def move(self, state: GroupState, now_ms: int) -> None:
-        """Enter ``state``, which must be reachable from the present one."""
+        """Enter ``state``, which must be reachable from the current one."""
         invariant(
             self.state in LEGAL_SOURCES[state],
             "I-19",
@@ -176,7 +176,7 @@ class Group:
             self.leader_id = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """Remove a member; if it led, the first of the others leads."""
+        """Remove a member; if it led, the first of the others takes over."""
         member = self.members.pop(member_id)
         if member.group_instance_id is not None:
             del self.static_members[member.group_instance_id]
@@ -198,7 +198,7 @@ class Group:
         return member
 
     def elect_joined_leader(self) -> bool:
-        """Make sure a member that rejoined leads; false when nobody did."""
+        """Make sure a member that rejoined leads; false if nobody did."""
         if self.leader_id is not None and self.members[self.leader_id].join_call is not None:
             return True
         for member in self.members.values():
@@ -211,7 +211,7 @@ class Group:
     def have_all_joined(self) -> bool:
         """Whether every member is parked in its join and no handed-out member id is unused.
 
-        Nobody waits for a static member that was given one: a late duplicate may have asked.
+        Ids handed out to static members are not waited for: a late duplicate may have asked.
         """
         return None not in self.pending_member_ids.values() and all(
             member.join_call is not None for member in self.members.values()
@@ -224,7 +224,7 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member may take to rejoin; 0 without members."""
+        """The longest any member may take to rejoin; 0 without members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     # --- protocols ------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Group:
         return protocol_type == self.protocol_type and bool(names)
 
     def voted_protocol(self) -> str:
-        """The protocol most members prefer of those that all know; ties go to the first member's.
+        """The most preferred protocol among those all members know; ties go to the first member's.
 
         Each member votes for the first of its protocols that all support.
         """
@@ -260,7 +260,7 @@ class Group:
             votes[next(each.name for each in member.protocols if each.name in votes)] += 1
         return max(candidates, key=lambda name: votes[name])
 
-    # --- who may speak --------------------------------------------------------------------
+    # --- who may call ---------------------------------------------------------------------
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
         """Whether the caller is a member: instance id first, which fences replaced members."""
@@ -275,7 +275,7 @@ class Group:
     def check_generation(
         self, member_id: str, group_instance_id: str | None, generation_id: int
     ) -> ErrorCode:
-        """Whether the caller is a member of the present generation."""
+        """Whether the caller is a member of the current generation."""
         if self.state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         error = self.check_member(member_id, group_instance_id)
@@ -323,7 +323,7 @@ class Group:
         )
 
     def with_present_ids(self, logged: GroupValue) -> GroupValue:
-        """A record of this group, with its static members under the ids that they have now."""
+        """A record of this group, with its static members under their current ids."""
         present_ids = {
             each.member_id: self.static_members.get(each.group_instance_id or "", each.member_id)
             for each in logged.members

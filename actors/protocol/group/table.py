@@ -1,8 +1,8 @@
-"""The groups that exist: what the log tells of them, and their removal.
+"""The groups that exist: what the log says about them, and their removal.
 
 The base of the group machine. *Durable*: committed positions and the last record of each group,
 changed only by ``apply`` and ``apply_marker`` in log order, live and on reload. *Volatile*: the
-``Group`` objects that the rebalance works on; ``finish_load`` makes them from the durable half.
+``Group`` objects that the rebalance works on; ``finish_load`` makes them from the durable part.
 Source: KIP-98 and KIP-447 for pending positions, KIP-211 for expiry.
 """
 
@@ -31,8 +31,7 @@ from oncelog.storage.errors import ErrorCode
 class GroupTable:
     """Every group of one shard, by group id.
 
-    Invariant: whatever stands in ``_records`` or has positions stands in ``_groups`` too, once
-    loaded.
+    Invariant: once loaded, every group in ``_records`` or with positions is in ``_groups`` too.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -44,7 +43,7 @@ class GroupTable:
     # --- the log --------------------------------------------------------------------------
 
     def apply(self, record: LogRecord, *, record_offset: int, producer_id: int) -> None:
-        """Take in one committed record; raises ``CorruptDataError`` if it cannot be read.
+        """Apply one committed record; raises ``CorruptDataError`` if it cannot be read.
 
         ``producer_id`` is that of its batch, -1 outside a transaction.
         """
@@ -63,12 +62,12 @@ class GroupTable:
             self._forget_if_unused(key.group_id)
 
     def apply_marker(self, producer_id: int, *, committed: bool) -> None:
-        """Take in one committed marker: pending positions of the producer become so or vanish."""
+        """Apply one committed marker: the producer's pending positions are committed or dropped."""
         for group_id in self.offsets.apply_marker(producer_id, committed=committed):
             self._forget_if_unused(group_id)
 
     def finish_load(self, now_ms: int) -> list[Effect]:
-        """Bring the groups to life after the whole log was applied: all sessions start now."""
+        """Create the groups once the whole log is applied: all sessions start now."""
         effects: list[Effect] = []
         for group_id, value in self._records.items():
             group = Group.restored(group_id, value)
@@ -119,10 +118,10 @@ class GroupTable:
     def expired(
         self, now_ms: int, busy: Collection[str]
     ) -> list[tuple[str, tuple[LogRecord, ...]]]:
-        """Tombstones of positions nobody used for the retention time, and of emptied groups.
+        """Tombstones of positions unused for the retention time, and of emptied groups.
 
         Only groups without members expire, and none that an open transaction commits to. ``busy``
-        names the groups with records on their way to the log: they are in use.
+        names the groups with records still being appended: they are in use.
         """
         due: list[tuple[str, tuple[LogRecord, ...]]] = []
         for group_id, group in self._groups.items():
@@ -147,8 +146,8 @@ class GroupTable:
     ) -> list[tuple[str, tuple[LogRecord, ...]]]:
         """Tombstones of committed positions in topics whose ids are ``gone``, group by group.
 
-        Not of ``busy`` groups, with records on their way to the log, nor of those that an open
-        transaction commits to: a tombstone would take what is newer along.
+        Not of ``busy`` groups, with records still being appended, nor of those that an open
+        transaction commits to: a tombstone would remove newer positions as well.
         """
         found = (
             (group_id, self.offsets.of_deleted_topics(group_id, gone))
@@ -158,7 +157,7 @@ class GroupTable:
         return [(group_id, records) for group_id, records in found if records]
 
     def describe(self, request: DescribeGroupsRequest) -> DescribeGroupsReply:
-        """The groups asked for that exist, or all of the shard, sorted."""
+        """The requested groups that exist, or all of the shard, sorted."""
         asked = self._groups if request.group_ids is None else request.group_ids
         return DescribeGroupsReply(
             groups=tuple(

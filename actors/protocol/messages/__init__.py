@@ -1,4 +1,4 @@
-"""Every request and reply, as frozen structs, by whom they are for.
+"""Every request and reply, as frozen structs, grouped by recipient.
 
-Nothing else lives here: no rule, no bytes. Start at ``base``, which says what all have.
+Nothing else lives here: no rules, no bytes. Start at ``base``, which has what all share.
 """

@@ -1,4 +1,4 @@
-"""Requests and replies of operators about transactional ids. See ``base`` for the rules.
+"""Operators' requests about transactional ids, and the replies. See ``base`` for the rules.
 
 Source: KIP-664 (finding and aborting hanging transactions), KIP-994 (filters of a listing).
 """
@@ -11,7 +11,7 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 ANY_DURATION_MS = -1
-"""``running_longer_than_ms`` of a question that is about every transactional id."""
+"""``running_longer_than_ms`` of a request for every transactional id."""
 
 
 class TransactionMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +27,9 @@ class TransactionMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One transactional id as its coordinator knows it; ``state`` is Kafka's name of it.
+    """One transactional id as its coordinator knows it; ``state`` is Kafka's name for it.
 
-    ``partitions`` holds those of ``members`` too. ``transaction_start_ms`` is -1 when none is
+    ``partitions`` includes those of ``members``. ``transaction_start_ms`` is -1 when none is
     open; ``commit_token`` is that of the last committed transaction.
     """
 
@@ -47,7 +47,7 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):
-    """The transactional ids asked for that exist on this shard."""
+    """The requested transactional ids that exist on this shard."""
 
     transactions: tuple[TransactionDescription, ...] = ()
 
@@ -55,10 +55,10 @@ class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):
 class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=True, kw_only=True):
     """Describe transactional ids; ``None`` means all of the shard that pass the filters.
 
-    An id that was asked for by name and is unknown makes the error
-    ``TRANSACTIONAL_ID_NOT_FOUND``. An empty filter lets everything pass: ``states`` are Kafka's
-    names, ``producer_ids`` also finds members, and ``running_longer_than_ms`` (exclusive) lets
-    only open or undecided transactions pass, by the coordinator's clock. Source: KIP-994.
+    An id requested by name that is unknown makes the error
+    ``TRANSACTIONAL_ID_NOT_FOUND``. An empty filter passes everything: ``states`` are Kafka's
+    names, ``producer_ids`` also finds members, and ``running_longer_than_ms`` (exclusive) passes
+    only open or undecided transactions, by the coordinator's clock. Source: KIP-994.
     """
 
     method = "describe_transactions"
@@ -71,7 +71,7 @@ class DescribeTransactionsRequest(Request[DescribeTransactionsReply], frozen=Tru
 
 
 class AbortTransactionReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the abort is decided, durably; ``visible``: every marker is written as well."""
+    """On ``NONE`` the abort is decided, durably; ``visible``: every marker is written too."""
 
     visible: bool = False
 
@@ -80,7 +80,7 @@ class AbortTransactionRequest(Request[AbortTransactionReply], frozen=True, kw_on
     """Abort the open transaction of (producer id, epoch), as its timeout would. Safe to repeat.
 
     ``producer_id`` and ``producer_epoch`` are those of ``TransactionDescription``: a transaction
-    that has begun since is another one, and is left alone with ``INVALID_TXN_STATE``.
+    begun since then is left alone, and the error is ``INVALID_TXN_STATE``.
     """
 
     method = "abort_transaction"
@@ -96,9 +96,9 @@ class DeleteTransactionalIdReply(Reply, frozen=True, kw_only=True):
 
 
 class DeleteTransactionalIdRequest(Request[DeleteTransactionalIdReply], frozen=True, kw_only=True):
-    """Forget a transactional id that is at rest, also one that carries a token.
+    """Forget an idle transactional id, even one with a commit token.
 
-    ``INVALID_TXN_STATE`` while a transaction is open or decided and not complete.
+    ``INVALID_TXN_STATE`` while a transaction is open, or decided but not complete.
     """
 
     method = "delete_transactional_id"

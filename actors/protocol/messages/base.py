@@ -1,8 +1,8 @@
 """What every request and every reply has.
 
 Rules: a request names its actor method (``method``) and its reply (``reply_type``). A reply begins
-with ``error`` and every other field has a default, so that a lost call is answered by
-``request.failed(code)``. Several partitions in one message carry one ``ErrorCode`` each. Times are
+with ``error`` and every other field has a default, so a lost call can be answered by
+``request.failed(code)``. Several partitions in one message have one ``ErrorCode`` each. Times are
 milliseconds since the Unix epoch, durations milliseconds, sizes bytes.
 """
 
@@ -18,7 +18,7 @@ from oncelog.storage.errors import ErrorCode
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What every reply has: the code that the whole request ended with.
 
-    ``detail`` is for people: it may name the value that was refused, and is never interpreted.
+    ``detail`` is for people: it may name the refused value, and is never interpreted.
     """
 
     error: ErrorCode = ErrorCode.NONE

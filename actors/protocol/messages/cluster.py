@@ -10,7 +10,7 @@ from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartitio
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a partition is led. ``leader`` is a broker id, -1 when nobody leads."""
+    """Where a partition is led. ``leader`` is a broker id, -1 if there is none."""
 
     partition: int
     leader: int
@@ -37,7 +37,7 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataReply(Reply, frozen=True, kw_only=True):
-    """The cluster as the controller knows it; ``topics`` only those asked for that exist."""
+    """The cluster as the controller knows it; ``topics`` are the requested ones that exist."""
 
     cluster_id: str = ""
     controller_epoch: int = -1
@@ -50,7 +50,7 @@ class MetadataReply(Reply, frozen=True, kw_only=True):
     process_id: int = -1
     version: str = ""
     settings: tuple[tuple[str, str], ...] = ()
-    """Those of the cluster that differ from their defaults, as text."""
+    """The cluster's settings that differ from their defaults, as text."""
 
 
 class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):
 
 
 class CreateTopicReply(Reply, frozen=True, kw_only=True):
-    """The new topic's id; its actors are being started and answer soon."""
+    """The new topic's id; its actors are being started and will answer soon."""
 
     topic_id: str = ""
 
@@ -85,11 +85,11 @@ class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
 
 
 class AlterTopicReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the change is durable; leaders that can be reached follow it already."""
+    """On ``NONE`` the change is durable; reachable leaders already follow it."""
 
 
 class AlterTopicRequest(Request[AlterTopicReply], frozen=True, kw_only=True):
-    """Change settings of a topic, and leave the others. ``None``: back to the default."""
+    """Change some settings of a topic. ``None``: back to the default."""
 
     method = "alter_topic"
     reply_type = AlterTopicReply
@@ -103,7 +103,7 @@ class CreatePartitionsReply(Reply, frozen=True, kw_only=True):
 
 
 class CreatePartitionsRequest(Request[CreatePartitionsReply], frozen=True, kw_only=True):
-    """Give a topic more partitions: ``partitions`` is how many it has then. Safe to repeat."""
+    """Add partitions to a topic: ``partitions`` is the new total. Safe to repeat."""
 
     method = "create_partitions"
     reply_type = CreatePartitionsReply
@@ -126,7 +126,7 @@ class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
 
 
 class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
-    """The epoch to lead with, durable before it is answered, and what a leader needs to know.
+    """The epoch to lead with, durable before the reply, and what a leader needs to know.
 
     With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
     """
@@ -143,10 +143,10 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
 class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):
     """A started replica asks for a new leader epoch before it serves.
 
-    ``incarnation`` is unique per process start, so a retry of one start gets one epoch.
-    ``expected_epoch`` is the newest one that the caller knows of, -1 for none: if another is
-    current, nobody is elected. So a late copy of an earlier start's request elects nobody, nor one
-    from a start with the log of another topic (``topic_id``) that had this name.
+    ``incarnation`` is unique per process start, so retries of one start get one epoch.
+    ``expected_epoch`` is the newest one that the caller knows, -1 for none: if another is
+    current, nobody is elected. So a late copy of an earlier start's request elects nobody, nor does
+    one from a start with the log of an earlier topic (``topic_id``) of this name.
     """
 
     method = "become_leader"
@@ -160,13 +160,13 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
 
 
 class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the key of ``key_version`` is durable; who can be reached knows it already."""
+    """On ``NONE`` the key of ``key_version`` is durable; reachable actors already know it."""
 
     key_version: int = 0
 
 
 class RotateClusterKeyRequest(Request[RotateClusterKeyReply], frozen=True, kw_only=True):
-    """Replace the key of ``key_version`` by a new one. A repeated call replaces it once."""
+    """Replace the key of ``key_version`` with a new one. A repeated call replaces it once."""
 
     method = "rotate_cluster_key"
     reply_type = RotateClusterKeyReply
@@ -175,24 +175,24 @@ class RotateClusterKeyRequest(Request[RotateClusterKeyReply], frozen=True, kw_on
 
 
 class ClusterKeysReply(Reply, frozen=True, kw_only=True):
-    """The keys that tickets are made with."""
+    """The keys that sign tickets."""
 
     keys: ClusterKeys = NO_KEYS
 
 
 class ClusterKeysRequest(Request[ClusterKeysReply], frozen=True, kw_only=True):
-    """A leader or coordinator asks for the keys: it has met the version of a newer one."""
+    """A leader or coordinator asks for the keys: it has seen a newer key's version."""
 
     method = "cluster_keys"
     reply_type = ClusterKeysReply
 
 
 class LearnKeysReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the actor uses these keys, or newer ones that it knew already."""
+    """On ``NONE`` the actor uses these keys, or newer ones that it already knew."""
 
 
 class LearnKeysRequest(Request[LearnKeysReply], frozen=True, kw_only=True):
-    """The controller tells leaders and coordinators the keys, after each change."""
+    """The controller sends leaders and coordinators the keys after each change."""
 
     method = "learn_keys"
     reply_type = LearnKeysReply
@@ -223,9 +223,9 @@ class ShutdownReply(Reply, frozen=True, kw_only=True):
 class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
     """Stop cleanly. To the controller: stop every actor of the log, then itself.
 
-    ``remove_data`` deletes the replica's directory as well: its topic was deleted. A replica of
-    another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic of
-    that name. "" is for the controller alone.
+    ``remove_data`` also deletes the replica's directory, because its topic was deleted. A replica
+    of another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic
+    of that name. "" is only for the controller.
     """
 
     method = "shutdown"

@@ -32,9 +32,9 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinGroupReply(Reply, frozen=True, kw_only=True):
-    """The generation joined. ``members`` is filled for the leader only.
+    """The generation joined. ``members`` is filled only for the leader.
 
-    With ``MEMBER_ID_REQUIRED`` only ``member_id`` is given: join again with it.
+    With ``MEMBER_ID_REQUIRED`` only ``member_id`` is set: join again with it.
     """
 
     generation_id: int = -1
@@ -48,8 +48,8 @@ class JoinGroupReply(Reply, frozen=True, kw_only=True):
 class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     """Join or rejoin a group; answered when the rebalance has collected its members.
 
-    ``is_first`` until a join with this ``member_id`` was answered: if it is not known any more, a
-    static member is given another one, where one that was a member is fenced.
+    ``is_first`` until a join with this ``member_id`` is answered: if the id is no longer known, a
+    static member is given another one, whereas one that had been a member is fenced.
     """
 
     method = "join_group"
@@ -81,7 +81,7 @@ class SyncGroupReply(Reply, frozen=True, kw_only=True):
 
 
 class SyncGroupRequest(Request[SyncGroupReply], frozen=True, kw_only=True):
-    """Hand in (leader) or wait for (others) the assignment of a generation."""
+    """Submit (leader) or wait for (others) the assignment of a generation."""
 
     method = "sync_group"
     reply_type = SyncGroupReply
@@ -100,7 +100,7 @@ class HeartbeatReply(Reply, frozen=True, kw_only=True):
 
 
 class HeartbeatRequest(Request[HeartbeatReply], frozen=True, kw_only=True):
-    """Tell the coordinator that a member lives; restarts its session timer."""
+    """Tell the coordinator that a member is alive; restarts its session timer."""
 
     method = "heartbeat"
     reply_type = HeartbeatReply
@@ -137,7 +137,7 @@ class LeaveGroupRequest(Request[LeaveGroupReply], frozen=True, kw_only=True):
 class OffsetAndMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A committed position: the next offset to read.
 
-    ``topic_id`` says in which topic of its name; "" for the one that there is at the commit.
+    ``topic_id`` says in which topic of that name; "" for the one that exists at the commit.
     """
 
     offset: int
@@ -176,8 +176,8 @@ class TxnOffsetCommitRequest(Request[OffsetCommitReply], frozen=True, kw_only=Tr
     """Commit positions as part of a transaction: pending until its marker arrives (KIP-447).
 
     ``ticket`` enrols the group's offsets partition, as for ``produce``. ``base_sequence`` counts
-    the positions that the transaction has sent before, in any group, and wraps as sequences do:
-    a request that was delayed cannot put back what a later one of its transaction has set.
+    the positions that the transaction has already sent, in any group, and wraps as sequences do:
+    a delayed request cannot undo what a later one of its transaction has set.
     """
 
     method = "txn_offset_commit"
@@ -196,7 +196,7 @@ class TxnOffsetCommitRequest(Request[OffsetCommitReply], frozen=True, kw_only=Tr
 
 
 class FetchedOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """The committed position of one partition; offset -1 when there is none."""
+    """The committed position of one partition; offset -1 if there is none."""
 
     topic_partition: TopicPartition
     error: ErrorCode = ErrorCode.NONE
@@ -207,7 +207,7 @@ class FetchedOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetFetchReply(Reply, frozen=True, kw_only=True):
-    """One entry per partition asked for, or per committed partition when all were."""
+    """One entry per requested partition, or per committed one if all were requested."""
 
     offsets: tuple[FetchedOffset, ...] = ()
 
@@ -215,7 +215,7 @@ class OffsetFetchReply(Reply, frozen=True, kw_only=True):
 class OffsetFetchRequest(Request[OffsetFetchReply], frozen=True, kw_only=True):
     """Committed positions of a group; ``partitions`` ``None`` means all it has.
 
-    With ``require_stable`` a partition that an open transaction commits answers
+    With ``require_stable`` a partition that an open transaction commits is answered with
     ``UNSTABLE_OFFSET_COMMIT``: ask again.
     """
 
@@ -237,7 +237,7 @@ class GroupMemberDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One group; ``state`` is Kafka's name of it."""
+    """One group; ``state`` is Kafka's name for it."""
 
     group_id: str
     state: str
@@ -248,7 +248,7 @@ class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DescribeGroupsReply(Reply, frozen=True, kw_only=True):
-    """The groups asked for that exist on this shard."""
+    """The requested groups that exist on this shard."""
 
     groups: tuple[GroupDescription, ...] = ()
 
@@ -263,7 +263,7 @@ class DescribeGroupsRequest(Request[DescribeGroupsReply], frozen=True, kw_only=T
 
 
 class DeleteGroupReply(Reply, frozen=True, kw_only=True):
-    """``NON_EMPTY_GROUP`` while it has members, ``GROUP_ID_NOT_FOUND`` when it is not there."""
+    """``NON_EMPTY_GROUP`` while it has members, ``GROUP_ID_NOT_FOUND`` if it does not exist."""
 
 
 class DeleteGroupRequest(Request[DeleteGroupReply], frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Requests and replies of partition leaders, and what every replica is told."""
+"""Requests to partition leaders and to every replica, and their replies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     from oncelog.storage.records.batch import Buffer as Batch
 else:
-    # What it is read as: a view of what came in, not a copy.
+    # Decoded as a view of the input, not a copy.
     Batch = memoryview
 
 
 class ProduceReply(Reply, frozen=True, kw_only=True):
-    """``base_offset`` is where the batch stands: the original place if it was a duplicate.
+    """``base_offset`` is where the batch is: the original place if it was a duplicate.
 
     On ``NONE`` with acks -1 the batch is durable on every in-sync replica. ``log_append_time_ms``
-    is -1 when the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
-    ticket is not the current one; whoever renews it in time keeps its producer id.
+    is -1 if the topic keeps the client's timestamps. ``is_ticket_old``: the key of the plain
+    ticket is not the current one; a producer that renews it in time keeps its id.
     """
 
     base_offset: int = NO_OFFSET
@@ -43,9 +43,9 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
 
     ``ticket`` proves that the partition is enrolled in the transaction or, without one, that the
     producer id is the sender's; every batch with a producer id needs it. Safe to retry with the
-    same bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` tells that
-    batches before this one are not acknowledged yet, so a leader that does not know the producer
-    must not begin with this one. Nobody changes ``batch`` any more; one that came over a connection
+    same bytes: the sequence numbers inside make it land once. ``follows_unacknowledged`` means that
+    earlier batches are not yet acknowledged, so a leader that does not know the producer
+    must not begin with this one. ``batch`` never changes; one that came over a connection
     is a view, which can be neither hashed nor pickled.
     """
 
@@ -63,7 +63,7 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
 
 
 class FetchReply(Reply, frozen=True, kw_only=True):
-    """Raw batches from the one that holds ``fetch_offset`` on, and the bounds of the log.
+    """Raw batches, starting with the one that holds ``fetch_offset``, and the log's bounds.
 
     ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
     With ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive)
@@ -81,9 +81,9 @@ class FetchReply(Reply, frozen=True, kw_only=True):
 class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     """Read from ``fetch_offset`` (inclusive); waits up to ``max_wait_ms`` for ``min_bytes``.
 
-    At least one batch is returned when one is readable, even beyond ``max_bytes``. A leader does
-    not check again what it wrote itself, unless ``is_checked`` asks for it. With another
-    ``topic_id`` than the leader's nothing is read: the offset is of a topic that was deleted.
+    At least one batch is returned if one is readable, even beyond ``max_bytes``. A leader does
+    not recheck what it wrote itself, unless ``is_checked`` is set. If
+    ``topic_id`` is not the leader's nothing is read: the offset is one in a deleted topic.
     """
 
     method = "fetch"
@@ -101,7 +101,7 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
 
 
 class ListOffsetsReply(Reply, frozen=True, kw_only=True):
-    """The offset found and the timestamp of its record; both -1 when nothing matches."""
+    """The offset found and the timestamp of its record; both -1 if nothing matches."""
 
     offset: int = NO_OFFSET
     timestamp_ms: int = NO_TIMESTAMP
@@ -123,7 +123,7 @@ class ListOffsetsRequest(Request[ListOffsetsReply], frozen=True, kw_only=True):
 
 
 class TxnMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on one producer's transaction, for some partitions of one leader.
+    """The outcome of one producer's transaction, for some partitions of one leader.
 
     ``producer_epoch`` is the epoch of the *next* transaction: one above that of the data.
     """
@@ -135,7 +135,7 @@ class TxnMarker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MarkerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one partition answered to one marker."""
+    """One partition's answer to one marker."""
 
     producer_id: int
     topic_partition: TopicPartition
@@ -159,7 +159,7 @@ class WriteTxnMarkersRequest(Request[WriteTxnMarkersReply], frozen=True, kw_only
 
 
 class ProducerDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What a leader knows of one producer. ``open_record_count`` counts its open transaction."""
+    """What a leader knows about one producer. ``open_record_count`` counts its open transaction."""
 
     producer_id: int
     producer_epoch: int
@@ -171,7 +171,7 @@ class ProducerDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DescribeProducersReply(Reply, frozen=True, kw_only=True):
-    """The live producers of the partition, those asked for or all."""
+    """The partition's live producers, those requested or all."""
 
     producers: tuple[ProducerDescription, ...] = ()
 
@@ -189,8 +189,8 @@ class DescribeProducersRequest(Request[DescribeProducersReply], frozen=True, kw_
 class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     """A replica's bounds, role and process, for people, metrics and fault tests.
 
-    ``active_transactional_id_count`` is ``None`` but for transaction coordinators.
-    ``damaged_offset`` is the first that is known to be unreadable; -1 if none is. The start of this
+    ``active_transactional_id_count`` is ``None`` except for transaction coordinators.
+    ``damaged_offset`` is the first known to be unreadable; -1 if none is. The start of this
     process cut ``cut_bytes`` from the log, which was torn or given up from ``cut_offset`` on;
     -1: it cut nothing.
     """
@@ -224,13 +224,13 @@ class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only
 
 
 class DeleteRecordsReply(Reply, frozen=True, kw_only=True):
-    """Records below ``log_start_offset`` are durably gone from every reader's sight."""
+    """Records below ``log_start_offset`` are durably hidden from every reader."""
 
     log_start_offset: int = NO_OFFSET
 
 
 class DeleteRecordsRequest(Request[DeleteRecordsReply], frozen=True, kw_only=True):
-    """Delete what lies below ``offset`` (exclusive); -1 is the high watermark.
+    """Delete records below ``offset`` (exclusive); -1 is the high watermark.
 
     Source: KIP-107. Repeating it is harmless: the log start never goes back.
     """
@@ -244,13 +244,13 @@ class DeleteRecordsRequest(Request[DeleteRecordsReply], frozen=True, kw_only=Tru
 
 
 class ConfigureReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the replica follows these settings, or newer ones that it knew already."""
+    """On ``NONE`` the replica uses these settings, or newer ones that it already knew."""
 
 
 class ConfigureRequest(Request[ConfigureReply], frozen=True, kw_only=True):
-    """The controller tells a replica the settings of its topic, whole, as values of text.
+    """The controller sends a replica all settings of its topic, as text values.
 
-    ``settings_version`` rises with each change, so that calls may overtake each other.
+    ``settings_version`` rises with each change, so calls may overtake each other.
     """
 
     method = "configure"

@@ -15,9 +15,9 @@ NO_RUN: Final = 0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt at a whole distributed write. The coordinator numbers those of one id, rising.
+    """One attempt at a whole distributed write, numbered by the coordinator in rising order.
 
-    ``id`` is chance, of whoever began the run: it tells a repeated call from another run.
+    ``id`` is random, chosen by whoever began the run: it tells a repeated call from another run.
     """
 
     number: int
@@ -25,10 +25,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that a distributed write ends with, so that its death can be seen.
+    """The process whose death ends a distributed write.
 
-    ``machine`` names a boot of an operating system and a space of process ids in it: only who is
-    in the same one can tell anything. ``start_ticks`` tells the process from a later one of the
+    ``machine`` names a boot of an operating system and a pid namespace in it: only a process
+    in the same one can see it. ``start_ticks`` tells the process from a later one with the
     same id.
     """
 
@@ -38,7 +38,7 @@ class DriverProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeginRunReply(Reply, frozen=True, kw_only=True):
-    """The number of the run. With ``CONCURRENT_TRANSACTIONS``: that of the newest, if told."""
+    """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if given."""
 
     number: int = NO_RUN
 
@@ -46,9 +46,9 @@ class BeginRunReply(Reply, frozen=True, kw_only=True):
 class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
     """Begin a run of a distributed write: older ones are fenced, what is open is aborted.
 
-    ``after`` is the number of the newest run that the caller has heard of. It must be the newest
-    indeed, so that a late copy of this call begins nothing. Safe to repeat with the same
-    ``run_id``. ``ALREADY_COMMITTED`` when the token is decided, ``OUTDATED_VERSION`` when it names
+    ``after`` is the number of the newest run the caller knows of. It must really be the newest,
+    so that a late copy of this call begins nothing. Safe to repeat with the same
+    ``run_id``. ``ALREADY_COMMITTED`` if the token is decided, ``OUTDATED_VERSION`` if it names
     a version below the one committed last; then nothing changes.
     """
 
@@ -66,7 +66,7 @@ class BeginRunRequest(Request[BeginRunReply], frozen=True, kw_only=True):
 class InitProducerIdReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch to use, and the token of the last committed transaction.
 
-    ``ticket`` is the plain one, without a transactional id.
+    ``ticket`` is a plain one, given without a transactional id.
     """
 
     producer_id: int = NO_PRODUCER_ID
@@ -94,7 +94,7 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
 
 
 class EnlistReply(Reply, frozen=True, kw_only=True):
-    """A member's producer id and epoch; ``ALREADY_COMMITTED`` when the token is decided."""
+    """A member's producer id and epoch; ``ALREADY_COMMITTED`` if the token is decided."""
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
@@ -103,7 +103,7 @@ class EnlistReply(Reply, frozen=True, kw_only=True):
 class EnlistRequest(Request[EnlistReply], frozen=True, kw_only=True):
     """Join the transaction of a distributed write as one more member.
 
-    Not idempotent by itself: a lost reply leaves a member that never wins, and is aborted.
+    Not idempotent: a lost reply leaves a member that never wins, and is aborted.
     """
 
     method = "enlist"
@@ -123,13 +123,13 @@ class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddPartitionsToTxnReply(Reply, frozen=True, kw_only=True):
-    """One enrolment per partition asked for; durable before it is answered."""
+    """One enrolment per requested partition; durable before the reply."""
 
     enrolments: tuple[PartitionEnrolment, ...] = ()
 
 
 class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
-    """Enrol partitions in the open transaction, beginning it if need be. Safe to repeat."""
+    """Enrol partitions in the open transaction, beginning one if need be. Safe to repeat."""
 
     method = "add_partitions_to_txn"
     reply_type = AddPartitionsToTxnReply
@@ -155,9 +155,9 @@ class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_o
 class EndTxnReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch of the next transaction.
 
-    ``visible`` tells whether every marker was written before the reply: read your commits.
+    ``visible`` says whether every marker was written before the reply: read your commits.
     ``enrolments`` are those of the request's ``next_partitions``; none if they are not enrolled,
-    and without tickets if the next transaction is not open yet or its topics have to be looked up.
+    and without tickets if the next transaction is not open yet or its topics must be looked up.
     """
 
     producer_id: int = NO_PRODUCER_ID
@@ -174,14 +174,14 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
-    """Commit or abort. Durable as decided when answered with ``NONE``; safe to repeat.
+    """Commit or abort. The decision is durable when answered with ``NONE``; safe to repeat.
 
     With a ``run`` the transaction of a distributed write ends: ``winners`` are committed, every
     other member is aborted; producer id and epoch are then not given.
 
     A commit may enrol ``next_partitions`` in the next transaction, which is then open from the
-    moment the present one is complete, and has to be ended like any other. What cannot be
-    enrolled is left out as a whole and does not fail the commit.
+    moment the current one is complete, and must be ended like any other. If some cannot be
+    enrolled, none is, and the commit does not fail.
     """
 
     method = "end_txn"

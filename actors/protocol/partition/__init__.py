@@ -1,4 +1,4 @@
 """The rules of one partition: role, offsets, what may be appended, what may be read.
 
-Start at ``machine``; ``producers`` is fencing and de-duplication, ``bounds`` the four offsets.
+Start at ``machine``; ``producers`` has fencing and deduplication, ``bounds`` the four offsets.
 """

@@ -1,9 +1,9 @@
-"""The four offsets of a replica, what they let be read, and the role they are kept in.
+"""The four offsets of a replica, what they allow to be read, and the replica's role.
 
 Rules. ``log_start_offset`` ≤ ``last_stable_offset`` ≤ ``high_watermark`` ≤ ``log_end_offset``
 (I-01). Each moves in one place only: the log start by retention, the log end by a batch, the high
-watermark by replication. The last stable offset follows: it is the first unstable one where that
-lies below the high watermark, else the high watermark. On a leader neither of the two goes back
+watermark by replication. The last stable offset is derived: the first unstable offset if that
+is below the high watermark, else the high watermark. On a leader neither of these two goes back
 (I-03).
 
 Source: KIP-98, KIP-101, KIP-207.
@@ -44,14 +44,14 @@ LEGAL_ROLES: Final = MappingProxyType(
 
 LOADING: Final = Role.LOADING
 LEADER: Final = Role.LEADER
-"""For what is asked of every batch: a member is searched for in its class each time."""
+"""For checks made per batch: looking up an enum member in its class takes time."""
 
 
 class PartitionBounds:
     """The offsets of one replica. As their names say: starts inclusive, ends exclusive.
 
-    ``log_start_offset`` moves by retention only, ``log_end_offset`` by a batch only,
-    ``high_watermark`` by ``advance_high_watermark`` only, and ``last_stable_offset`` follows.
+    ``log_start_offset`` moves only by retention, ``log_end_offset`` only by a batch,
+    ``high_watermark`` only by ``advance_high_watermark``; ``last_stable_offset`` is derived.
     """
 
     __slots__ = (
@@ -83,8 +83,8 @@ class PartitionBounds:
     ) -> None:
         """Forget everything and begin at a producer snapshot; then replay from ``replay_from``.
 
-        ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also the
-        way to follow a truncation: nothing is ever undone.
+        ``snapshot_offset`` is exclusive: ``entries`` is the state before that offset. Also used
+        after a truncation: nothing is ever undone.
         """
         self.role = Role.LOADING
         self.producers = ProducerStates(entries)
@@ -103,8 +103,8 @@ class PartitionBounds:
     def replay_from(self) -> int:
         """Inclusive offset from which the log must be replayed after ``load``.
 
-        Before the snapshot while transactions are open in it: their record counts are not in a
-        snapshot. Replaying from further back is harmless, and restores remembered batches.
+        Before the snapshot if it has open transactions: a snapshot does not have their record
+        counts. Replaying from further back is harmless, and restores remembered batches.
         """
         return self._replay_from
 
@@ -113,8 +113,8 @@ class PartitionBounds:
     def advance_high_watermark(self, offset: int) -> bool:
         """Everything below ``offset`` (exclusive) is synced on every in-sync replica.
 
-        A lower offset than before changes nothing; one past the log end is refused as our bug
-        (I-04). Returns whether the high watermark moved, and so whether readers are to be woken.
+        A lower offset changes nothing; one past the log end is refused as our bug
+        (I-04). Returns whether the high watermark moved, and so whether to wake readers.
         """
         if offset > self._log_end_offset:
             invariant(False, "I-04", f"{self}: high watermark {offset} is past the log end")
@@ -163,7 +163,7 @@ class PartitionBounds:
 
     @property
     def first_unstable_offset(self) -> int:
-        """Inclusive first offset of the oldest transaction that is not decided, -1 if none."""
+        """Inclusive first offset of the oldest undecided transaction, -1 if none."""
         unstable = self.producers.transactions.first_unstable_offset
         return unstable if unstable == NO_OFFSET else max(unstable, self._log_start_offset)
 
@@ -171,8 +171,8 @@ class PartitionBounds:
     def last_stable_offset(self) -> int:
         """Exclusive: every transaction with data below is decided, and the decision replicated.
 
-        A snapshot does not tell which of the transactions completed before it are unreplicated,
-        so nothing is taken for stable until the high watermark has reached the loaded snapshot.
+        A snapshot does not say which of the transactions completed before it are unreplicated,
+        so nothing counts as stable until the high watermark has reached the loaded snapshot.
         """
         if self._high_watermark < self._snapshot_offset:
             return self._log_start_offset
@@ -194,7 +194,7 @@ class PartitionBounds:
         return ErrorCode.OFFSET_OUT_OF_RANGE
 
     def check_latest(self) -> ErrorCode:
-        """Whether "latest" may be told: not until the high watermark reached this epoch's start.
+        """Whether "latest" may be answered: once the high watermark reached this epoch's start.
 
         Otherwise a reader could see it go back after a failover. Source: KIP-207.
         """
@@ -210,7 +210,7 @@ class PartitionBounds:
         self._stable_seen = self.last_stable_offset
 
     def _check_bounds(self) -> None:
-        """I-01 after every change, I-03 on a leader; a text is built only when it is needed."""
+        """I-01 after every change, I-03 on a leader; the text is built only when needed."""
         stable = self.last_stable_offset
         if not self._log_start_offset <= stable <= self._high_watermark <= self._log_end_offset:
             invariant(False, "I-01", str(self))

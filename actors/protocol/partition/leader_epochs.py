@@ -1,6 +1,6 @@
-"""Where each leader epoch began in the log, and so where two logs part.
+"""Where each leader epoch began in the log, and so where two logs diverge.
 
-Rules: entries rise in epoch and in start offset together (I-08). An epoch is entered when its
+Rules: entries rise in both epoch and start offset (I-08). An epoch is entered when its
 leader is elected, at the log end, even if it never writes a batch; and when a batch of a newer
 epoch is appended or replayed.
 
@@ -91,7 +91,7 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, leader_epoch: int, *, log_end_offset: int) -> EpochEnd:
-        """Where this log leaves ``leader_epoch``: a follower that has more of it must truncate."""
+        """Where this log leaves ``leader_epoch``: a follower with more of it must truncate."""
         return EpochEnd(*end_of_epoch(self._entries, leader_epoch, log_end_offset=log_end_offset))
 
     def truncate_end(self, offset: int) -> None:
@@ -99,5 +99,5 @@ class LeaderEpochs:
         self._entries = without_end(self._entries, offset)
 
     def truncate_start(self, offset: int) -> None:
-        """Forget what lies before ``offset``, the new log start: there its epoch now begins."""
+        """Forget what is before ``offset``, the new log start, where its epoch now begins."""
         self._entries = without_start(self._entries, offset)

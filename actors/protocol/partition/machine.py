@@ -1,9 +1,9 @@
 """One replica of a partition: its role, its offsets, and what may be appended and read.
 
-Rules. ``decide_append`` and ``decide_marker`` change nothing; ``apply`` is the one mutator for log
+Rules. ``decide_append`` and ``decide_marker`` change nothing; ``apply`` is the only mutator for log
 content, the same live, on recovery and on a follower. The shell checks, writes and applies in one
-turn of its loop, with nothing awaited in between; only then does the next batch see the result.
-What may be read, and the offsets that say so, are in ``partition.bounds``.
+turn of its loop, with no wait in between, so the next batch sees the result.
+What may be read, and the offsets that bound it, are in ``partition.bounds``.
 
 ========  ====================  =================================================================
 role      event                 answer
@@ -73,13 +73,13 @@ __all__ = ["ACCEPTED", "AppendVerdict", "CompletedTransaction", "PartitionMachin
 class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a leader does with a batch.
 
-    ``duplicate_base_offset`` is set when the batch already stands in the log, up to
+    ``duplicate_base_offset`` is set when the batch is already in the log, up to
     ``duplicate_next_offset`` (exclusive): nothing is appended, and with acks -1 the reply still
-    waits until the high watermark has reached that offset. ``is_early`` means that batches before
-    this one may still be on their way: the shell may hold it back for a short, bounded time,
-    asking again after each append, and at the end does what ``error`` says; ``NONE`` is append.
-    ``needs_keys``: its ticket is made with a cluster key that the shell has to ask for.
-    ``is_ticket_old``: accepted, and the key of its plain ticket is not the current one.
+    waits until the high watermark has reached that offset. ``is_early`` means that earlier batches
+    may still be in flight: the shell may hold this one back for a short, bounded time,
+    asking again after each append, and finally does what ``error`` says; ``NONE`` is append.
+    ``needs_keys``: its ticket was made with a cluster key that the shell must ask for.
+    ``is_ticket_old``: accepted, but the key of its plain ticket is not the current one.
     """
 
     error: ErrorCode = ErrorCode.NONE
@@ -95,7 +95,7 @@ ACCEPTED: Final = AppendVerdict()
 """Append it now."""
 
 VERIFIED_TICKETS_MAX: Final = 10_000
-"""Tickets that a leader remembers to be sound; beyond it forgets them all and looks anew."""
+"""Tickets that a leader remembers as verified; beyond that it forgets all and verifies again."""
 
 _NONE: Final = ErrorCode.NONE
 _CLIENT: Final = AppendOrigin.CLIENT
@@ -114,15 +114,15 @@ class PartitionMachine(PartitionBounds):
         self._keys = NO_KEYS
         self._latest_ms = NO_TIMESTAMP
         self._verified: dict[int, bytes] = {}
-        """By producer id, the ticket that was found sound for its present epoch, under the current
-        key. It only saves the work of looking again, and decides nothing."""
+        """By producer id, the ticket verified for its current epoch, under the current
+        key. It only saves verifying again, and decides nothing."""
 
     # --- role --------------------------------------------------------------------------------
 
     def become_leader(self, leader_epoch: int, topic_id: str, keys: ClusterKeys) -> None:
         """Lead from now on; the epoch begins at the log end, even if nothing is ever written.
 
-        Nothing is cut and the high watermark stays. The shell makes the epoch's start durable.
+        Nothing is truncated; the high watermark stays. The shell makes the epoch's start durable.
         """
         newest = max(self.leader_epoch, self.leader_epochs.latest_epoch)
         invariant(
@@ -135,13 +135,13 @@ class PartitionMachine(PartitionBounds):
         self._keys = keys
 
     def learn_keys(self, keys: ClusterKeys) -> None:
-        """Judge tickets by these keys from now on, unless newer ones are known."""
+        """Verify tickets with these keys from now on, unless newer ones are known."""
         if keys.version > self._keys.version:
             self._keys = keys
             self._verified.clear()
 
     def become_follower(self, leader_epoch: int) -> None:
-        """Follow the leader of ``leader_epoch``; what clients wait for here has to be failed."""
+        """Follow the leader of ``leader_epoch``; the shell must fail waiting client requests."""
         invariant(
             leader_epoch >= self.leader_epoch,
             "I-08",
@@ -151,7 +151,7 @@ class PartitionMachine(PartitionBounds):
         self.leader_epoch = leader_epoch
 
     def check_leader(self, leader_epoch: int = NO_LEADER_EPOCH) -> ErrorCode:
-        """Whether this replica leads, in the epoch that a client believes in (-1: any)."""
+        """Whether this replica leads, in the epoch that a client assumes (-1: any)."""
         if self.role is not Role.LEADER:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if leader_epoch in (NO_LEADER_EPOCH, self.leader_epoch):
@@ -219,7 +219,7 @@ class PartitionMachine(PartitionBounds):
         return self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
 
     def _check_client(self, header: BatchHeader, transactional_id: str | None) -> ErrorCode:
-        """What only a coordinator may write, and what a transaction must name."""
+        """Refuse what only a coordinator may write, or a transaction without its id."""
         if self._is_internal:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
         if header.is_control:
@@ -233,10 +233,10 @@ class PartitionMachine(PartitionBounds):
     def _check_owner(
         self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
-        """None if the id of the plain batch is one of plain production, and its sender's."""
+        """None if the plain batch's id is not a transactional producer's, and is the sender's."""
         if self.producers.is_transactional(header.producer_id):
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
-        # Of an id that has not written yet, the ticket found sound may be one of a transaction.
+        # For an id that has not written yet, the verified ticket may be a transaction's.
         if is_verified and self.producers.is_known(header.producer_id):
             return None
         if ticket is None:
@@ -251,8 +251,8 @@ class PartitionMachine(PartitionBounds):
     ) -> AppendVerdict | None:
         """None if the batch may belong to an open or a properly enrolled transaction.
 
-        The clock never runs backwards past a scan that forgot producers: a ticket that was too
-        old for it stays too old.
+        The clock never goes back past a scan that forgot producers: a ticket too
+        old for that scan stays too old.
         """
         enrolment = self.producers.check_enrolment(header)
         if enrolment is Enrolment.OPEN and is_verified:
@@ -277,9 +277,9 @@ class PartitionMachine(PartitionBounds):
     def _refusal(
         self, header: BatchHeader, ticket: bytes, verdict: TicketVerdict, invalid: ErrorCode
     ) -> AppendVerdict | None:
-        """What a looked-at ticket comes to; ``invalid`` is the answer to one that is not sound."""
+        """The verdict on a checked ticket; ``invalid`` is the answer to an invalid one."""
         if verdict is TicketVerdict.NEWER_KEY:
-            # As KIP-890 answers while it cannot verify: the client comes back with the batch.
+            # As KIP-890 answers while it cannot verify: the client retries the batch.
             return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)
         if verdict is TicketVerdict.INVALID:
             return AppendVerdict(error=invalid)
@@ -294,11 +294,11 @@ class PartitionMachine(PartitionBounds):
     def apply(
         self, header: BatchHeader, control: ControlRecord | None
     ) -> CompletedTransaction | None:
-        """A batch stands in the log at ``header.base_offset``; ``control`` says what a marker says.
+        """A batch is in the log at ``header.base_offset``; ``control`` is a marker's content.
 
-        Returns the transaction that a marker closed. An aborted one belongs in the aborted index
-        before the high watermark may pass the marker. ``control`` ``None`` with a control batch
-        is one that compaction emptied: it moves the log end and nothing else.
+        Returns the transaction that a marker closed. An aborted one must be in the aborted index
+        before the high watermark may pass the marker. A control batch with ``control`` ``None``
+        is one that compaction emptied: it only moves the log end.
         """
         if self.role is LOADING and header.base_offset < self._snapshot_offset:
             self.producers.apply_history(header)
@@ -319,7 +319,7 @@ class PartitionMachine(PartitionBounds):
     # --- producers ---------------------------------------------------------------------------
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
-        """Forget producers that were silent for so long; how many it was. Call it periodically."""
+        """Forget producers silent for so long; returns how many. Call it periodically."""
         expired_count = self.producers.expire(now_ms, expiration_ms)
         if expired_count:
             self._latest_ms = max(self._latest_ms, now_ms)
@@ -343,7 +343,7 @@ class PartitionMachine(PartitionBounds):
     def describe_producers(
         self, producer_ids: Iterable[int] | None
     ) -> tuple[ProducerDescription, ...]:
-        """What is known of the producers asked for, or of all; unknown ones are left out."""
+        """What is known of the requested producers, or of all; unknown ones are left out."""
         return self.producers.describe(producer_ids)
 
     def __str__(self) -> str:
@@ -356,9 +356,9 @@ class PartitionMachine(PartitionBounds):
     # --- invariants --------------------------------------------------------------------------
 
     def _check_place(self, header: BatchHeader) -> None:
-        """I-02, I-08: a leader writes its own epoch at its log end; a log read may have gaps.
+        """I-02, I-08: a leader writes its own epoch at its log end; a replayed log may have gaps.
 
-        In what is read an epoch begins with its first batch, unless it is known to have before.
+        On replay an epoch begins with its first batch, unless known to have begun before.
         """
         base_offset, log_end_offset = header.base_offset, self._log_end_offset
         is_leader = self.role is LEADER

@@ -1,4 +1,4 @@
-"""The transactions of one partition that keep read_committed readers back.
+"""The transactions of one partition that hold back read_committed readers.
 
 Rules. A transaction is *ongoing* from its first data batch to its marker, then *unreplicated*
 until the high watermark has passed the marker: a marker that a failover could still lose must not
@@ -15,7 +15,7 @@ unreplicated  log start passes the marker       none
 none          marker                            none: it only fences
 ============  ================================  ==============================
 
-Source: KIP-98, "Discussion on unavailable data"; the unreplicated kind came with the code.
+Source: KIP-98, "Discussion on unavailable data"; the unreplicated kind is from Kafka's code.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class CompletedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that a marker has just closed: what the aborted index stores if it aborts.
 
     ``first_offset`` and ``last_offset`` (the marker) are inclusive. ``last_stable_offset`` is the
-    first offset of the oldest transaction still ongoing, else the one after the marker; it does
-    not look at the high watermark, for it tells where a scan of the index may stop.
+    first offset of the oldest transaction still ongoing, else the one after the marker; it
+    ignores the high watermark, for it says where a scan of the index may stop.
     """
 
     producer_id: int
@@ -57,13 +57,13 @@ class OpenTransactions:
 
     def __init__(self) -> None:
         self._ongoing: OrderedDict[int, int] = OrderedDict()
-        # A heap of (first offset, marker offset). What is replicated leaves when it reaches the
-        # top; below the top it changes no answer.
+        # A heap of (first offset, marker offset). Replicated entries are removed when they reach
+        # the top; below the top they change no answer.
         self._unreplicated: list[tuple[int, int]] = []
         self.first_unstable_offset = NO_OFFSET
         """Inclusive first offset of the oldest ongoing or unreplicated transaction, else -1.
 
-        An attribute, as it is asked for after every batch.
+        An attribute, because it is read after every batch.
         """
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class OpenTransactions:
 
     @property
     def ongoing(self) -> Mapping[int, int]:
-        """First offset → producer id of every transaction that waits for its marker, to read."""
+        """First offset → producer id of every transaction that awaits its marker; read-only."""
         return MappingProxyType(self._ongoing)
 
     @property
@@ -81,7 +81,7 @@ class OpenTransactions:
         return next(iter(self._ongoing)) if self._ongoing else NO_OFFSET
 
     def begin(self, producer_id: int, first_offset: int) -> None:
-        """A producer's first data batch of a transaction stands at ``first_offset``."""
+        """A producer's first data batch of a transaction is at ``first_offset``."""
         if self._ongoing:
             newest = next(reversed(self._ongoing))
             invariant(
@@ -114,7 +114,7 @@ class OpenTransactions:
         )
 
     def forget_before(self, offset: int) -> None:
-        """Drop completed transactions whose marker lies before ``offset`` (exclusive)."""
+        """Drop completed transactions whose marker is before ``offset`` (exclusive)."""
         if not self._unreplicated:
             return
         while self._unreplicated and self._unreplicated[0][1] < offset:

@@ -1,7 +1,7 @@
 """What a partition remembers of one producer: its epoch, its newest batches, its transaction.
 
-Rules. An entry changes only by what stands in the log, so that every replica and every replay
-comes to the same entry. Another epoch clears the remembered batches: sequences begin again at 0.
+Rules. Only log content changes an entry, so every replica and every replay
+arrives at the same entry. Another epoch clears the remembered batches: sequences restart at 0.
 
 ============================  =============================================================
 event                         answer
@@ -14,7 +14,7 @@ marker, same epoch            transaction closed
 marker, another epoch         batches cleared, epoch taken, transaction closed
 ============================  =============================================================
 
-Source: KIP-98, "Producer state"; KIP-890 for the epoch that a marker raises.
+Source: KIP-98, "Producer state"; KIP-890 for the epoch that a marker bumps.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ NO_CRC: Final = -1
 class AppendedBatch(NamedTuple):
     """One remembered batch; sequences and offsets are inclusive.
 
-    ``crc`` is that of its bytes in the log, -1 if that does not tell what its producer sent: it is
-    known from a snapshot only, or compaction has written the batch anew.
+    ``crc`` is that of its bytes in the log, -1 if that does not show what its producer sent: it is
+    known only from a snapshot, or compaction has rewritten the batch.
     """
 
     last_sequence: int
@@ -75,7 +75,7 @@ class ProducerEntry:
 
     ``current_txn_first_offset`` is -1 while no transaction is open; ``open_record_count`` sums
     the records of the open one. ``idle_since_ms`` is when an expiry scan first saw the entry
-    unchanged: it is of this replica's clock and, alone of all fields, not from the log.
+    unchanged: by this replica's clock, and the only field that is not from the log.
     """
 
     producer_id: int
@@ -89,14 +89,14 @@ class ProducerEntry:
 
     @property
     def has_open_transaction(self) -> bool:
-        """Whether a transaction of this producer waits for its marker."""
+        """Whether a transaction of this producer awaits its marker."""
         return self.current_txn_first_offset != NO_OFFSET
 
     @property
     def is_transactional(self) -> bool:
-        """Whether its id is one of transactions: it has had a marker here, or waits for one.
+        """Whether its id is a transactional producer's: it has had a marker here, or awaits one.
 
-        A snapshot keeps both marks. An id is either of transactions or of plain production.
+        A snapshot keeps both facts. An id is either transactional or plain, never both.
         """
         return (
             self.coordinator_epoch != NO_COORDINATOR_EPOCH
@@ -122,13 +122,13 @@ class ProducerEntry:
         return None
 
     def take_epoch(self, producer_epoch: int) -> None:
-        """Adopt an epoch; another one than before begins without remembered batches."""
+        """Adopt an epoch; a different one starts without remembered batches."""
         if producer_epoch != self.producer_epoch:
             self.producer_epoch = producer_epoch
             self.batches.clear()
 
     def add_batch(self, header: BatchHeader) -> None:
-        """Follow a data batch: its epoch, and its place if it has a sequence to be repeated by."""
+        """Apply a data batch: its epoch, and its place if it has a sequence to recognise it by."""
         if header.producer_epoch != self.producer_epoch:
             self.take_epoch(header.producer_epoch)
         if header.base_sequence != NO_SEQUENCE:
@@ -137,10 +137,10 @@ class ProducerEntry:
         self.idle_since_ms = NO_TIMESTAMP
 
     def add_older_batch(self, header: BatchHeader) -> None:
-        """Remember a batch that the snapshot behind this entry had no room for.
+        """Remember a batch for which the snapshot behind this entry had no room.
 
-        Called in offset order, so it belongs right before the newest one. Of the newest one, a
-        snapshot may hold the timestamp of a later marker instead of its own.
+        Called in offset order, so it belongs right before the newest one. For the newest one, a
+        snapshot may have the timestamp of a later marker instead of its own.
         """
         if header.base_sequence == NO_SEQUENCE or header.producer_epoch != self.producer_epoch:
             return
@@ -156,7 +156,7 @@ class ProducerEntry:
         self.batches.append(newest)
 
     def to_snapshot(self) -> ProducerSnapshotEntry:
-        """What a producer snapshot stores: of the remembered batches only the newest."""
+        """What a producer snapshot stores: only the newest of the remembered batches."""
         newest = self.batches[-1] if self.batches else None
         return ProducerSnapshotEntry(
             producer_id=self.producer_id,
@@ -191,7 +191,7 @@ class ProducerEntry:
         return entry
 
     def describe(self) -> ProducerDescription:
-        """What an operator, or a coordinator that counts a winner's records, is told."""
+        """What to tell an operator, or a coordinator that counts a winner's records."""
         return ProducerDescription(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
@@ -204,7 +204,7 @@ class ProducerEntry:
 
 
 def _appended(header: BatchHeader) -> AppendedBatch:
-    """A batch with a sequence. Made for every batch, so without the call that its class is."""
+    """A batch with a sequence. Made for every batch, so without calling its class."""
     delta = header.last_offset_delta
     is_as_sent = header.record_count == delta + 1 and not header.has_delete_horizon
     last_sequence = header.base_sequence + delta

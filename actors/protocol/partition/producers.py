@@ -1,7 +1,7 @@
-"""All producers of one partition: fencing, de-duplication, transactions, expiry.
+"""All producers of one partition: fencing, deduplication, transactions, expiry.
 
-Rules. The ``check`` and ``find`` methods answer and change nothing (I-09); the ``apply`` methods
-are the only ones that follow the log, live and on replay alike (I-05). What a batch meets:
+Rules. The ``check`` and ``find`` methods answer and change nothing (I-09); only the ``apply``
+methods change state, from the log, both live and on replay (I-05). How a batch is answered:
 
 ==================================  ========================  =================================
 producer's entry                    event                     answer
@@ -23,16 +23,16 @@ any                                 coordinator's data        as above; a sequen
                                                               out, or be ahead
 none                                marker                    accept: fences lower epochs
 epoch below the marker's            marker                    accept: closes, raises the epoch
-same epoch, no open transaction     marker                    accept: a repetition, no effect
+same epoch, no open transaction     marker                    accept: a repeat, no effect
 same epoch, open transaction        marker                    INVALID_PRODUCER_EPOCH
 higher epoch                        marker                    INVALID_PRODUCER_EPOCH
 higher coordinator epoch            marker                    TRANSACTION_COORDINATOR_FENCED
 ==================================  ========================  =================================
 
-*Early* means that the batches in between may still be on their way: calls of one producer overtake
-each other. Whether it then waits, and how long, is the shell's affair.
+*Early* means that the batches in between may still be in flight: a producer's calls overtake
+each other. Whether the batch then waits, and how long, is up to the shell.
 
-Whoever is unknown may begin at any sequence, because an entry is forgotten after a day of silence
+An unknown producer may begin at any sequence, because an entry is forgotten after a day of silence
 and refusing would kill a healthy producer. A transaction is never that old, so it begins at 0.
 
 Source: KIP-98; KIP-360; KIP-890 and KIP-1228 for markers.
@@ -70,11 +70,11 @@ PRODUCER_ID_EXPIRATION_MS: Final = 86_400_000
 
 _SEQUENCE_COUNT: Final = SEQUENCE_MAX + 1
 _AHEAD_MAX: Final = _SEQUENCE_COUNT // 2
-"""Half the circle: a sequence nearer than this from below is ahead, any other is behind."""
+"""Half the circle: a sequence less than this far above is ahead, any other is behind."""
 
 
 class Enrolment(enum.Enum):
-    """How a transactional data batch stands to what its producer has open here."""
+    """How a transactional data batch relates to what its producer has open here."""
 
     OPEN = "open"
     """It joins the open transaction of its epoch; no ticket is needed."""
@@ -83,7 +83,7 @@ class Enrolment(enum.Enum):
     """It would begin a transaction here."""
 
     OLDER_OPEN = "older open"
-    """A transaction of a lower epoch still waits for its marker."""
+    """A transaction of a lower epoch still awaits its marker."""
 
     FENCED = "fenced"
     """A higher epoch is known."""
@@ -107,7 +107,7 @@ class ProducerStates:
 
     @property
     def entries(self) -> Mapping[int, ProducerEntry]:
-        """The entries by producer id, to read."""
+        """The entries by producer id; read-only."""
         return MappingProxyType(self._entries)
 
     # --- decide ------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ class ProducerStates:
         """Whether the batch simply follows its producer's newest one: the table accepts it.
 
         In the same epoch and transaction, or outside one: no duplicate, no ticket needed, nothing
-        out of order; a shorter way to say so. A producer's first batch, and one after the wrap of
-        sequences, is for the long way.
+        out of order. This is a fast path: a producer's first batch, and one after sequences
+        wrap, take the slow one.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None:
@@ -136,9 +136,9 @@ class ProducerStates:
     ) -> AppendedBatch | None:
         """The appended batch that ``header`` repeats, if it is still remembered.
 
-        With ``batch``, the bytes of a client, the content must be the same as well, as far as that
+        With ``batch``, a client's bytes, the content must match too, as far as it
         is known: a batch of other content that took the sequence must not pass for this one. A
-        coordinator's retry has other times in it and so other bytes.
+        coordinator's retry contains other times and so has other bytes.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None or header.is_transactional is not entry.is_transactional:
@@ -146,20 +146,20 @@ class ProducerStates:
         found = entry.duplicate_of(header)
         if found is None or batch is None or found.crc in (NO_CRC, header.crc):
             return found
-        # The leader may have written its own time into it.
+        # The leader may have written its own timestamp into it.
         return found if crc_when_stamped(batch, found.timestamp_ms) == found.crc else None
 
     def is_known(self, producer_id: int) -> bool:
-        """Whether the id has written here and is not forgotten."""
+        """Whether the id has written here and has not been forgotten."""
         return producer_id in self._entries
 
     def is_transactional(self, producer_id: int) -> bool:
-        """Whether the id is known to be one of transactions."""
+        """Whether the id is known to be a transactional producer's."""
         entry = self._entries.get(producer_id)
         return entry is not None and entry.is_transactional
 
     def check_enrolment(self, header: BatchHeader) -> Enrolment:
-        """Whether a transactional data batch needs a ticket, or cannot be let in at all.
+        """Whether a transactional data batch needs a ticket, or cannot be accepted at all.
 
         Source: KIP-890; KAFKA-18575 for ``OLDER_OPEN``, which must not join the older transaction.
         """
@@ -177,11 +177,11 @@ class ProducerStates:
     def check_data(
         self, header: BatchHeader, origin: AppendOrigin, *, follows_unacknowledged: bool = False
     ) -> tuple[ErrorCode, bool]:
-        """Check epoch, sequence and transaction of a data batch that is no duplicate.
+        """Check epoch, sequence and transaction of a data batch that is not a duplicate.
 
-        Returns the error and whether the batch came early: a gap lies before it that batches
-        still on their way may fill. An early batch with ``NONE`` may be appended when they do
-        not come.
+        Returns the error and whether the batch came early: before it is a gap that batches
+        still in flight may fill. An early batch with ``NONE`` may be appended if they do
+        not arrive.
         """
         entry = self._entries.get(header.producer_id)
         if entry is not None and entry.is_transactional and not header.is_transactional:
@@ -196,7 +196,7 @@ class ProducerStates:
             if error is not ErrorCode.NONE:
                 return error, is_early
         elif header.base_sequence != NO_SEQUENCE:
-            # What a transaction commits to groups of other shards counts too: gaps are normal.
+            # Offsets that the transaction commits in other shards count too: gaps are normal.
             error, is_ahead = _check_sequence(entry, header)
             if error is not ErrorCode.NONE and not is_ahead:
                 return error, False
@@ -207,8 +207,8 @@ class ProducerStates:
     ) -> ErrorCode:
         """Whether a marker may be appended. ``producer_epoch`` is one above that of the data.
 
-        An equal epoch is a repetition of the last marker, and harmless only while the next
-        transaction, whose data carry that very epoch, has not begun. Source: KIP-1228.
+        An equal epoch is a repeat of the last marker, and harmless only while the next
+        transaction, whose data carries that very epoch, has not begun. Source: KIP-1228.
         """
         entry = self._entries.get(producer_id)
         if entry is None:
@@ -224,12 +224,12 @@ class ProducerStates:
     # --- apply -------------------------------------------------------------------------------
 
     def apply_plain_data(self, header: BatchHeader) -> None:
-        """A data batch of a producer stands in the log, outside any transaction."""
+        """A producer's data batch is in the log, outside any transaction."""
         producer_id = header.producer_id
         (self._entries.get(producer_id) or self._entry_of(producer_id)).add_batch(header)
 
     def apply_data(self, header: BatchHeader) -> None:
-        """A data batch of a producer stands in the log."""
+        """A producer's data batch is in the log."""
         entry = self._entry_of(header.producer_id)
         entry.add_batch(header)
         if not header.is_transactional:
@@ -242,10 +242,10 @@ class ProducerStates:
     def apply_marker(
         self, header: BatchHeader, control: ControlRecord
     ) -> CompletedTransaction | None:
-        """A marker stands in the log; the transaction it closed, None if none was open.
+        """A marker is in the log; returns the transaction it closed, None if none was open.
 
-        For an unknown producer it makes an entry, on purpose: older epochs that arrive later
-        meet it and are refused.
+        It creates an entry even for an unknown producer, so that older epochs arriving later
+        are refused.
         """
         entry = self._entry_of(header.producer_id)
         first_offset = entry.current_txn_first_offset
@@ -267,7 +267,7 @@ class ProducerStates:
     def apply_history(self, header: BatchHeader) -> None:
         """A batch from before the loaded snapshot: restore what a snapshot has no field for.
 
-        These are the record count of a transaction that was open at the snapshot, and the
+        That is the record count of a transaction open at the snapshot, and the
         remembered batches before the newest one.
         """
         entry = self._entries.get(header.producer_id)
@@ -282,11 +282,11 @@ class ProducerStates:
             entry.open_record_count += header.record_count
 
     def expire(self, now_ms: int, expiration_ms: int = PRODUCER_ID_EXPIRATION_MS) -> int:
-        """Forget whom nothing was heard of for so long by this replica's clock; how many it was.
+        """Forget producers silent for so long by this replica's clock; returns how many.
 
-        The silence begins at the first scan that meets the entry unchanged, not at a record's
-        timestamp: that is the client's, and may lie years back. An open transaction keeps its
-        producer for ever.
+        The silence starts at the first scan that finds the entry unchanged, not at a record's
+        timestamp: that is the client's, and may be years old. An open transaction keeps its
+        producer forever.
         """
         expired = []
         for producer_id, entry in self._entries.items():
@@ -307,7 +307,7 @@ class ProducerStates:
         return [entry.to_snapshot() for entry in self._entries.values()]
 
     def describe(self, producer_ids: Iterable[int] | None) -> tuple[ProducerDescription, ...]:
-        """The producers asked for that are known, or all."""
+        """The requested producers that are known, or all."""
         wanted = self._entries if producer_ids is None else producer_ids
         found = (self._entries.get(producer_id) for producer_id in wanted)
         return tuple(entry.describe() for entry in found if entry is not None)
@@ -324,9 +324,9 @@ def _check_sequence(
 ) -> tuple[ErrorCode, bool]:
     """The sequence rules for a client's batch whose epoch is not below the entry's.
 
-    An unknown producer may be one that was forgotten: it goes on at any sequence. But while
-    batches before this one are on their way, it may as well be a new one whose calls have
-    overtaken each other, and to begin with this one would shut those out.
+    An unknown producer may be a forgotten one: it continues at any sequence. But while
+    earlier batches are in flight, it may as well be a new one whose calls have
+    overtaken each other, and starting with this one would shut those out.
     """
     if entry is None:
         if header.base_sequence == 0:

@@ -1,7 +1,7 @@
-"""The verdict on a history: valid, invalid, or unknown when too little happened to say.
+"""The verdict on a history: valid, invalid, or unknown if too little happened to say.
 
-Every check is a function of the facts of its own, and knows nothing of the product. The whole
-takes O((records + operations) log operations).
+Every check is a separate function of the facts, and knows nothing about the product. Together
+they take O((records + operations) log operations).
 """
 
 from __future__ import annotations

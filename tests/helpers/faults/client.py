@@ -1,7 +1,7 @@
-"""What every client of a campaign has: its connection, its history file and its chances.
+"""What every client of a campaign has: its connection, its history file and its randomness.
 
-A client process lives until the file ``--until`` exists. It leads one life after another: each has
-a process id of its own in the history and new producers and consumers; a life ends when one of
+A client process runs until the file ``--until`` exists. It leads one life after another: each has
+its own process id in the history and new producers and consumers; a life ends when one of
 them is beyond repair.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of consumer groups and of transactional ids: who worked on what, and who still might."""
+"""Checks of consumer groups and transactional ids: who worked on what, and who still might."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What clients did and saw during a fault campaign: written as JSON lines, read back as operations.
 
-A process is one sequential client. Each line is flushed before the call it describes leaves the
-client, and again when the answer is known, so that what a killed client left is still the truth:
+A process is one sequential client. A line is flushed before the call it describes leaves the
+client, and another when the answer is known, so what a killed client leaves is still true:
 an operation without a last line has an unknown outcome.
 
     {"type": "invoke", "process": "t0.1", "f": "txn", "time": 7, "value": [["send", "a-0", "v1"]]}

@@ -1,8 +1,8 @@
 """Kills and pauses processes of a campaign, most of them in the middle of a commit.
 
-What is done comes from one seed; when, from the clients: each tells by a datagram that its commit
-request leaves just now, and the nemesis strikes who is part of that commit a few milliseconds
-later. A paused process goes on after 1 to 10 s; several faults may overlap.
+One seed decides what happens; the clients decide when: each announces by datagram that its commit
+request is about to leave, and the nemesis strikes a process involved in that commit a few
+milliseconds later. A paused process resumes after 1 to 10 s; several faults may overlap.
 """
 
 from __future__ import annotations

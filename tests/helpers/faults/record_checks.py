@@ -1,4 +1,4 @@
-"""Checks of single records: who may see them, where they stand, and whether they are all there."""
+"""Checks of single records: who may see them, where they are, and whether any is missing."""
 
 from __future__ import annotations
 

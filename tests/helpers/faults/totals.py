@@ -1,4 +1,4 @@
-"""What a campaign did, in numbers: operations, transactions, faults and how long they were felt."""
+"""A campaign in numbers: operations, transactions, faults and how long their effects lasted."""
 
 from __future__ import annotations
 
