@@ -12,26 +12,21 @@ import errno
 from pathlib import Path
 
 from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
-from oncelog.storage.disk.file_system import FileHandle, FileSystem, disk_error, plain_descriptor
+from oncelog.storage.disk.file_system import FileHandle, FileSystem
 
 
 class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
-    Run it at most once; without ``run`` its files must be given back with ``discard``. ``lend``
-    and ``end`` are for who syncs a plain file quicker than ``sync``. ``is_small``: whoever took it
-    knows that it covers few bytes.
+    Sync it at most once; then, or instead, its files must be given back with ``discard``.
     """
 
     __slots__ = (
         "_directory",
         "_files",
         "_filesystem",
-        "_is_discarded",
-        "_is_lent",
         "_ledger",
         "generation",
-        "is_small",
         "log_end_offset",
         "marks",
     )
@@ -50,12 +45,10 @@ class SyncPoint:
         self.log_end_offset = log_end_offset
         self.generation = generation
         self.marks = marks
-        self.is_small = False
         self._files = files
         self._directory = directory
         self._filesystem = filesystem
         self._ledger = ledger
-        self._is_lent = self._is_discarded = False
 
     def run(self) -> None:
         """Sync, in any thread, and give the files back. Raises as ``sync``."""
@@ -64,16 +57,12 @@ class SyncPoint:
         finally:
             self.discard()
 
-    def __call__(self) -> None:
-        """As ``sync``: the point is work for a background, which may know it for what it is."""
-        self.sync()
-
     def sync(self) -> None:
         """Sync, in any thread. After an OSError nobody knows what is durable: the log is off.
 
         Unless there were only no descriptors left: then all of it can be synced again.
-        The files are not given back: on a thread of its own that would mean to wait for the
-        interpreter's lock once more, while the next point waits for the disk.
+        The files are not given back: on a thread, closing them would mean to wait for the
+        interpreter's lock once more.
         """
         try:
             for file in self._files:
@@ -84,32 +73,8 @@ class SyncPoint:
             self._ledger.fail_in_sync(error)
             raise
 
-    def lend(self) -> int | None:
-        """The descriptor whose ``fdatasync`` is all that ``sync`` would do; None if it does more.
-
-        It stays open until ``end``, which has to come unless this was None.
-        """
-        if self._directory is not None or len(self._files) != 1:
-            return None
-        descriptor = plain_descriptor(self._files[0])
-        self._is_lent = descriptor is not None
-        return descriptor
-
-    def end(self, error_number: int) -> OSError | None:
-        """The lent descriptor has been synced, or not if there is an error number: as ``sync``."""
-        error = disk_error(error_number) if error_number else None
-        if error is not None:
-            self._ledger.fail_in_sync(error)
-        self._is_lent = False
-        if self._is_discarded:
-            self.discard()
-        return error
-
     def discard(self) -> None:
-        """Give the files back without syncing them. A second call does nothing."""
-        self._is_discarded = True
-        if self._is_lent:
-            return
+        """Give the files back. A second call does nothing."""
         files, self._files = self._files, []
         for file in files:
             file.close()
