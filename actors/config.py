@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from oncelog.actors.pin import Pin
-from oncelog.actors.process import processor_idle
 from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
@@ -191,11 +190,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Settings of a cluster; the two partition counts are fixed when it is founded.
-
-    ``processor_idle="poll"`` keeps the processors of every node from sleeping; see
-    ``processor_idle.py``.
-    """
+    """Settings of a cluster; the two partition counts are fixed when it is founded."""
 
     transaction_state_partitions: int = 2
     offsets_partitions: int = 2
@@ -217,7 +212,6 @@ class ClusterConfig:
     internal_call_timeout_ms: int = 5_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
-    processor_idle: str = processor_idle.SLEEP
 
     def __post_init__(self) -> None:
         check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
@@ -227,7 +221,6 @@ class ClusterConfig:
                 check_range(field.name, getattr(self, field.name), 0, 2**31 - 1)
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
-        check_choice("processor_idle", self.processor_idle, processor_idle.POLICIES)
         check_range(
             "transaction_max_timeout_ms",
             self.transaction_max_timeout_ms,

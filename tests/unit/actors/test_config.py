@@ -48,12 +48,6 @@ def test_a_choice_outside_the_list_is_refused_with_the_list() -> None:
         TopicConfig(flush="never")
 
 
-def test_processors_sleep_or_poll() -> None:
-    assert ClusterConfig().processor_idle == "sleep"
-    with pytest.raises(InvalidSettingError, match=r"processor_idle='nap'.*sleep, poll"):
-        ClusterConfig(processor_idle="nap")
-
-
 def test_topic_settings_round_trip_through_text() -> None:
     config = TopicConfig(segment_bytes=8_192, flush="os")
     assert config.to_text() == (("segment_bytes", "8192"), ("flush", "os"))

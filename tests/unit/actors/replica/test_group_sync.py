@@ -173,7 +173,7 @@ def test_a_round_says_whether_it_is_one_of_those_that_may_run_in_the_turn(
 ) -> None:
     async def scenario(table: Table) -> None:
         await table.produce(size)
-        assert table.background.are_small == [is_small]
+        assert table.background.are_small[-1] is is_small
 
     play(harness, scenario)
 
