@@ -1,4 +1,4 @@
-"""Builds the optional record codec, send path and disk thread in C.
+"""Builds the optional record codec and send path in C.
 
 The rest stands in ``pyproject.toml``. Without Cython or a C compiler the project installs all the
 same and does it all in Python. From Python 3.11 on one build serves all later versions (the stable
@@ -41,7 +41,6 @@ EXTENSIONS = [
             for part in ("bytes", "crc", "encode", "decode", "scan", "client")
         ),
     ),
-    extension("oncelog.storage.disk._thread", "storage/disk/_thread.pyx"),
     extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx"),
 ]
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from oncelog.actors.pin import Pin
-from oncelog.actors.process import processor_idle
 from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
@@ -200,8 +199,7 @@ class ClusterConfig:
     """Settings of a cluster; the two partition counts are fixed when it is founded.
 
     With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
-    connections. ``processor_idle="poll"`` keeps every node's processors from sleeping; see
-    ``processor_idle.py``.
+    connections.
     """
 
     transaction_state_partitions: int = 2
@@ -225,7 +223,6 @@ class ClusterConfig:
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     calls: Road = CONNECTIONS
-    processor_idle: processor_idle.Policy = processor_idle.SLEEP
 
     def __post_init__(self) -> None:
         check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
@@ -236,7 +233,6 @@ class ClusterConfig:
             elif field.name.endswith("_segment_bytes"):
                 check_range(field.name, getattr(self, field.name), 4_096, 2**31 - 1)
         check_choice("calls", self.calls, get_args(Road))
-        check_choice("processor_idle", self.processor_idle, get_args(processor_idle.Policy))
         check_range(
             "transaction_max_timeout_ms",
             self.transaction_max_timeout_ms,
@@ -311,7 +307,6 @@ class ClusterOptions(TypedDict, total=False):
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int
     calls: Road
-    processor_idle: processor_idle.Policy
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:

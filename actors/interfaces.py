@@ -46,25 +46,13 @@ class Transport(Protocol):
 
 
 class Background(Protocol):
-    """Runs blocking work (``fdatasync``) beside the event loop, one piece at a time, in order."""
+    """Does the blocking work of one log beside the event loop: in order, one piece at a time."""
 
-    def run(self, work: Callable[[], ResultT]) -> Awaitable[ResultT]:
+    def run(self, work: Callable[[], ResultT], *, is_small: bool = False) -> Awaitable[ResultT]:
         """Run ``work`` to its end; what is returned gives its result or raises its exception.
 
         ``work`` has its place in the order when this returns, or when that is first awaited.
-        """
-        ...
-
-    @property
-    def is_brisk(self) -> bool:
-        """Whether all work took so little of late that more pieces of it cost less than waiting."""
-        ...
-
-    def try_now(self, work: Callable[[], None]) -> bool:
-        """Run ``work`` in this very turn if that takes less time than the way to ``run`` and back.
-
-        False, and nothing was done: other work is before it, or such work takes long at present.
-        Raises the exception of ``work``.
+        ``is_small``: it takes so little, as a rule, that it may be done before this returns.
         """
         ...
 

@@ -28,7 +28,6 @@ from oncelog.api.producing.producer import AsyncProducer
 from oncelog.api.session.connection import wait_until_ready
 from oncelog.api.session.routing import Router
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
@@ -64,25 +63,6 @@ class _Switchboard:
 CLUSTER_ID = "c" * 32
 
 
-class _TimedWork(SyncPoint):
-    """Work on the thread of the interpreter; a small sync is known for one."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.is_small = isinstance(work, SyncPoint) and work.is_small
-        self.spent_s = 0.0
-        self._work = work
-
-    def __call__(self) -> Any:
-        begun = time.perf_counter()
-        try:
-            return self._work()
-        finally:
-            self.spent_s = time.perf_counter() - begun
-
-    def lend(self) -> None:
-        return None
-
-
 class TimedBackground:
     """``Background`` that keeps the milliseconds of the work and of the way there and back."""
 
@@ -91,27 +71,26 @@ class TimedBackground:
         self.work: list[float] = []
         self.way: list[float] = []
 
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """See ``Background.run``."""
-        timed, started = _TimedWork(work), time.perf_counter()
-        result = await self._background.run(timed)
-        self.work.append(1e3 * timed.spent_s)
-        self.way.append(1e3 * (time.perf_counter() - started - timed.spent_s))
-        return result
+    def run(self, work: Callable[[], Any], *, is_small: bool = False) -> asyncio.Future[Any]:
+        """See ``Background.run``; what is done at once has no way to go."""
 
-    @property
-    def is_brisk(self) -> bool:
-        """See ``Background.is_brisk``."""
-        return self._background.is_brisk
+        def timed() -> Any:
+            begun = time.perf_counter()
+            try:
+                return work()
+            finally:
+                self.work.append(1e3 * (time.perf_counter() - begun))
 
-    def try_now(self, work: Callable[[], None]) -> bool:
-        """See ``Background.try_now``; what is done here has no way to go."""
+        def ended(_: object = None) -> None:
+            self.way.append(1e3 * (time.perf_counter() - started) - self.work[-1])
+
         started = time.perf_counter()
-        if not self._background.try_now(work):
-            return False
-        self.work.append(1e3 * (time.perf_counter() - started))
-        self.way.append(0.0)
-        return True
+        future = self._background.run(timed, is_small=is_small)
+        if future.done():
+            ended()
+        else:
+            future.add_done_callback(ended)
+        return future
 
 
 class _Launcher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -18,34 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.actors.process.processor_idle import POLL, SLEEP, keep_processors_awake
-
 ROUNDS: Final = 5
-
-
-def add_idle_option(parser: argparse.ArgumentParser) -> None:
-    """``--idle``: how long processors take to wake up moves figures more than most code does."""
-    parser.add_argument(
-        "--idle", choices=(SLEEP, POLL), default=POLL, help="what processors do while they wait"
-    )
 
 
 @dataclass
 class Report:
-    """What one run found: raw figures by name, and the targets with their verdicts.
-
-    Processors poll while it lasts, for both sides of every comparison, unless ``idle`` says not.
-    """
+    """What one run found: raw figures by name, and the targets with their verdicts."""
 
     rounds: int
-    idle: str = POLL
     started: float = field(default_factory=time.perf_counter)
     figures: dict[str, Any] = field(default_factory=dict)
     targets: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.idle == POLL and not keep_processors_awake():
-            self.idle = SLEEP
 
     def figure(self, name: str, value: float, text: str) -> None:
         """Note and print one figure."""
@@ -123,7 +105,6 @@ def save(path: Path, benchmark: str, report: Report) -> None:
         "commit": commit(),
         "machine": machine(),
         "rounds": report.rounds,
-        "idle": report.idle,
         "seconds": round(time.perf_counter() - report.started, 1),
         "figures": report.figures,
         "targets": report.targets,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from _measure import ROUNDS, Report, add_idle_option, save
+from _measure import ROUNDS, Report, save
 
 from oncelog.actors.process.ray_environment import keep_output_clean
 
@@ -78,7 +78,6 @@ def main() -> int:
     """Measure, and append what was found; 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    add_idle_option(parser)
     options = parser.parse_args()
     # Before Ray is imported.
     keep_output_clean()
@@ -87,7 +86,7 @@ def main() -> int:
 
     from oncelog.actors.interfaces import NAMESPACE
 
-    report = Report(rounds=options.rounds, idle=options.idle)
+    report = Report(rounds=options.rounds)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         make_remote: Any = ray.remote

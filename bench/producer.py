@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import confluent_kafka
 import pyarrow as pa
-from _measure import ROUNDS, Report, add_idle_option, alternate, ratio, save
+from _measure import ROUNDS, Report, alternate, ratio, save
 
 import oncelog
 from oncelog.actors.process.clock import SystemClock
@@ -239,9 +239,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2 * ROUNDS + 1)
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--ray", action="store_true", help="also before a real leader")
-    add_idle_option(parser)
     arguments = parser.parse_args()
-    report = Report(max(ROUNDS, arguments.rounds), arguments.idle)
+    report = Report(max(ROUNDS, arguments.rounds))
     buffer_bytes = 4 * arguments.records * VALUE_BYTES
     with memory_producer(buffer_bytes) as producer:
         compare(report, producer, arguments.records, "memory")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
-from _measure import ROUNDS, Report, add_idle_option, alternate, ratio, save, scratch
+from _measure import ROUNDS, Report, alternate, ratio, save, scratch
 from _storage_length import bench_length
 from _storage_logs import (
     GIB,
@@ -384,13 +384,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    add_idle_option(parser)
     parser.add_argument("--directory", type=Path, help="on the disk to measure")
     options = parser.parse_args()
     for name in options.cases:
         if name not in CASES:
             parser.error(f"unknown case {name!r}: there are {', '.join(CASES)}")
-    report = Report(rounds=options.rounds, idle=options.idle)
+    report = Report(rounds=options.rounds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     root = Path(tempfile.mkdtemp(prefix="oncelog-bench-", dir=options.directory))
     try:

@@ -1,6 +1,6 @@
 """What transactions cost, beside what they are made of: calls of actors and plain production.
 
-``./run bench transactions [CASE ...] [--rounds N] [--transactions N] [--idle poll|sleep]
+``./run bench transactions [CASE ...] [--rounds N] [--transactions N]
 [--profile]``. Comparators run
 in the same process and in turn; what counts is their ratio, since a machine is never quiet. The
 run is appended to ``bench/results/transactions.jsonl``.
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from _measure import ROUNDS, Report, add_idle_option, save
+from _measure import ROUNDS, Report, save
 
 from oncelog.actors.process.ray_environment import keep_output_clean
 
@@ -58,7 +58,7 @@ def run_on_cluster(report: Report, root: Path, cases: list[str]) -> None:
         "throughput": load.bench_throughput,
         "interval": partial(load.bench_interval, data=data),
     }
-    cluster = oncelog.init(data, num_cpus=2, processor_idle=report.idle)
+    cluster = oncelog.init(data, num_cpus=2)
     try:
         for name, case in on_cluster.items():
             if name in cases:
@@ -80,7 +80,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--transactions", type=int, default=TRANSACTIONS, help="of case growth")
     parser.add_argument("--profile", action="store_true", help="add the case profile")
-    add_idle_option(parser)
     parser.add_argument("--directory", type=Path, help="on the disk to measure")
     options = parser.parse_args()
     for name in options.cases:
@@ -91,7 +90,7 @@ def main() -> int:
         cases.append("profile")
     # Before Ray is imported, which the cases do.
     keep_output_clean()
-    report = Report(rounds=options.rounds, idle=options.idle)
+    report = Report(rounds=options.rounds)
     root = Path(tempfile.mkdtemp(prefix="oncelog-bench-", dir=options.directory))
     try:
         if set(cases) != {"growth"}:

@@ -26,7 +26,6 @@ from oncelog.actors.launch.assembly import (
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
-from oncelog.actors.process.processor_idle import POLL, keep_processors_awake
 from oncelog.actors.process.ray_metrics import RayMetrics
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.rpc.actor_transport import ActorTransport
@@ -72,8 +71,6 @@ def call_reports(config: ReplicaConfig) -> CallReports:
 def production(config: ReplicaConfig) -> Surroundings:
     """The surroundings of a Ray actor; also sets up its log of messages and its machine."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if config.cluster.processor_idle == POLL:
-        keep_processors_awake()
     return Surroundings(
         filesystem=RealFileSystem(),
         clock=SystemClock(),

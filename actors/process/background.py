@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop: ``Background`` in production."""
+"""Blocking work beside the event loop: ``ThreadBackground`` is ``Background`` in production."""
 
 from __future__ import annotations
 
@@ -6,168 +6,148 @@ import asyncio
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from oncelog.actors.interfaces import ResultT
 from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.direct_syncs import DirectSyncs, Ended
-from oncelog.storage.disk.sync_point import SyncPoint
 
 _logger = logging.getLogger(__name__)
 
+THREADS_MAX: Final = 4
+"""How many logs of one process the disk works for at a time; the others wait their turn."""
 
 SHORT_WORK_S: Final = 0.001
 """Work that takes less is short: the loop may stand still for it rather than wait for a thread."""
 
 STALL_S: Final = 0.01
-"""Work that takes longer shows at once that the disk is not brisk any more."""
+"""Work that takes longer shows at once that the disk is slow now."""
 
-BRISK_POINTS: Final = 4
-"""A short piece of work is worth one point, one that is not costs two: from here on it is brisk."""
+SHORT_POINTS: Final = 4
+"""A short piece of work is worth one point, any other costs two: from here on work is short."""
 
 _POINTS_MAX: Final = 8
 
 
-class ThreadBackground:
-    """``Background`` on one thread, so that pieces of work keep their order.
+class DiskThreads:
+    """The threads that do the blocking work of one process, started when they are needed.
 
-    Every sync passes here, so it is a bare queue: half the delay of an executor. Work that was
-    given is run even if nobody waits for it any more.
-
-    A sync of one plain file goes to a thread that needs no interpreter, if there is one and the
-    other has nothing to do; work for the other waits there until such syncs have ended.
-
-    Two switches between threads take longer than a short sync, so ``try_now`` does such work at
-    once for as long as most small syncs were short of late, however long large ones take. A disk
-    that becomes slow holds up the loop once, or a few times if not much; on the thread small syncs
-    are timed too, and so it is seen to be quick again.
+    Every sync passes here, so it is a bare queue: half the delay of an executor.
     """
 
-    def __init__(self, now_s: Callable[[], float] = monotonic_s) -> None:
-        self._now_s = now_s
+    def __init__(self, count_max: int = THREADS_MAX) -> None:
+        self._count_max = count_max
+        self._count = 0
         self._under_way = 0
-        self._on_thread = 0
-        self._recent = _Recent()
-        self._recent_small = _Recent()
-        self._syncs: DirectSyncs | None = None
-        self._queue: SimpleQueue[_Piece | None] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=_work_off, args=(self._queue, now_s), name="oncelog-disk", daemon=True
-        )
-        self._is_started = False
-        weakref.finalize(self, self._queue.put, None)
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        weakref.finalize(self, _end_threads, self._queue, count_max)
 
-    def run(self, work: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
-        """Run ``work`` on a thread, which has it in its queue when this returns."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+    def begin(self, task: Callable[[], None]) -> None:
+        """Run ``task``, which raises nothing, on a thread. Call ``ended`` after it has ended."""
         self._under_way += 1
-        if isinstance(work, SyncPoint) and not self._on_thread:
-            if self._syncs is None:
-                self._syncs = DirectSyncs(self._end)
-            if self._syncs.give(loop, work, future):
-                return future
-        if not self._is_started:
-            self._thread.start()
-            self._is_started = True
-        self._on_thread += 1
-        before = None if self._syncs is None else self._syncs.last_given
-        self._queue.put((loop, self._end_on_thread, future, work, before))
+        if self._count < min(self._under_way, self._count_max):
+            self._count += 1
+            name = f"oncelog-disk-{self._count}"
+            threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()
+        self._queue.put(task)
+
+    def ended(self) -> None:
+        """A task that was begun has ended."""
+        self._under_way -= 1
+
+
+def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := queue.get()) is not None:
+        task()
+        del task
+
+
+def _end_threads(queue: SimpleQueue[Callable[[], None] | None], count: int) -> None:
+    for _ in range(count):
+        queue.put(None)
+
+
+class _Piece(NamedTuple):
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
+    is_small: bool
+
+
+class ThreadBackground:
+    """``Background`` of one log, on the threads of its process.
+
+    Two switches between threads take longer than a short sync, so small work is done at once as
+    long as most of it was short of late. A disk that becomes slow holds up the loop once, or a few
+    times if it is not much slower; on a thread small work is timed too, so that a disk is noticed
+    that has become fast again.
+    """
+
+    def __init__(
+        self, threads: DiskThreads | None = None, *, now_s: Callable[[], float] = monotonic_s
+    ) -> None:
+        self._threads = threads or DiskThreads()
+        self._now_s = now_s
+        self._points = 0
+        self._waiting: deque[_Piece] = deque()
+        self._is_busy = False
+
+    def run(
+        self, work: Callable[[], ResultT], *, is_small: bool = False
+    ) -> asyncio.Future[ResultT]:
+        """See ``Background.run``; ``work`` is done even if nobody waits for the future any more."""
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        piece = _Piece(work, future, is_small)
+        if self._is_busy:
+            self._waiting.append(piece)
+        elif is_small and self._points >= SHORT_POINTS:
+            self._settle(piece, *self._done(work))
+        else:
+            self._begin(piece)
         return future
 
-    @property
-    def is_brisk(self) -> bool:
-        """Whether most pieces of work were short of late."""
-        return self._recent.is_short
+    def _begin(self, piece: _Piece) -> None:
+        self._is_busy = True
+        self._threads.begin(lambda: self._do(piece))
 
-    def try_now(self, work: Callable[[], None]) -> bool:
-        """Run ``work``, a small sync, at once if such were short of late and none is under way."""
-        if self._under_way or not self._recent_small.is_short:
-            return False
-        begun_s = self._now_s()
+    def _do(self, piece: _Piece) -> None:
+        """On a thread."""
+        result, error, took_s = self._done(piece.work)
         try:
-            work()
-        finally:
-            self._note(self._now_s() - begun_s, is_small=True)
-        return True
+            piece.future.get_loop().call_soon_threadsafe(self._end, piece, result, error, took_s)
+        except RuntimeError:
+            _logger.warning("work ended after the event loop that asked for it was closed")
 
-    def _end_on_thread(
-        self,
-        work: Callable[[], Any],
-        future: asyncio.Future[Any],
-        result: Any,
-        error: BaseException | None,
-        took_s: float,
-    ) -> None:
-        if self._syncs is not None:
-            # A sync that failed before this work must be known first: the system tells one sync
-            # only of a page it has lost, so this work may have succeeded over it.
-            self._syncs.take_ended()
-        self._on_thread -= 1
-        self._end(work, future, result, error, took_s)
+    def _end(self, piece: _Piece, *outcome: Any) -> None:
+        self._threads.ended()
+        self._is_busy = False
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        self._settle(piece, *outcome)
 
-    def _end(
-        self,
-        work: Callable[[], Any],
-        future: asyncio.Future[Any],
-        result: Any,
-        error: BaseException | None,
-        took_s: float,
-    ) -> None:
-        self._under_way -= 1
-        self._note(took_s, is_small=isinstance(work, SyncPoint) and work.is_small)
-        settle(future, result, error)
-
-    def _note(self, took_s: float, *, is_small: bool) -> None:
-        self._recent.note(took_s)
-        if is_small:
-            self._recent_small.note(took_s)
-
-
-class _Recent:
-    """Whether most pieces of work of one sort were short of late."""
-
-    def __init__(self) -> None:
-        self._points = 0
-
-    @property
-    def is_short(self) -> bool:
-        return self._points >= BRISK_POINTS
-
-    def note(self, took_s: float) -> None:
-        if took_s < SHORT_WORK_S:
-            self._points = min(self._points + 1, _POINTS_MAX)
-        else:
-            self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
-
-
-_Piece: TypeAlias = tuple[
-    asyncio.AbstractEventLoop,
-    Ended,
-    "asyncio.Future[Any]",
-    Callable[[], Any],
-    Callable[[], None] | None,
-]
-
-
-def _work_off(queue: SimpleQueue[_Piece | None], now_s: Callable[[], float]) -> None:
-    while (piece := queue.get()) is not None:
-        loop, ended, future, work, wait_for_those_before = piece
+    def _done(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None, float]:
+        """Do it: its result or its exception, and the seconds it took."""
+        begun_s = self._now_s()
         result, error = None, None
-        if wait_for_those_before is not None:
-            wait_for_those_before()
-        begun_s = now_s()
         try:
             result = work()
         except BaseException as raised:
             error = raised
-        try:
-            loop.call_soon_threadsafe(ended, work, future, result, error, now_s() - begun_s)
-        except RuntimeError:
-            _logger.warning("work ended after the event loop that asked for it was closed")
-        del piece, loop, ended, future, work, wait_for_those_before, result, error
+        return result, error, self._now_s() - begun_s
+
+    def _settle(
+        self, piece: _Piece, result: Any, error: BaseException | None, took_s: float
+    ) -> None:
+        if piece.is_small:
+            self._note(took_s)
+        settle(piece.future, result, error)
+
+    def _note(self, took_s: float) -> None:
+        if took_s < SHORT_WORK_S:
+            self._points = min(self._points + 1, _POINTS_MAX)
+        else:
+            self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
 
 
 def settle(future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None) -> None:

@@ -3,10 +3,8 @@
 The high watermark, and so every acknowledgement and every reader, covers only what is on disk; with
 ``flush="os"`` it covers what was handed to the operating system, and the sync goes on behind.
 
-A *round* takes all that is unsynced at the end of a turn. While the disk is brisk one begins in the
-middle of a turn, as soon as ``ROUND_BYTES`` are unsynced: the disk then works while the loop goes
-on appending. Such a round may wait behind another, so that the disk has work at once when that one
-ends. On a slow disk two rounds cost more than one.
+A *round* takes all that is unsynced at the end of a turn; one round is under way at a time, and the
+next takes everything that was appended meanwhile.
 
 A round that was refused something which may pass by itself, as a descriptor or room for an index
 entry, is repeated: with the next append, or after ``DISK_RETRY_MS``. What is for good is told by
@@ -16,11 +14,10 @@ the table of ``storage.disk_errors``.
 from __future__ import annotations
 
 import asyncio
-import enum
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.interfaces import Background
 from oncelog.actors.protocol.partition.machine import PartitionMachine
@@ -37,30 +34,8 @@ UNAWAITED_SYNC_MS: Final = 20
 DISK_RETRY_MS: Final = 1_000
 """How soon something that the disk refused is tried again, if it may pass by itself."""
 
-ROUND_BYTES: Final = 128 * 1024
-"""With so many bytes a round begins at once: writing them takes the disk longer than to begin."""
-
-IN_TURN_BYTES: Final = 32 * 1024
-"""More than this is synced beside the loop: writing it takes longer than to hand it over."""
-
-ROUNDS_MAX: Final = 2
-"""Rounds begun and not ended: one that the disk works on, and one that it finds when it is done."""
-
-
-class _Hurry(enum.IntEnum):
-    """Who waits for what is unsynced and not in a round yet."""
-
-    NONE = 0
-    """Nobody, and it may stay unsynced for a while."""
-
-    SOON = 1
-    """Nobody, but a crash of the machine would lose it."""
-
-    AWAITED = 2
-    """A caller, who is answered after the sync."""
-
-
-_AWAITED: Final = _Hurry.AWAITED
+SMALL_BYTES: Final = 32 * 1024
+"""More than this is no small sync: writing it takes the disk longer than to wake a thread."""
 
 
 class GroupSync:
@@ -93,8 +68,11 @@ class GroupSync:
         self._is_refused = False
         """The last round was, so this has been told."""
         self._unbegun_bytes = 0
-        self._hurry = _Hurry.NONE
-        self._rounds: set[asyncio.Future[None]] = set()
+        self._is_due = False
+        """Not to wait: a crash of the machine would lose what is unsynced and not in a round."""
+        self._is_awaited = False
+        """Somebody is answered after the sync of that."""
+        self._round: asyncio.Future[None] | None = None
         self._next: asyncio.Handle | None = None
         """The end of this turn or, if nobody waits, a timer: the next round begins then."""
         self._is_next_later = False
@@ -110,17 +88,13 @@ class GroupSync:
 
         Unless ``is_awaited``, readers need not wait.
         """
-        if is_awaited:
-            self._hurry = _AWAITED
-        else:
+        if not is_awaited:
             # The sync goes on behind, so that a restart has little to scan.
             self._advance(log, log.indexed_end_offset)
-            self._hurry = max(self._hurry, _Hurry.SOON)
-        self._unbegun_bytes = unbegun_bytes = self._unbegun_bytes + size_bytes
-        is_large = unbegun_bytes >= ROUND_BYTES
-        if is_large and len(self._rounds) < ROUNDS_MAX and self._background.is_brisk:
-            self._begin_round(log)
-        elif not self._rounds and (self._next is None or self._is_next_later):
+        self._is_due = True
+        self._is_awaited |= is_awaited
+        self._unbegun_bytes += size_bytes
+        if self._round is None and (self._next is None or self._is_next_later):
             self._begin_at_end_of_turn(log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
@@ -129,13 +103,13 @@ class GroupSync:
         The high watermark passes it then.
         """
         self._unbegun_bytes += size_bytes
-        if not self._rounds:
+        if self._round is None:
             self._begin_later(log)
 
     async def drain(self) -> None:
-        """Wait for the syncs under way, if there are any; closing the log syncs what is left."""
-        while self._rounds:
-            await asyncio.wait(self._rounds)
+        """Wait for the sync under way, if there is one; closing the log syncs what is left."""
+        while self._round is not None:
+            await asyncio.wait({self._round})
         self._forget_next()
 
     def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
@@ -161,7 +135,7 @@ class GroupSync:
     def _end_turn(self, log: PartitionLog) -> None:
         self._next = None
         self._is_next_later = False
-        if not self._rounds and not self._is_offline() and self._is_unbegun(log):
+        if self._round is None and not self._is_offline() and self._is_unbegun(log):
             self._begin_round(log)
 
     def _is_unbegun(self, log: PartitionLog) -> bool:
@@ -171,32 +145,31 @@ class GroupSync:
         )
 
     def _begin_round(self, log: PartitionLog) -> None:
-        """Sync all that is unsynced now: in this very turn if that is quicker, else beside it."""
+        """Sync all that is unsynced now."""
         self._forget_next()
-        is_small = self._hurry is _Hurry.AWAITED and self._unbegun_bytes <= IN_TURN_BYTES
-        self._unbegun_bytes, self._hurry = 0, _Hurry.NONE
+        is_small = self._is_awaited and self._unbegun_bytes <= SMALL_BYTES
+        self._unbegun_bytes, self._is_due, self._is_awaited = 0, False, False
         try:
             point = log.sync_point()
             self._begun_offset = point.log_end_offset
             self._begun_generation = point.generation
-            point.is_small = is_small
-            if is_small and not self._rounds and self._background.try_now(point.run):
-                self._finish(log, point)
-                self._go_on(log)
-                return
-            round_ = asyncio.ensure_future(self._background.run(point))
+            round_ = asyncio.ensure_future(self._background.run(point.sync, is_small=is_small))
         except OSError as error:
             self._repeat_or_give_up(log, error)
             return
         except Exception as bug:
             self._on_bug(bug)
             return
-        self._rounds.add(round_)
-        round_.add_done_callback(functools.partial(self._end_round, log, point))
+        self._round = round_
+        end = functools.partial(self._end_round, log, point)
+        if round_.done():
+            end(round_)
+        else:
+            round_.add_done_callback(end)
 
-    def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[Any]) -> None:
-        """A round has run beside the loop; appends made meanwhile share the next one."""
-        self._rounds.discard(round_)
+    def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[None]) -> None:
+        """The point is durable, so everybody may see what it covers; or its sync has failed."""
+        self._round = None
         point.discard()
         if round_.cancelled():
             return
@@ -204,25 +177,26 @@ class GroupSync:
             round_.result()
             if self._is_offline():
                 return
-            self._finish(log, point)
+            if log.mark_synced(point):
+                self._is_refused = False
+                self._advance(log, point.log_end_offset)
         except OSError as error:
             self._repeat_or_give_up(log, error)
-            return
         except Exception as bug:
             self._on_bug(bug)
-            return
-        self._go_on(log)
+        else:
+            self._go_on(log)
 
     def _go_on(self, log: PartitionLog) -> None:
-        """A round has ended: bring the next one on its way, if there is need of one."""
-        if self._rounds or not self._is_unbegun(log):
+        """A round has ended: begin the next one, with all appends made meanwhile."""
+        if self._round is not None or not self._is_unbegun(log):
             return
         if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
             self._begin_later(log, DISK_RETRY_MS)
-        elif self._hurry is _Hurry.NONE:
-            self._begin_later(log)
-        else:
+        elif self._is_due:
             self._begin_at_end_of_turn(log)
+        else:
+            self._begin_later(log)
 
     def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
         """Do a refused round again later, as long as the log itself does not call it lost."""
@@ -236,12 +210,6 @@ class GroupSync:
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
         self._begun_offset = log.recovery_point
         self._begin_later(log, DISK_RETRY_MS)
-
-    def _finish(self, log: PartitionLog, point: SyncPoint) -> None:
-        """The point is durable: so everybody may see and believe what it covers."""
-        if log.mark_synced(point):
-            self._is_refused = False
-            self._advance(log, point.log_end_offset)
 
     def _advance(self, log: PartitionLog, offset: int) -> None:
         """Readers and waiters may have what lies below ``offset``."""

@@ -10,7 +10,7 @@ other thread comes in between. Keep it so.
 import threading
 
 from cpython.bytearray cimport (
-    PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize, PyByteArray_Size,
+    PyByteArray_AsString, PyByteArray_FromStringAndSize, PyByteArray_Resize,
 )
 from cpython.bytes cimport PyBytes_AsString
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint32_t, uint64_t
@@ -28,7 +28,6 @@ cdef extern from "Python.h":
     ctypedef object (*newfunc)(PyTypeObject *, object, PyObject *)
     enum: Py_tp_new
     void *PyType_GetSlot(PyTypeObject *, int) except NULL
-    Py_ssize_t Py_REFCNT(PyObject *)
     PyObject *PyDict_GetItemWithError(object, object) except? NULL
     PyObject *PyList_GetItem(object, Py_ssize_t) except NULL
     Py_ssize_t PyList_Size(object) except -1
@@ -41,7 +40,7 @@ cdef extern from "<time.h>":
     enum: TIME_UTC
     int timespec_get(timespec *, int)
 
-INTERFACE = 3
+INTERFACE = 4
 """Changes with the classes below, so that a module built from older source is not used."""
 
 # Read here because this layer does not know the operating system.
@@ -218,15 +217,8 @@ cdef class OpenBatch:
         return index
 
     cdef int _grow(self, Py_ssize_t needed) except -1:
-        """Runs no Python code. A batch that outgrows its first room gets a spare block."""
+        """Runs no Python code."""
         cdef Py_ssize_t size = 2 * self._capacity, whole = self._owner._block_bytes
-        if self._capacity == FIRST_CAPACITY_BYTES and needed <= whole:
-            block = self._owner._take_spare()
-            if block is not None:
-                memcpy(PyByteArray_AsString(block), PyByteArray_AsString(self._block), self._used)
-                self._block = block
-                self._capacity = whole
-                return 0
         if 2 * size > whole:
             size = whole
         size = max(size, needed)
@@ -236,39 +228,12 @@ cdef class OpenBatch:
 
     def rows(self):
         PyByteArray_Resize(self._block, self._used)
-        rows = _Rows(self._owner, BlockRows(RecordBlock(
+        rows = BlockRows(RecordBlock(
             self._block, self._count, self._base_timestamp_ms, self._max_timestamp_ms,
             head_room_bytes=HEADER_BYTES,
-        )), self._block)
+        ))
         self._block = None
         return rows
-
-
-cdef class _Rows:
-    """``BlockRows`` whose block is filled again when nobody has it any more."""
-
-    cdef OpenBatches _owner
-    cdef object _rows
-    cdef object _block
-
-    def __init__(self, OpenBatches owner not None, rows, block):
-        self._owner = owner
-        self._rows = rows
-        self._block = block
-
-    @property
-    def record_count(self):
-        return self._rows.record_count
-
-    def encode(self, **identity):
-        return self._rows.encode(**identity)
-
-    def split(self):
-        return self._rows.split()
-
-    def __dealloc__(self):
-        if self._owner is not None and self._block is not None:
-            self._owner._keep_spare(self._block)
 
 
 cdef class TopicBatches:
@@ -295,7 +260,6 @@ cdef class OpenBatches:
     cdef int64_t _record_bytes_max
     cdef int64_t _buffer_bytes_max
     cdef Py_ssize_t _block_bytes
-    cdef list _spares
 
     def __init__(
         self, *, dict known_topics not None, now_ms, int64_t batch_bytes, int64_t record_bytes_max,
@@ -313,7 +277,6 @@ cdef class OpenBatches:
         self._record_bytes_max = record_bytes_max
         self._buffer_bytes_max = buffer_bytes_max
         self._block_bytes = batch_bytes + BLOCK_SLACK_BYTES
-        self._spares = []
 
     def send(
         self, topic, value=None, key=None, *, headers=(), timestamp_ms=None, partition=None
@@ -397,46 +360,6 @@ cdef class OpenBatches:
 
     def hold(self, int64_t size_bytes):
         self.buffered_bytes += size_bytes
-
-    # Memory that the system has just given costs more to touch than records cost to encode. So full
-    # blocks stay, as many as ``buffer_bytes_max`` leaves room for beside what is buffered, as in
-    # the ``BufferPool`` of Kafka's producer.
-
-    # The sealed batch is the block itself, so a connection may still be sending what was answered
-    # already: a spare block is one that nobody else has when it is asked for.
-
-    @property
-    def spare_blocks(self):
-        cdef Py_ssize_t index, count = 0
-        for index in range(PyList_Size(self._spares)):
-            count += Py_REFCNT(PyList_GetItem(self._spares, index)) == 1
-        return count
-
-    cdef object _take_spare(self):
-        """One as large as ``_block_bytes``, the newest that is free; None if there is none."""
-        cdef Py_ssize_t index = PyList_Size(self._spares)
-        while index > 0:
-            index -= 1
-            if Py_REFCNT(PyList_GetItem(self._spares, index)) == 1:
-                block = self._spares.pop(index)
-                PyByteArray_Resize(block, self._block_bytes)
-                return block
-        return None
-
-    cdef int _keep_spare(self, object block) except -1:
-        # The collector may have taken the list away already. Small blocks are never asked for again.
-        if self._spares is None or self._block_bytes < 2 * FIRST_CAPACITY_BYTES:
-            return 0
-        cdef Py_ssize_t size = PyByteArray_Size(block)
-        # One that is less than half full was cut when its batch was closed.
-        if (
-            2 * size < self._block_bytes or size > self._block_bytes
-            or self.buffered_bytes + (PyList_Size(self._spares) + 1) * self._block_bytes
-            > self._buffer_bytes_max
-        ):
-            return 0
-        self._spares.append(block)
-        return 0
 
 
 cdef int64_t _system_time_ms() noexcept:

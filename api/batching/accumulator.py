@@ -87,9 +87,8 @@ class _Queue:
 class Accumulator:
     """Batches per partition. ``gate`` raises when no record may be accepted now.
 
-    ``on_done`` is called, on the event loop, when the outcome of any batch is known, ``on_taken``
-    when a batch was taken to be sent. ``now`` gives the seconds since some point in time, from any
-    thread.
+    ``on_done`` is called, on the event loop, when the outcome of any batch is known. ``now`` gives
+    the seconds since some point in time, from any thread.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class Accumulator:
         random: Random,
         gate: Callable[[], None],
         on_done: Callable[[], None],
-        on_taken: Callable[[], None] = lambda: None,
         now: Callable[[], float],
     ) -> None:
         self._open = open_batches
@@ -108,7 +106,6 @@ class Accumulator:
         self._batch_bytes = batch_bytes
         self._gate = gate
         self._on_done = on_done
-        self._on_taken = on_taken
         self._now = now
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
@@ -116,8 +113,6 @@ class Accumulator:
         self._undelivered: dict[BatchDelivery, float] = {}
         self._is_linger_told = False
         self._is_full_told = False
-        self.closed_count = 0
-        """Batches that are closed, full or not, and not yet taken."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -255,8 +250,6 @@ class Accumulator:
             if not queue.closed:
                 return None
             batch = queue.closed.popleft()
-            self.closed_count -= 1
-        self._on_taken()
         return batch
 
     def oldest_s(self) -> float | None:
@@ -276,7 +269,6 @@ class Accumulator:
                         self._close(topic, partition)
                 while queue.closed and queue.closed[0].created_s <= begun_before_s:
                     old.append(queue.closed.popleft())
-            self.closed_count -= len(old)
             return old
 
     def drop(self) -> list[PendingBatch]:
@@ -287,7 +279,6 @@ class Accumulator:
             for queue in self._all_queues():
                 dropped.extend(queue.closed)
                 queue.closed.clear()
-            self.closed_count = 0
             return dropped
 
     # --- internals, under the lock ------------------------------------------------------------
@@ -367,7 +358,6 @@ class Accumulator:
 
     def _enqueue(self, queue: _Queue, batch: PendingBatch) -> None:
         queue.closed.append(batch)
-        self.closed_count += 1
 
     def _release_later(self, delivery: BatchDelivery, size_bytes: int) -> None:
         def release() -> None:

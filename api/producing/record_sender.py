@@ -19,7 +19,6 @@ from oncelog.api.batching.delivery import RecordFuture, TableDelivery
 from oncelog.api.batching.interceptors import InterceptorChain
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.delivery_deadline import DeliveryDeadline
-from oncelog.api.producing.loop_wake import Pace, call_and_let_run
 from oncelog.api.producing.partition_sender import PartitionSender
 from oncelog.api.producing.sender_context import SendCounters, SenderContext, open_batches_for
 from oncelog.api.producing.sender_tasks import SenderTasks
@@ -84,21 +83,17 @@ class RecordSender:
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
         self.interceptors = InterceptorChain(settings.interceptors)
         self._is_closed = self._is_forked = False
-        self.lets_loop_run = False
-        """Whether a thread that fills batches waits for the loop to keep up."""
         self._topics = TopicFinder(router=router, settings=settings, random=random)
         self._progress = asyncio.Event()
         self._preparing: asyncio.Task[None] | None = None
         self._senders: dict[TopicPartition, PartitionSender] = {}
         self.open_batches = open_batches_for(settings, router)
-        self._pace = Pace(self._waiting_count, batch_bytes=settings.batch_size)
         self._accumulator = Accumulator(
             open_batches=self.open_batches,
             batch_bytes=settings.batch_size,
             random=random,
             gate=self._check_send,
             on_done=self._progress.set,
-            on_taken=self._pace.taken,
             now=loop.time,
         )
         self.enrolment: Enrolment | None = None
@@ -367,20 +362,8 @@ class RecordSender:
             self._state.check_send()
 
     def _tell(self, wake: Wake) -> None:
-        # While leaders are busy the loop need not run at once; each wake-up costs a few records.
-        is_urgent = wake is Wake.FULL or (wake is Wake.LINGER and self._is_enrolled_by_habit())
-        if is_urgent and self.lets_loop_run and not self.in_flight_count:
-            call_and_let_run(self._loop, self._woken, wake)
-        elif wake is not Wake.NOTHING:
+        if wake is not Wake.NOTHING:
             self._loop.call_soon_threadsafe(self._woken, wake)
-        if self.lets_loop_run:
-            self._pace.keep()
-
-    def _waiting_count(self) -> int:
-        # While nothing can be sent, a busy thread only keeps the loop from reading the reply.
-        count = self._accumulator.closed_count
-        is_held = count > 0 and self._preparing is not None and not self._senders
-        return count + self._pace.high if is_held else count
 
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:

@@ -35,7 +35,6 @@ class SyncSending(ProcessBound):
         self._loop_thread = loop_thread
         loop_thread.call_when_forbidden(sender.forbid)
         loop_thread.call_when_closed(sender.close)
-        sender.lets_loop_run = True
         if not sender.interceptors:
             # The fast path: one call from the caller into a batch with room.
             self.send = sender.open_batches.sender(self._send)  # type: ignore[method-assign]

@@ -210,21 +210,6 @@ class RealFileHandle:
             os.close(descriptor)
 
 
-_PLAIN_DATASYNC: Final = RealFileHandle.datasync
-
-
-def plain_descriptor(file: FileHandle) -> int | None:
-    """The descriptor whose ``fdatasync`` is all that ``file.datasync`` is now; else None."""
-    if not isinstance(file, RealFileHandle) or type(file).datasync is not _PLAIN_DATASYNC:
-        return None
-    return file._descriptor if file._descriptor >= 0 else None
-
-
-def disk_error(number: int) -> OSError:
-    """The exception the operating system raises for this error number."""
-    return OSError(number, os.strerror(number))
-
-
 class RealLock:
     """An ``flock`` that lives as long as its file descriptor."""
 

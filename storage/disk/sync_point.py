@@ -12,26 +12,21 @@ import errno
 from pathlib import Path
 
 from oncelog.storage.disk.errors import DiskVerdict, is_passing, verdict_of
-from oncelog.storage.disk.file_system import FileHandle, FileSystem, disk_error, plain_descriptor
+from oncelog.storage.disk.file_system import FileHandle, FileSystem
 
 
 class SyncPoint:
     """All bytes of a log up to ``log_end_offset`` (exclusive), to be made durable once.
 
-    Run it at most once; if it is not run, ``discard`` must close its files. ``lend``
-    and ``end`` serve a caller that can sync a plain file faster than ``sync``. ``is_small``: the
-    caller knows that it covers few bytes.
+    Sync it at most once; then, or instead, ``discard`` must close its files.
     """
 
     __slots__ = (
         "_directory",
         "_files",
         "_filesystem",
-        "_is_discarded",
-        "_is_lent",
         "_ledger",
         "generation",
-        "is_small",
         "log_end_offset",
         "marks",
     )
@@ -50,12 +45,10 @@ class SyncPoint:
         self.log_end_offset = log_end_offset
         self.generation = generation
         self.marks = marks
-        self.is_small = False
         self._files = files
         self._directory = directory
         self._filesystem = filesystem
         self._ledger = ledger
-        self._is_lent = self._is_discarded = False
 
     def run(self) -> None:
         """Sync, in any thread, and give the files back. Raises as ``sync``."""
@@ -64,16 +57,11 @@ class SyncPoint:
         finally:
             self.discard()
 
-    def __call__(self) -> None:
-        """Like ``sync``: the point is passed as background work, and may be recognised there."""
-        self.sync()
-
     def sync(self) -> None:
         """Sync, in any thread. After an OSError nobody knows what is durable: the log is offline.
 
         Unless the process merely ran out of descriptors: then all of it can be synced again.
-        The files are not closed: on a separate thread that would mean waiting for the GIL
-        once more, while the next point waits for the disk.
+        The files are not closed: on a thread that would mean waiting for the GIL once more.
         """
         try:
             for file in self._files:
@@ -84,32 +72,8 @@ class SyncPoint:
             self._ledger.fail_in_sync(error)
             raise
 
-    def lend(self) -> int | None:
-        """The descriptor whose ``fdatasync`` is all that ``sync`` would do; None if it does more.
-
-        It stays open until ``end``, which has to come unless this was None.
-        """
-        if self._directory is not None or len(self._files) != 1:
-            return None
-        descriptor = plain_descriptor(self._files[0])
-        self._is_lent = descriptor is not None
-        return descriptor
-
-    def end(self, error_number: int) -> OSError | None:
-        """The lent descriptor has been synced, or failed with ``error_number``: as ``sync``."""
-        error = disk_error(error_number) if error_number else None
-        if error is not None:
-            self._ledger.fail_in_sync(error)
-        self._is_lent = False
-        if self._is_discarded:
-            self.discard()
-        return error
-
     def discard(self) -> None:
-        """Close the files without syncing them. A second call does nothing."""
-        self._is_discarded = True
-        if self._is_lent:
-            return
+        """Close the files. A second call does nothing."""
         files, self._files = self._files, []
         for file in files:
             file.close()

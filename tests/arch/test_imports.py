@@ -37,7 +37,6 @@ PROCESSES = (
     "actors/launch/launch.py",
     "actors/launch/*process*.py",
     "actors/process/process_table.py",
-    "actors/process/processor_idle.py",
     "actors/process/ray_environment.py",
     "actors/process/ray_metrics.py",
 )

@@ -53,27 +53,13 @@ class InlineBackground:
     def __init__(self) -> None:
         self.pieces = 0
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
         self.pieces += 1
         await asyncio.sleep(0)
         return work()
 
-    is_brisk = False
 
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        return False
-
-
-class ThreadOnly(ThreadBackground):
-    """Does all work on its thread, however short the disk lets it be."""
-
-    is_brisk = False
-
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        return False
-
-
-class HeldBackground(ThreadOnly):
+class HeldBackground(ThreadBackground):
     """Works while the gate is open, and fails when the disk is broken; counts what was begun."""
 
     def __init__(self) -> None:
@@ -83,7 +69,7 @@ class HeldBackground(ThreadOnly):
         self.is_broken = False
         self.begun = 0
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
         self.begun += 1
         await self.gate.wait()
         if self.is_broken:

@@ -47,13 +47,8 @@ class StillClock:
 class Inline:
     """The background thread is this one."""
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
         return work()
-
-    is_brisk = False
-
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        return False
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -122,24 +122,16 @@ class SimBackground:
         """Pieces of work that were given and are not begun."""
         return len(self._waiting)
 
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """See ``Background.run``."""
+    def run(self, work: Callable[[], Any], *, is_small: bool = False) -> asyncio.Future[Any]:
+        """See ``Background.run``; small work is done at once on a quick disk that is idle."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work, future))
-        self._begin()
-        return await future
-
-    @property
-    def is_brisk(self) -> bool:
-        """See ``Background.is_brisk``."""
-        return self.is_quick and self.slowness <= 1
-
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        """At once on a quick disk that has nothing else to do; see ``Background.try_now``."""
-        if not self.is_quick or self.is_held or self._is_busy or self._waiting or self.slowness > 1:
-            return False
-        work()
-        return True
+        is_idle = not (self.is_held or self._is_busy or self._waiting)
+        if is_small and is_idle and self.is_quick and self.slowness <= 1:
+            self._settle(future, *self._outcome(work))
+        else:
+            self._waiting.append((work, future))
+            self._begin()
+        return future
 
     def hold(self) -> None:
         """Begin nothing from now on."""
@@ -161,12 +153,14 @@ class SimBackground:
         loop.call_later(before_s, self._do, work, future, delay_s - before_s)
 
     def _do(self, work: Callable[[], Any], future: asyncio.Future[Any], after_s: float) -> None:
-        result, error = None, None
+        outcome = self._outcome(work)
+        asyncio.get_running_loop().call_later(after_s, self._settle, future, *outcome)
+
+    def _outcome(self, work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         try:
-            result = work()
+            return work(), None
         except Exception as raised:
-            error = raised
-        asyncio.get_running_loop().call_later(after_s, self._settle, future, result, error)
+            return None, raised
 
     def _settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._is_busy = False

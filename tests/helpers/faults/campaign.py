@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args, Any, Final
+from typing import Any, Final, get_args
 
 from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
@@ -282,7 +282,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=200, help="how many are carried out")
     parser.add_argument("--history", type=Path, required=True, help="an empty directory, or none")
     parser.add_argument("--num-cpus", type=int, default=2)
-    parser.add_argument("--calls", choices=get_args(Road), default=CONNECTIONS, help="how calls travel")
+    parser.add_argument(
+        "--calls", choices=get_args(Road), default=CONNECTIONS, help="how calls travel"
+    )
     arguments = parser.parse_args(argv)
     directory: Path = arguments.history.absolute()
     directory.mkdir(parents=True, exist_ok=True)

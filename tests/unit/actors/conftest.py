@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actor_surroundings import ManualClock, ThreadOnly
+from actor_surroundings import ManualClock
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import FetchRequest, ProduceReply, ProduceRequest
 from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
@@ -36,7 +37,7 @@ class LeaderHarness:
         self.led_topics: set[str] = set()
         self.next_epoch: Callable[[int], int] = lambda last_epoch: last_epoch + 1
         self.clock = ManualClock()
-        self.background: Any = ThreadOnly()
+        self.background: Any = ThreadBackground()
         self.filesystem: Any = RealFileSystem()
         self.tp = TopicPartition("flights", 0)
         self.cluster = ClusterConfig(out_of_order_wait_ms=200)

@@ -54,12 +54,6 @@ def test_the_road_of_calls_is_one_of_two():
         ClusterConfig(calls="grpc")
 
 
-def test_processors_sleep_or_poll() -> None:
-    assert ClusterConfig().processor_idle == "sleep"
-    with pytest.raises(InvalidSettingError, match=r"processor_idle='nap'.*sleep, poll"):
-        ClusterConfig(processor_idle="nap")
-
-
 def test_topic_settings_round_trip_through_text() -> None:
     config = TopicConfig(segment_bytes=8_192, flush="os")
     assert config.to_text() == (("segment_bytes", "8192"), ("flush", "os"))

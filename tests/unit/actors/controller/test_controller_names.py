@@ -50,13 +50,8 @@ class World:
         self.serial += 1
         return bytes([self.serial]) * count
 
-    async def run(self, work: Callable[[], Any]) -> Any:
+    async def run(self, work: Callable[[], Any], *, is_small: bool = False) -> Any:
         return work()
-
-    is_brisk = False
-
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        return False
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert isinstance(request, ShutdownRequest)

@@ -63,7 +63,7 @@ def hold_the_disk(harness: Any) -> asyncio.Event:
     gate = asyncio.Event()
     run = harness.background.run
 
-    async def held(work: Any) -> Any:
+    async def held(work: Any, **_: Any) -> Any:
         await gate.wait()
         return await run(work)
 
@@ -75,7 +75,7 @@ def count_syncs(harness: Any) -> list[Any]:
     syncs: list[Any] = []
     run = harness.background.run
 
-    async def counted(work: Any) -> Any:
+    async def counted(work: Any, **_: Any) -> Any:
         syncs.append(work)
         return await run(work)
 
@@ -199,7 +199,7 @@ def test_a_cancelled_caller_leaves_the_transition_to_end(harness: Any) -> None:
 
 def test_a_failed_append_takes_the_pending_mark_back_and_applies_nothing(harness: Any) -> None:
     async def body(ledger: Ledger) -> None:
-        async def broken(_work: Any) -> Any:
+        async def broken(_work: Any, **_: Any) -> Any:
             raise OSError(errno.EIO, "gone")
 
         harness.background.run = broken

@@ -5,8 +5,14 @@ import threading
 
 import pytest
 
-from oncelog.actors.process.background import BRISK_POINTS, SHORT_WORK_S, STALL_S, ThreadBackground
-from oncelog.storage.disk.sync_point import SyncPoint
+from oncelog.actors.process.background import (
+    SHORT_POINTS,
+    SHORT_WORK_S,
+    STALL_S,
+    THREADS_MAX,
+    DiskThreads,
+    ThreadBackground,
+)
 
 
 def test_work_runs_in_order_on_another_thread():
@@ -84,39 +90,32 @@ class TimedWork:
         return work
 
 
-class TimedSync(SyncPoint):
-    """A sync that is nothing but timed work."""
-
-    def __init__(self, work, *, is_small: bool) -> None:
-        self.sync = work
-        self.is_small = is_small
-
-    def lend(self) -> None:
-        return None
-
-
 def on_a_timed_thread(scenario):
     async def body():
         timed = TimedWork()
-        await scenario(ThreadBackground(lambda: timed.now_s), timed)
+        await scenario(ThreadBackground(now_s=lambda: timed.now_s), timed)
 
     asyncio.run(body())
 
 
-async def learn(background, timed, took_s, times=BRISK_POINTS, *, is_small=True):
+async def learn(background, timed, took_s, times=SHORT_POINTS, *, is_small=True):
     for _ in range(times):
-        await background.run(TimedSync(timed(took_s), is_small=is_small))
+        await background.run(timed(took_s), is_small=is_small)
 
 
-def test_work_is_done_at_once_when_such_work_was_short_several_times():
+def runs_at_once(background, work):
+    return background.run(work, is_small=True).done()
+
+
+def test_small_work_is_done_at_once_when_it_was_short_several_times():
     async def scenario(background, timed):
-        await learn(background, timed, SHORT_WORK_S / 2, times=BRISK_POINTS - 1)
-        assert not background.try_now(timed(0))
-        await learn(background, timed, SHORT_WORK_S / 2, times=1)
+        await learn(background, timed, SHORT_WORK_S / 2)
+        assert threading.current_thread() not in timed.threads
         timed.threads.clear()
-        assert background.try_now(timed(SHORT_WORK_S / 2))
-        assert background.try_now(timed(SHORT_WORK_S / 2))
+        assert runs_at_once(background, timed(SHORT_WORK_S / 2))
+        assert runs_at_once(background, timed(SHORT_WORK_S / 2))
         assert timed.threads == [threading.current_thread()] * 2
+        assert not background.run(timed(0)).done()
 
     on_a_timed_thread(scenario)
 
@@ -125,14 +124,15 @@ def test_work_that_is_long_several_times_goes_to_the_thread_until_it_is_short_ag
     async def scenario(background, timed):
         await learn(background, timed, 0, times=100)
         for _ in range(3):
-            assert background.try_now(timed(SHORT_WORK_S))
-        assert not background.try_now(timed(0))
-        await learn(background, timed, 0, times=1)
-        assert not background.try_now(timed(0))
-        await learn(background, timed, 0, times=1)
-        assert background.try_now(timed(0))
+            assert runs_at_once(background, timed(SHORT_WORK_S))
+        timed.threads.clear()
+        await learn(background, timed, 0, times=2)
         await learn(background, timed, SHORT_WORK_S, times=1)
-        assert not background.try_now(timed(0))
+        assert threading.current_thread() in timed.threads
+        timed.threads.clear()
+        await learn(background, timed, 0, times=2)
+        assert threading.current_thread() not in timed.threads
+        assert runs_at_once(background, timed(0))
 
     on_a_timed_thread(scenario)
 
@@ -140,26 +140,23 @@ def test_work_that_is_long_several_times_goes_to_the_thread_until_it_is_short_ag
 def test_one_stall_sends_the_next_work_to_the_thread():
     async def scenario(background, timed):
         await learn(background, timed, 0, times=100)
-        assert background.try_now(timed(STALL_S))
-        assert not background.try_now(timed(0))
-        await learn(background, timed, 0, times=BRISK_POINTS - 1)
-        assert not background.try_now(timed(0))
-        await learn(background, timed, 0, times=1)
-        assert background.try_now(timed(0))
+        assert runs_at_once(background, timed(STALL_S))
+        timed.threads.clear()
+        await learn(background, timed, 0)
+        assert threading.current_thread() not in timed.threads
+        assert runs_at_once(background, timed(0))
 
     on_a_timed_thread(scenario)
 
 
-def test_how_long_other_work_takes_tells_nothing_of_small_syncs():
+def test_how_long_other_work_takes_tells_nothing_of_small_work():
     async def scenario(background, timed):
         await learn(background, timed, 0, times=100, is_small=False)
-        assert background.is_brisk
-        assert not background.try_now(timed(0))
+        timed.threads.clear()
         await learn(background, timed, 0)
+        assert threading.current_thread() not in timed.threads
         await learn(background, timed, STALL_S, times=100, is_small=False)
-        await background.run(timed(STALL_S))
-        assert not background.is_brisk
-        assert background.try_now(timed(0))
+        assert runs_at_once(background, timed(0))
 
     on_a_timed_thread(scenario)
 
@@ -169,15 +166,17 @@ def test_nothing_overtakes_the_work_of_the_thread():
         await learn(background, timed, 0)
         gate = threading.Event()
         holding = background.run(lambda: gate.wait(10))
-        assert not background.try_now(timed(0))
+        behind = background.run(timed(0), is_small=True)
+        assert not behind.done()
         gate.set()
         await holding
-        assert background.try_now(timed(0))
+        await behind
+        assert runs_at_once(background, timed(0))
 
     on_a_timed_thread(scenario)
 
 
-def test_a_failure_at_once_is_raised_and_counts_by_its_time():
+def test_a_failure_at_once_is_raised_by_its_future_and_counts_by_its_time():
     async def scenario(background, timed):
         await learn(background, timed, 0)
 
@@ -185,8 +184,36 @@ def test_a_failure_at_once_is_raised_and_counts_by_its_time():
             timed.now_s += STALL_S
             raise OSError(5, "the disk")
 
+        failed = background.run(work, is_small=True)
+        assert failed.done()
         with pytest.raises(OSError, match="the disk"):
-            background.try_now(work)
-        assert not background.try_now(timed(0))
+            await failed
+        behind = background.run(timed(0), is_small=True)
+        assert not behind.done()
+        await behind
 
     on_a_timed_thread(scenario)
+
+
+def test_logs_of_one_process_do_not_wait_for_each_other():
+    async def body():
+        threads = DiskThreads()
+        logs = [ThreadBackground(threads) for _ in range(THREADS_MAX)]
+        together = threading.Barrier(THREADS_MAX)
+        await asyncio.gather(*(log.run(lambda: together.wait(10)) for log in logs))
+
+    asyncio.run(body())
+
+
+def test_more_logs_than_threads_take_turns():
+    async def body():
+        threads, names = DiskThreads(), set()
+        logs = [ThreadBackground(threads) for _ in range(3 * THREADS_MAX)]
+
+        def work():
+            names.add(threading.current_thread().name)
+
+        await asyncio.gather(*(log.run(work) for log in logs for _ in range(5)))
+        return names
+
+    assert 1 <= len(asyncio.run(body())) <= THREADS_MAX

@@ -11,7 +11,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES
 
 
-async def at_once(work: Callable[[], Any]) -> Any:
+async def at_once(work: Callable[[], Any], **_: Any) -> Any:
     return work()
 
 

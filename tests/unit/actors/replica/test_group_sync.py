@@ -15,7 +15,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.replica.group_sync import IN_TURN_BYTES, ROUND_BYTES
+from oncelog.actors.replica.group_sync import SMALL_BYTES
 from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.log.checkpoint import read_recovery_checkpoint
@@ -29,27 +29,20 @@ class SteppedBackground:
 
     def __init__(self) -> None:
         self.is_quick = False
-        self.is_brisk = True
         self.is_broken = False
         self.done_now = 0
         self.given: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self.are_small: list[bool] = []
         self.is_open = True
 
-    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def run(self, work: Callable[[], Any], *, is_small: bool = False) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.are_small.append(is_small)
         self.given.append((work, future))
-        if self.is_open:
+        if self.is_open or (is_small and self.is_quick):
+            self.done_now += not self.is_open
             self.step()
         return future
-
-    def try_now(self, work: Callable[[], Any]) -> bool:
-        if not self.is_quick:
-            return False
-        self.done_now += 1
-        if self.is_broken:
-            raise OSError(errno.EIO, "the disk is gone")
-        work()
-        return True
 
     def step(self) -> None:
         """Do the oldest piece of work."""
@@ -138,39 +131,6 @@ def test_appends_made_during_a_sync_share_the_next_one(harness: Any) -> None:
     play(harness, scenario)
 
 
-def test_many_bytes_are_handed_over_before_the_turn_ends(harness: Any) -> None:
-    """Two rounds of one turn: the disk finds the second when it is done with the first."""
-
-    async def scenario(table: Table) -> None:
-        half = ROUND_BYTES // 2
-        await table.produce(half, half, half, half, half, half, 100)
-        assert len(table.background.given) == 2
-        await table.step()
-        assert table.answered == [ErrorCode.NONE] * 2 + [None] * 5
-        assert table.replica.machine.high_watermark == 2
-        await table.step()
-        assert table.answered == [ErrorCode.NONE] * 4 + [None] * 3
-        await table.step()
-        assert table.answered == [ErrorCode.NONE] * 7
-        assert not table.background.given
-
-    play(harness, scenario)
-
-
-def test_on_a_slow_disk_a_turn_is_one_round_however_large(harness: Any) -> None:
-    async def scenario(table: Table) -> None:
-        table.background.is_brisk = False
-        await table.produce(*[ROUND_BYTES] * 3)
-        await table.produce(ROUND_BYTES)
-        assert len(table.background.given) == 1
-        await table.step()
-        assert table.answered == [ErrorCode.NONE] * 3 + [None]
-        await table.step()
-        assert table.answered == [ErrorCode.NONE] * 4
-
-    play(harness, scenario)
-
-
 def test_a_short_sync_is_done_in_the_turn_of_its_appends(harness: Any) -> None:
     async def scenario(table: Table) -> None:
         table.background.is_quick = True
@@ -184,7 +144,7 @@ def test_a_short_sync_is_done_in_the_turn_of_its_appends(harness: Any) -> None:
 def test_a_sync_of_many_bytes_or_behind_another_is_not_done_at_once(harness: Any) -> None:
     async def scenario(table: Table) -> None:
         table.background.is_quick = True
-        await table.produce(IN_TURN_BYTES)
+        await table.produce(SMALL_BYTES)
         await table.produce(100)
         assert (table.background.done_now, len(table.background.given)) == (0, 1)
         assert table.answered == [None] * 2
@@ -207,14 +167,13 @@ def test_what_nobody_waits_for_is_not_synced_at_once(harness: Any) -> None:
     play(harness, scenario)
 
 
-@pytest.mark.parametrize(("size", "is_small"), [(100, True), (IN_TURN_BYTES, False)])
+@pytest.mark.parametrize(("size", "is_small"), [(100, True), (SMALL_BYTES, False)])
 def test_a_round_says_whether_it_is_one_of_those_that_may_run_in_the_turn(
     harness: Any, size: int, is_small: bool
 ) -> None:
     async def scenario(table: Table) -> None:
         await table.produce(size)
-        ((point, _),) = table.background.given
-        assert point.is_small is is_small
+        assert table.background.are_small[-1] is is_small
 
     play(harness, scenario)
 
@@ -255,22 +214,6 @@ def test_a_sync_that_fails_answers_no_append_with_success(harness: Any, is_quick
     play(harness, scenario)
 
 
-def test_a_round_behind_one_that_failed_changes_nothing(harness: Any) -> None:
-    async def scenario(table: Table) -> None:
-        await table.produce(ROUND_BYTES, ROUND_BYTES)
-        assert len(table.background.given) == 2
-        table.background.is_broken = True
-        await table.step()
-        table.background.is_broken = False
-        reason = table.replica.failure
-        await table.step()
-        assert table.answered == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
-        assert table.replica.machine.high_watermark == 0
-        assert table.replica.failure == reason
-
-    play(harness, scenario)
-
-
 def test_every_round_that_fails_is_heard_out(harness: Any) -> None:
     """Of a future whose exception nobody asks for the loop complains when it is collected."""
 
@@ -278,10 +221,8 @@ def test_every_round_that_fails_is_heard_out(harness: Any) -> None:
         complaints: list[dict[str, Any]] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: complaints.append(context))
-        await table.produce(ROUND_BYTES, ROUND_BYTES)
-        assert len(table.background.given) == 2
+        await table.produce(100)
         table.background.is_broken = True
-        await table.step()
         await table.step()
         table.background.is_broken = False
         gc.collect()
@@ -347,13 +288,12 @@ def test_no_round_keeps_a_file_open(
 
     async def scenario(table: Table) -> None:
         monkeypatch.setattr(RealFileHandle, "duplicate", noted)
-        await table.produce(ROUND_BYTES, ROUND_BYTES)
+        await table.produce(100)
         table.background.is_broken = is_broken
-        await table.step()
         await table.step()
         table.background.is_quick = True
         await table.produce(100)
-        assert len(duplicates) == (2 if is_broken else 3)
+        assert len(duplicates) == (1 if is_broken else 2)
         for handle in duplicates:
             with pytest.raises(OSError, match="closed"):
                 handle.datasync()

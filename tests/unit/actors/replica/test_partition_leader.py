@@ -66,7 +66,7 @@ def test_an_acknowledged_batch_has_been_synced(play: Play) -> None:
         synced: list[int] = []
         run = h.background.run
 
-        async def recording(work: Any) -> Any:
+        async def recording(work: Any, **_: Any) -> Any:
             result = await run(work)
             synced.append(h.replica.log.log_end_offset)
             return result
@@ -83,7 +83,7 @@ def test_appends_that_arrive_while_a_sync_runs_share_the_next_one(play: Play) ->
         rounds = 0
         run = h.background.run
 
-        async def counting(work: Any) -> Any:
+        async def counting(work: Any, **_: Any) -> Any:
             nonlocal rounds
             rounds += 1
             return await run(work)
@@ -101,7 +101,7 @@ def test_a_reader_never_sees_unsynced_bytes(play: Play) -> None:
         gate = asyncio.Event()
         run = h.background.run
 
-        async def held(work: Any) -> Any:
+        async def held(work: Any, **_: Any) -> Any:
             await gate.wait()
             return await run(work)
 
@@ -355,7 +355,7 @@ def test_a_failed_sync_takes_the_replica_offline_and_acknowledges_nothing(harnes
     async def body() -> None:
         await harness.start()
 
-        async def broken(work: Any) -> Any:
+        async def broken(work: Any, **_: Any) -> Any:
             raise OSError(errno.EIO, "the disk is gone")
 
         harness.background.run = broken
@@ -377,7 +377,7 @@ def test_a_topic_that_flushes_by_the_os_answers_before_the_sync(harness: Any) ->
         gate = asyncio.Event()
         run = harness.background.run
 
-        async def held(work: Any) -> Any:
+        async def held(work: Any, **_: Any) -> Any:
             await gate.wait()
             return await run(work)
 
@@ -450,7 +450,7 @@ def test_reversed_batches_land_without_any_timer(harness: Any) -> None:
     asyncio.run(body())
 
 
-async def at_once(work: Callable[[], Any]) -> Any:
+async def at_once(work: Callable[[], Any], **_: Any) -> Any:
     return work()
 
 

@@ -127,7 +127,7 @@ def test_an_answered_deletion_has_been_synced(play: Play) -> None:
         seen: list[int] = []
         run = h.background.run
 
-        async def recording(work: Any) -> Any:
+        async def recording(work: Any, **_: Any) -> Any:
             seen.append(h.replica.log.log_start_offset)
             return await run(work)
 
@@ -143,7 +143,7 @@ def test_a_failed_sync_of_a_deletion_takes_the_replica_offline(harness: Any) -> 
         await harness.start()
         await harness.produce(harness.batch(b"a"))
 
-        async def broken(work: Any) -> Any:
+        async def broken(work: Any, **_: Any) -> Any:
             raise OSError(5, "the disk is gone")
 
         harness.background.run = broken
@@ -161,7 +161,7 @@ def test_what_only_the_os_has_is_synced_before_it_is_deleted(harness: Any) -> No
         gate = asyncio.Event()
         run = harness.background.run
 
-        async def held(work: Any) -> Any:
+        async def held(work: Any, **_: Any) -> Any:
             await gate.wait()
             return await run(work)
 

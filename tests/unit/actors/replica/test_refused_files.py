@@ -255,13 +255,8 @@ class Supervised:
 class Inline:
     """Syncs in the turn that asks for them, each time through a future."""
 
-    is_brisk = False
-
-    async def run(self, work: Any) -> Any:
+    async def run(self, work: Any, *, is_small: bool = False) -> Any:
         return work()
-
-    def try_now(self, work: Any) -> bool:
-        return False
 
 
 def play(harness: Any, scenario: Any) -> None:

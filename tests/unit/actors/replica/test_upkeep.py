@@ -136,7 +136,7 @@ def test_what_readers_have_not_been_shown_stays(harness: Any) -> None:
         gate = asyncio.Event()
         run = harness.background.run
 
-        async def held(work: Any) -> Any:
+        async def held(work: Any, **_: Any) -> Any:
             await gate.wait()
             return await run(work)
 
@@ -231,7 +231,7 @@ def test_a_failed_sync_keeps_the_segments(harness: Any) -> None:
         await fill(harness, 3)
         harness.clock.time_ms += DAY_MS + 1
 
-        async def broken(work: Any) -> Any:
+        async def broken(work: Any, **_: Any) -> Any:
             raise OSError(5, "the disk is gone")
 
         harness.background.run = broken

@@ -75,14 +75,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class InlineBackground:
     """Blocking work, done at once."""
 
-    async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        return work()
-
-    is_brisk = True
-
-    def try_now(self, work: Callable[[], None]) -> bool:
-        work()
-        return True
+    def run(
+        self, work: Callable[[], ResultT], *, is_small: bool = False
+    ) -> asyncio.Future[ResultT]:
+        done: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        done.set_result(work())
+        return done
 
 
 class World:

@@ -273,38 +273,6 @@ def test_batches_that_follow_each_other_do_not_mix(
         assert bytes(batch) == bytes(encode_records([(None, value, 1, ())] * count, **IDENTITY))
 
 
-def test_a_full_block_is_filled_again_when_nobody_has_it_any_more() -> None:
-    batches = compiled_batches()
-    first = filled(batches, b"1" * 100).rows()
-    sealed = first.encode(**IDENTITY)
-    del first
-    assert batches.spare_blocks == 0
-    rows = filled(batches, b"2" * 100).rows()
-    assert batches.spare_blocks == 0
-    del rows
-    assert batches.spare_blocks == 1
-    small = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
-    batches.put(small, (None, b"3" * 100, 1, ()), 121)
-    assert batches.spare_blocks == 1
-    filled(batches, b"3" * 100, small)
-    assert batches.spare_blocks == 0
-    assert b"1" * 100 in sealed
-    assert b"2" * 100 not in sealed
-
-
-def test_a_spare_block_that_somebody_still_sends_is_left_alone() -> None:
-    batches = compiled_batches()
-    first, second = filled(batches, b"1" * 100).rows(), filled(batches, b"2" * 100).rows()
-    sealed = second.encode(**IDENTITY)
-    del first, second
-    assert batches.spare_blocks == 1
-    third = filled(batches, b"3" * 100).rows()
-    assert batches.spare_blocks == 0
-    assert sealed.count(b"2" * 100) == third.record_count
-    del sealed
-    assert batches.spare_blocks == 1
-
-
 def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew(kind: type[OpenBatches]) -> None:
     rows = filled(new(kind), b"v" * 100).rows()
     first = rows.encode(**IDENTITY)
@@ -316,16 +284,6 @@ def test_a_sealed_batch_never_changes_even_if_it_is_sealed_anew(kind: type[OpenB
     assert crc_matches(second, parse_header(second))
 
 
-def test_blocks_that_no_batch_asks_for_are_not_kept() -> None:
-    batches = compiled_batches(batch_bytes=4_096)
-    batch = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
-    for _ in range(30):
-        batches.put(batch, (None, b"v" * 100, 1, ()), 121)
-    batch.rows()
-    del batch
-    assert batches.spare_blocks == 0
-
-
 def test_a_closed_batch_takes_no_record() -> None:
     batches = compiled_batches()
     batch = filled(batches, b"v" * 100)
@@ -333,21 +291,6 @@ def test_a_closed_batch_takes_no_record() -> None:
     with pytest.raises(ValueError, match="closed"):
         batches.put(batch, (None, b"v", 1, ()), 22)
     assert rows.record_count == 82
-
-
-def test_blocks_are_kept_only_as_the_buffer_has_room_and_if_they_were_filled() -> None:
-    batches = compiled_batches()
-    several = [filled(batches, b"v" * 100).rows() for _ in range(5)]
-    several.append(filled(batches, b"v" * 3_000).rows())
-    batches.hold(10_000)
-    several.clear()
-    assert batches.spare_blocks == 1
-    batches.hold(-10_000)
-    small = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
-    batches.put(small, (None, b"v" * 4_500, 1, ()), 4_521)
-    assert batches.spare_blocks == 0
-    small.rows()
-    assert batches.spare_blocks == 0
 
 
 def test_threads_lose_and_repeat_nothing(kind: type[OpenBatches]) -> None:
