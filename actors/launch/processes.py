@@ -137,7 +137,9 @@ class ReplicaProcess(ActorProcess):
     server_class: ClassVar[type[ReplicaServer]] = ReplicaServer
 
     def __init__(self, config: ReplicaConfig) -> None:
-        super().__init__(self.make_server(config), call_reports(config), calls=config.cluster.calls)
+        super().__init__(
+            self.make_server(config), calls=config.cluster.calls, reports=call_reports(config)
+        )
 
     def make_server(self, config: ReplicaConfig) -> ReplicaServer:
         """The server in the surroundings of production."""

@@ -249,8 +249,7 @@ class Accumulator:
                 self._close(topic_partition.topic, topic_partition.partition)
             if not queue.closed:
                 return None
-            batch = queue.closed.popleft()
-        return batch
+            return queue.closed.popleft()
 
     def oldest_s(self) -> float | None:
         """When the oldest batch whose outcome is not known was begun; ``None`` without one."""

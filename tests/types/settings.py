@@ -6,7 +6,7 @@ import oncelog
 
 
 def accepted(cluster: oncelog.Cluster) -> None:
-    oncelog.init("data", processor_idle="poll", offsets_partitions=4)
+    oncelog.init("data", calls="ray", offsets_partitions=4)
     cluster.producer(transactional_id="t", acks="all", compression_type="zstd", interceptors=[])
     cluster.consumer(group_id="g", isolation_level="read_uncommitted")
     cluster.consumer(isolation_level=oncelog.IsolationLevel.READ_COMMITTED)
@@ -37,7 +37,7 @@ def wrong_names(cluster: oncelog.Cluster, membership: oncelog.Membership) -> Non
 
 
 def wrong_values(cluster: oncelog.Cluster) -> None:
-    oncelog.init("data", processor_idle="wait")  # type: ignore[arg-type]
+    oncelog.init("data", calls="grpc")  # type: ignore[arg-type]
     cluster.producer(linger_ms="5")  # type: ignore[arg-type]
     cluster.producer(acks=2)  # type: ignore[arg-type]
     cluster.producer(compression_type="brotli")  # type: ignore[arg-type]

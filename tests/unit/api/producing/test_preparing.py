@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,11 +12,8 @@ from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
 )
-from oncelog.api.config import ProducerSettings
-from oncelog.api.producing import loop_wake, record_sender
-from oncelog.api.producing.producer import Producer
+from oncelog.api.producing import record_sender
 from oncelog.api.records import ConsumerGroupMetadata
-from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.model import TopicPartition
 
 LINGER_MS = 1_000
@@ -193,90 +188,3 @@ def test_a_record_that_was_enrolled_with_the_offsets_is_sent(
 
     run(story())
     assert leader.committed_values() == [b"v"]
-
-
-def test_a_thread_that_fills_a_batch_waits_for_the_loop_only_while_nothing_is_sent(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slow the machine is: only the limit would let the thread go on earlier."""
-    (leader,) = cluster.create("t")
-    answers = threading.Event()
-    produce = leader.produce
-
-    async def hold(request: ProduceRequest) -> Any:
-        await asyncio.to_thread(answers.wait, 60)
-        return await produce(request)
-
-    monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", 60)
-    loop_thread = LoopThread()
-    settings = ProducerSettings(batch_size=100, linger_ms=0)
-    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
-        producer.send("t", b"first").result(60)
-        leader.produce = hold
-        producer.send("t", b"." * 100)
-        assert len(cluster.requests(ProduceRequest)) == 2
-        monkeypatch.setattr(loop_wake, "LET_RUN_MAX_S", -1e9)
-        producer.send("t", b"." * 100)
-        answers.set()
-    loop_thread.close()
-    assert len(leader.values()) == 3
-
-
-def test_a_thread_waits_with_its_first_full_batch_until_it_is_enrolled(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (leader,) = cluster.create("t")
-    answers = threading.Event()
-    call = cluster.call
-
-    async def hold(actor: str, request: Any, *, timeout_ms: int) -> Any:
-        if isinstance(request, AddPartitionsToTxnRequest):
-            await asyncio.to_thread(answers.wait, 60)
-        return await call(actor, request, timeout_ms=timeout_ms)
-
-    monkeypatch.setattr(cluster, "call", hold)
-    monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
-    loop_thread = LoopThread()
-    settings = ProducerSettings(transactional_id="loader", batch_size=100, linger_ms=0)
-    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
-        producer.init_transactions()
-        producer.begin_transaction()
-        with pytest.raises(ValueError, match="timeout"):
-            producer.send("t", b"." * 100)
-        monkeypatch.setattr(loop_wake, "PACE_MAX_S", 60)
-        answers.set()
-        producer.send("t", b"." * 100)
-        producer.commit_transaction(despite_refused_sends=True)
-    loop_thread.close()
-    assert len(leader.committed_values()) == 2
-
-
-def test_a_thread_that_is_far_ahead_of_what_is_sent_is_held_back(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (leader,) = cluster.create("t")
-    answers = threading.Event()
-    produce = leader.produce
-
-    async def hold(request: ProduceRequest) -> Any:
-        await asyncio.to_thread(answers.wait, 60)
-        return await produce(request)
-
-    monkeypatch.setattr(loop_wake, "PACE_BYTES", 0)
-    loop_thread = LoopThread()
-    settings = ProducerSettings(
-        batch_size=100, linger_ms=0, max_in_flight_requests_per_connection=1
-    )
-    with Producer(cluster.router(), loop_thread, settings, random=Random(5)) as producer:
-        producer.send("t", b"first").result(60)
-        leader.produce = hold
-        monkeypatch.setattr(loop_wake, "PACE_MAX_S", -1e9)
-        for _ in range(3):
-            producer.send("t", b"." * 100)
-        try:
-            with pytest.raises(ValueError, match="timeout"):
-                producer.send("t", b"." * 100)
-        finally:
-            answers.set()
-    loop_thread.close()
-    assert len(leader.values()) == 5
