@@ -24,6 +24,7 @@ from oncelog.actors.protocol.group.log import decode_key as decode_group_key
 from oncelog.actors.protocol.group.table import GroupTable
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.log import decode_key, decode_member_key
 from oncelog.actors.protocol.transaction.state import (
     LEGAL_PREDECESSORS,
@@ -32,7 +33,6 @@ from oncelog.actors.protocol.transaction.state import (
     TransactionState,
     txn_markers,
 )
-from oncelog.actors.protocol.transaction.table import TransactionTable
 from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
@@ -254,7 +254,7 @@ class LogWatch:
 
     def logs(
         self,
-        table: TransactionTable,
+        ids: TransactionalIds,
         before: TransactionMetadata | None,
         after: TransactionMetadata | None,
     ) -> None:
@@ -332,7 +332,7 @@ def watching() -> Iterator[LogWatch]:
         (PartitionMachine, "become_leader", PartitionMachine.become_leader),
         (PartitionBounds, "load", PartitionBounds.load),
         (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
-        (TransactionTable, "apply", TransactionTable.apply),
+        (TransactionalIds, "apply", TransactionalIds.apply),
         (ClusterMachine, "_apply_elected", ClusterMachine._apply_elected),
         (GroupTable, "apply", GroupTable.apply),
     ]
@@ -420,7 +420,7 @@ def _id_of(record: LogRecord) -> str | None:
 
 
 def _logging(watch: LogWatch, method: Method) -> Method:
-    def apply(self: TransactionTable, record: LogRecord) -> None:
+    def apply(self: TransactionalIds, record: LogRecord) -> None:
         name = _id_of(record)
         before = self.metadata(name) if name is not None else None
         method(self, record)
