@@ -8,8 +8,6 @@ Source: KIP-98, "Transaction Coordinator".
 
 from __future__ import annotations
 
-from collections import deque
-
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -43,8 +41,6 @@ class TransactionalIds:
     def __init__(self) -> None:
         self._transactions: dict[str, TransactionMetadata] = {}
         self._pending: set[str] = set()
-        self._in_flight: dict[str, deque[tuple[bytes, TransactionMetadata]]] = {}
-        """By id, what its records on the way say: live, nobody need read what was just written."""
         # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
         self._unsettled: dict[str, None] = {}
         self._forgettable = RestingIds()
@@ -67,21 +63,10 @@ class TransactionalIds:
             self._transactions.pop(transactional_id, None)
             self._classify(transactional_id, None)
             return
-        metadata = self._read(transactional_id, record.value)
+        metadata = decode_value(transactional_id, record.value)
         if metadata is not None:
             self._transactions[transactional_id] = metadata
             self._classify(transactional_id, metadata)
-
-    def _read(self, transactional_id: str, value: bytes) -> TransactionMetadata | None:
-        """What a record says: decoded, unless it is the very one that was made here."""
-        in_flight = self._in_flight.get(transactional_id)
-        if not in_flight or in_flight[0][0] is not value:
-            self._in_flight.pop(transactional_id, None)
-            return decode_value(transactional_id, value)
-        _, metadata = in_flight.popleft()
-        if not in_flight:
-            del self._in_flight[transactional_id]
-        return metadata
 
     def _apply_member(self, encoded_key: bytes, value: bytes | None) -> None:
         """One member of the run that is open now; of any other run it means nothing."""
@@ -116,7 +101,6 @@ class TransactionalIds:
     def abandon(self, transactional_id: str) -> None:
         """Take the pending mark back: the records were not committed under this coordinator."""
         self._pending.discard(transactional_id)
-        self._in_flight.pop(transactional_id, None)
 
     # --- questions --------------------------------------------------------------------------
 
@@ -166,10 +150,9 @@ class TransactionalIds:
             )
             state = step.state
         self._pending.add(transactional_id)
-        values = [encode_value(step) for step in steps]
-        self._in_flight[transactional_id] = deque(zip(values, steps, strict=True))
         key = encode_key(transactional_id)
-        return Decision(reply=reply, records=tuple(LogRecord(key, value) for value in values))
+        records = tuple(LogRecord(key, encode_value(step)) for step in steps)
+        return Decision(reply=reply, records=records)
 
     def move_member(
         self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int
