@@ -18,6 +18,7 @@ from oncelog.actors.protocol.group.rebalance import GroupTurn
 from oncelog.actors.protocol.group.state import Group
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.transaction import ids as transactional_ids
+from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
@@ -243,6 +244,19 @@ def _elections_by_name() -> Any:
     return replaced(ClusterMachine, "decide_become_leader", wrap)
 
 
+def _causes_not_logged() -> Any:
+    """Why an epoch rose is known to the coordinator that decided it, and to no other."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def tagged(*arguments: Any) -> Any:
+            fields = real(*arguments)
+            return [field for field in fields if field[0] != transaction_log.TAG_EPOCH_CAUSE]
+
+        return tagged
+
+    return replaced(transaction_log, "_tagged", wrap)
+
+
 def _ends_of_others() -> Any:
     """Who has been fenced may end the transaction of its successor."""
     return mock.patch.object(transaction_producers, "end_age", return_value=EndAge.CURRENT)
@@ -389,6 +403,12 @@ COORDINATOR_MUTANTS = (
         sabotage=_epochs_given_again,
         checker="SharedEpochs",
         changes=ALONE | {"kill": 1.0},
+    ),
+    Saboteur(
+        name="causes in the log",
+        sabotage=_causes_not_logged,
+        checker="UnequalStates",
+        changes=ALONE | BUSY,
     ),
     Saboteur(
         name="ends of one's own",

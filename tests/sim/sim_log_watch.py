@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from live_states import compared
 from sim_checkers import Violation
 from sim_history import is_compacted, is_remade
 
@@ -52,6 +53,7 @@ WATCHED = frozenset(
         "LostPromises",
         "MarkersBeforeDecision",
         "SharedEpochs",
+        "UnequalStates",
         "UnstableEnds",
         "ZombieMarkers",
     }
@@ -319,6 +321,12 @@ class LogWatch:
                 "FallingGenerations", f"{group_id!r} went from {before} to {after}", group_id
             )
 
+    # --- every log ----------------------------------------------------------------------------
+
+    def reads_back(self, difference: str) -> None:
+        """What was logged is not what was decided: the state after a reload is another."""
+        self._found("UnequalStates", difference)
+
     def _found(self, checker: str, message: str, *about: object) -> None:
         self.violations.append(Violation(checker, message, tuple(str(item) for item in about)))
 
@@ -340,7 +348,8 @@ def watching() -> Iterator[LogWatch]:
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
     try:
-        yield watch
+        with compared(watch.reads_back):
+            yield watch
     finally:
         for owner, name, method in real:
             setattr(owner, name, method)
