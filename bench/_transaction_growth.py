@@ -55,9 +55,9 @@ class MachineSide:
         request = InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=60_000
         )
-        decision = self.machine.decide_init_producer_id(request, self.now_ms)
+        decision = self.machine.producers.decide_init_producer_id(request, self.now_ms)
         for record in decision.records:
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
         return decision.reply.producer_id, decision.reply.producer_epoch
 
     def transact(self, count: int) -> float:
@@ -67,7 +67,7 @@ class MachineSide:
         started = time.thread_time()
         for _ in range(count):
             self.now_ms += 1
-            added = machine.decide_add_partitions(
+            added = machine.producers.decide_add_partitions(
                 AddPartitionsToTxnRequest(
                     transactional_id="busy",
                     producer_id=producer_id,
@@ -84,12 +84,12 @@ class MachineSide:
                 producer_epoch=producer_epoch,
             )
             for record in added.records:
-                machine.apply(record)
+                machine.ids.apply(record)
             end = machine.decide_end_txn(ended, self.now_ms)
             for record in end.records:
-                machine.apply(record)
-            for record in machine.decide_complete("busy", self.now_ms).records:
-                machine.apply(record)
+                machine.ids.apply(record)
+            for record in machine.upkeep.decide_complete("busy", self.now_ms).records:
+                machine.ids.apply(record)
             producer_id, producer_epoch = end.reply.producer_id, end.reply.producer_epoch
         self._producer = producer_id, producer_epoch
         return time.thread_time() - started
@@ -130,8 +130,8 @@ def bench_idle_ids(report: Report) -> None:
     durations = []
     for _ in range(report.rounds):
         started = time.perf_counter()
-        crowded.machine.unfinished()
-        crowded.machine.expired_transactions(crowded.now_ms)
+        crowded.machine.upkeep.unfinished()
+        crowded.machine.upkeep.expired_transactions(crowded.now_ms)
         durations.append(1e3 * (time.perf_counter() - started))
     report.figure(
         "timeout_scan_ms",

@@ -68,19 +68,21 @@ def transaction_records() -> list[LogRecord]:
         if decision.reply.error is not ErrorCode.NONE:
             raise AssertionError(decision.reply)
         for record in decision.records:
-            machine.apply(record)
+            machine.ids.apply(record)
             records.append(record)
         return decision.reply
 
     names = [f"flight-loader-{number:04d}" for number in range(IDS)]
     for name in names:
         commit(
-            machine.decide_init_producer_id(InitProducerIdRequest(transactional_id=name), TIME_MS)
+            machine.producers.decide_init_producer_id(
+                InitProducerIdRequest(transactional_id=name), TIME_MS
+            )
         )
     records.clear()
     for number, name in itertools.product(range(DISTINCT_ROUNDS), names):
         now_ms = TIME_MS + number
-        owner = machine.metadata(name)
+        owner = machine.ids.metadata(name)
         if owner is None:
             raise AssertionError(name)
         request = AddPartitionsToTxnRequest(
@@ -89,7 +91,7 @@ def transaction_records() -> list[LogRecord]:
             producer_epoch=owner.producer_epoch,
             partitions=(TopicPartition("flights", number % 6), TopicPartition("delays", 0)),
         )
-        commit(machine.decide_add_partitions(request, now_ms, TOPICS))
+        commit(machine.producers.decide_add_partitions(request, now_ms, TOPICS))
         commit(
             machine.decide_end_txn(
                 EndTxnRequest(
@@ -101,7 +103,7 @@ def transaction_records() -> list[LogRecord]:
                 now_ms,
             )
         )
-        commit(machine.decide_complete(name, now_ms))
+        commit(machine.upkeep.decide_complete(name, now_ms))
     return records
 
 
@@ -145,7 +147,7 @@ def load(directory: Path, settings: LogSettings) -> tuple[float, int, Transactio
     machine, count = new_machine(), 0
     for header, batch in log.replay(log.log_start_offset):
         for record in decode_records(batch, header):
-            machine.apply(LogRecord(record.key, record.value))
+            machine.ids.apply(LogRecord(record.key, record.value))
             count += 1
     elapsed_s = time.perf_counter() - started
     log.close(())

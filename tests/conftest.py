@@ -142,6 +142,28 @@ def _no_asyncio_noise() -> Iterator[None]:
         pytest.fail("asyncio tells: " + "; ".join(errors.told), pytrace=False)
 
 
+# --- live states ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _differences() -> Iterator[list[str]]:
+    from live_states import compared
+
+    found: list[str] = []
+    with compared(found.append):
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _states_equal_their_log(_differences: list[str]) -> Iterator[None]:
+    """Fail the test in which a machine logs what is read back as something else."""
+    yield
+    if _differences:
+        difference = _differences[0]
+        _differences.clear()
+        pytest.fail(difference, pytrace=False)
+
+
 # --- the real world, refused ------------------------------------------------------------------
 
 

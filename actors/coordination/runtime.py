@@ -76,7 +76,7 @@ class CoordinatorRuntime:
         self._apply = apply
         self._abandon = abandon
         self._on_failure = on_failure
-        self._told: BaseException | None = None
+        self._reported: BaseException | None = None
         self._queues: dict[str, deque[_Transition]] = {}
         """By key, the transition in flight and those that wait for it, oldest first."""
 
@@ -134,7 +134,7 @@ class CoordinatorRuntime:
         except asyncio.CancelledError:
             # It may have failed in the very turn in which its caller went away.
             if not answer.cancelled() and (failure := answer.exception()) is not None:
-                self._tell(failure)
+                self._report(failure)
             raise
 
     def _begin(self, transition: _Transition) -> None:
@@ -143,7 +143,7 @@ class CoordinatorRuntime:
             now_ms = self._clock.now_ms()
             decision = transition.decide(now_ms)
             if not decision.records:
-                self._answer(transition, decision.reply)
+                self._reply(transition, decision.reply)
                 return
             transition.epoch = self.coordinator_epoch
             try:
@@ -171,20 +171,20 @@ class CoordinatorRuntime:
         if error is not ErrorCode.NONE:
             self._abandon(transition.key)
             reply = structs.replace(decision.reply, error=client_error_of_append(error))
-            self._answer(transition, reply)
+            self._reply(transition, reply)
             return
         try:
             for record in decision.records:
                 self._apply(record)
         except BaseException as failure:
-            self._tell(failure)
+            self._report(failure)
             if not transition.answer.done():
                 transition.answer.set_exception(failure)
             self._end(transition.key)
         else:
-            self._answer(transition, decision.reply)
+            self._reply(transition, decision.reply)
 
-    def _answer(self, transition: _Transition, reply: Any) -> None:
+    def _reply(self, transition: _Transition, reply: Any) -> None:
         if not transition.answer.done():
             transition.answer.set_result(reply)
         self._end(transition.key)
@@ -194,12 +194,12 @@ class CoordinatorRuntime:
         if not transition.answer.done():
             transition.answer.set_exception(failure)
         else:
-            self._tell(failure)
+            self._report(failure)
         self._end(transition.key)
 
-    def _tell(self, failure: BaseException) -> None:
-        if failure is not self._told:
-            self._told = failure
+    def _report(self, failure: BaseException) -> None:
+        if failure is not self._reported:
+            self._reported = failure
             self._on_failure(failure)
 
     def _end(self, key: str) -> None:

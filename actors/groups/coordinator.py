@@ -212,7 +212,7 @@ class GroupCoordinator:
         fresh_id = f"{self._random.getrandbits(128):032x}"
         now_ms = self._clock.now_ms()
         self._run(self._machine.join(request, call_id, now_ms, fresh_id=fresh_id))
-        joined: JoinGroupReply = await self._answer(call_id, reply)
+        joined: JoinGroupReply = await self._parked_reply(call_id, reply)
         return joined
 
     async def sync_group(self, request: SyncGroupRequest) -> SyncGroupReply:
@@ -222,7 +222,7 @@ class GroupCoordinator:
             return request.failed(error)
         call_id, reply = self._park(request)
         self._run(self._machine.sync(request, call_id, self._clock.now_ms()))
-        synced: SyncGroupReply = await self._answer(call_id, reply)
+        synced: SyncGroupReply = await self._parked_reply(call_id, reply)
         return synced
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
@@ -449,7 +449,7 @@ class GroupCoordinator:
         self._calls[self._call_count] = (request, reply)
         return self._call_count, reply
 
-    async def _answer(self, call_id: int, reply: asyncio.Future[Any]) -> Any:
+    async def _parked_reply(self, call_id: int, reply: asyncio.Future[Any]) -> Any:
         try:
             return await reply
         finally:

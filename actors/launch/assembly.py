@@ -367,15 +367,15 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         await TransactionCoordinator.stop(self)
         await self.replica.stop(remove_data=remove_data)
 
-    def active_transactional_id_count(self) -> int | None:
+    def active_transactional_id_count(self) -> int:
         """How many transactional ids have a transaction that is open or not complete."""
-        return self.machine.active_count
+        return len(self.machine.ids.unsettled())
 
     def report_metrics(self) -> None:
         """Set the figures of the log and those of the shard."""
         super().report_metrics()
-        self.report(TRANSACTIONAL_ID_COUNT, self.machine.id_count)
-        self.report(ACTIVE_TRANSACTIONAL_ID_COUNT, self.machine.active_count)
+        self.report(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
+        self.report(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):

@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
@@ -42,9 +42,6 @@ from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.control import ControlRecord, encode_marker
 
 _logger = logging.getLogger(__name__)
-
-
-_NONE: Final = ErrorCode.NONE
 
 
 class AppendOutcome(NamedTuple):
@@ -244,9 +241,7 @@ class ReplicaLog:
                 self._give_up("write to", error)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self._request_sync(log, len(batch), is_awaited=is_awaited)
-        return tuple.__new__(
-            AppendOutcome, (_NONE, base_offset, log.log_end_offset, NO_TIMESTAMP, False, False)
-        )
+        return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)
 
     # --- group sync -----------------------------------------------------------------------
 

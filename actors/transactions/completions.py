@@ -46,7 +46,7 @@ class TransactionCompletions:
 
     def resume(self) -> None:
         """See to whatever is decided, not complete, and not a newer coordinator's affair."""
-        unfinished = self._machine.unfinished()
+        unfinished = self._machine.upkeep.unfinished()
         self._left_to_successor.intersection_update(unfinished)
         for transactional_id in unfinished:
             if transactional_id not in self._left_to_successor:
@@ -55,7 +55,9 @@ class TransactionCompletions:
     def ensure(self, transactional_id: str) -> asyncio.Task[bool] | None:
         """The task that completes the id's transaction if it is decided, started if need be."""
         running = self._running.get(transactional_id)
-        if self._machine.is_prepared(transactional_id) and (running is None or running.done()):
+        if self._machine.upkeep.is_prepared(transactional_id) and (
+            running is None or running.done()
+        ):
             running = self._spawn(self._complete(transactional_id))
             self._running[transactional_id] = running
             running.add_done_callback(lambda task: self._ended(transactional_id, task))
@@ -78,7 +80,7 @@ class TransactionCompletions:
             return is_serving and self._runtime.coordinator_epoch == epoch
 
         delivery = await self._markers.send(
-            self._machine.markers_due(transactional_id),
+            self._machine.upkeep.markers_due(transactional_id),
             coordinator_epoch=epoch,
             is_current=is_current,
         )
@@ -86,7 +88,7 @@ class TransactionCompletions:
         while delivery is Delivery.DONE and is_current():
             reply = await self._runtime.execute(
                 transactional_id,
-                lambda now_ms: self._machine.decide_complete(transactional_id, now_ms),
+                lambda now_ms: self._machine.upkeep.decide_complete(transactional_id, now_ms),
                 is_durable_before_reply=False,
             )
             if reply.error is ErrorCode.NONE:

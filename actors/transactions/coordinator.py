@@ -110,8 +110,8 @@ class TransactionCoordinator:
         self._runtime = CoordinatorRuntime(
             replica=replica,
             clock=clock,
-            apply=self.machine.apply,
-            abandon=self.machine.abandon,
+            apply=self.machine.ids.apply,
+            abandon=self.machine.ids.abandon,
             on_failure=on_failure,
         )
         timeout_ms = cluster.internal_call_timeout_ms
@@ -173,7 +173,7 @@ class TransactionCoordinator:
             return
         for number, batch in enumerate(self.replica.replay()):
             for record in batch.records:
-                self.machine.apply(LogRecord(record.key, record.value))
+                self.machine.ids.apply(LogRecord(record.key, record.value))
             if number % LOAD_BATCHES_PER_TURN == 0:
                 await asyncio.sleep(0)
                 if self._is_stopped:
@@ -208,7 +208,7 @@ class TransactionCoordinator:
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             transactional_id,
-            lambda now_ms: self.machine.decide_init_producer_id(request, now_ms),
+            lambda now_ms: self.machine.producers.decide_init_producer_id(request, now_ms),
             refused=request.failed,
         )
         self._completions.ensure(transactional_id)
@@ -222,7 +222,7 @@ class TransactionCoordinator:
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
-            lambda now_ms: self.machine.decide_begin_run(request, now_ms),
+            lambda now_ms: self.machine.runs.decide_begin_run(request, now_ms),
             refused=request.failed,
         )
         self._completions.ensure(request.transactional_id)
@@ -236,7 +236,7 @@ class TransactionCoordinator:
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
-            lambda now_ms: self.machine.decide_enlist(request, now_ms),
+            lambda now_ms: self.machine.runs.decide_enlist(request, now_ms),
             refused=request.failed,
         )
         self._completions.ensure(request.transactional_id)
@@ -259,7 +259,7 @@ class TransactionCoordinator:
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         reply = await self._runtime.execute(
             request.transactional_id,
-            lambda now_ms: self.machine.decide_add_partitions(request, now_ms, counts),
+            lambda now_ms: self.machine.producers.decide_add_partitions(request, now_ms, counts),
             refused=request.failed,
         )
         if reply.error is not ErrorCode.NONE:
@@ -292,7 +292,7 @@ class TransactionCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error, detail)
         held = NOTHING_HELD
-        partitions = self.machine.winner_partitions(request)
+        partitions = self.machine.runs.winner_partitions(request)
         if partitions:
             producer_ids = [winner.producer_id for winner in request.winners]
             read = await self._held_records.read(partitions, producer_ids)
@@ -336,7 +336,7 @@ class TransactionCoordinator:
         Nothing if that has ended meanwhile. With tickets once it is open, which is after every
         marker of the commit, and if the ids of the topics are new enough.
         """
-        metadata = self.machine.metadata(request.transactional_id)
+        metadata = self.machine.ids.metadata(request.transactional_id)
         if not request.next_partitions or metadata is None:
             return ()
         if metadata.state not in (TransactionState.ONGOING, TransactionState.PREPARE_COMMIT):
@@ -367,9 +367,9 @@ class TransactionCoordinator:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         if request.transactional_ids is None:
-            found = self.machine.matching(request, self._clock.now_ms())
+            found = self.machine.operations.matching(request, self._clock.now_ms())
             return DescribeTransactionsReply(transactions=found)
-        found = self.machine.describe(request.transactional_ids)
+        found = self.machine.operations.describe(request.transactional_ids)
         known = {description.transactional_id for description in found}
         unknown = [name for name in request.transactional_ids if name not in known]
         return DescribeTransactionsReply(
@@ -388,7 +388,7 @@ class TransactionCoordinator:
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
-            lambda now_ms: self.machine.decide_abort(request, now_ms),
+            lambda now_ms: self.machine.operations.decide_abort(request, now_ms),
             refused=request.failed,
         )
         completion = self._completions.ensure(request.transactional_id)
@@ -405,7 +405,7 @@ class TransactionCoordinator:
             return request.failed(error, detail)
         return await self._runtime.execute(
             request.transactional_id,
-            lambda _now_ms: self.machine.decide_delete(request),
+            lambda _now_ms: self.machine.operations.decide_delete(request),
             refused=request.failed,
         )
 
@@ -433,7 +433,7 @@ class TransactionCoordinator:
         topics: Mapping[str, TopicMetadata],
     ) -> AddPartitionsToTxnReply:
         """Add the tickets: the enrolment is durable now."""
-        metadata = self.machine.metadata(request.transactional_id)
+        metadata = self.machine.ids.metadata(request.transactional_id)
         if metadata is None:
             return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         owner = (request.producer_id, request.producer_epoch)

@@ -122,7 +122,7 @@ class MarkerSender:
                 return
             if location.actor is not None:
                 answers = await self._write(location.actor, due, sending.coordinator_epoch)
-                await self._settle(tp, due, answers, sending)
+                await self._take_answers(tp, due, answers, sending)
             if due:
                 await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
                 attempt += 1
@@ -143,7 +143,7 @@ class MarkerSender:
             for producer_id in markers
         }
 
-    async def _settle(
+    async def _take_answers(
         self,
         tp: TopicPartition,
         due: dict[int, TxnMarker],

@@ -14,7 +14,11 @@ from oncelog.actors.protocol.tickets import (
     check_plain_ticket,
     issue_plain_ticket,
 )
-from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.producer_ids import (
+    NONE_LEFT,
+    NoProducerIdError,
+    ProducerIdBlocks,
+)
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_PRODUCER_ID
@@ -40,11 +44,10 @@ class PlainProducers:
         if request.producer_id != NO_PRODUCER_ID:
             return self._renewed(request)
         await self._reservation.ensure()
-        producer_id = self._producer_ids.take()
-        if producer_id is None:
-            return request.failed(
-                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "no producer id is reserved at the moment"
-            )
+        try:
+            producer_id = self._producer_ids.take()
+        except NoProducerIdError:
+            return request.failed(*NONE_LEFT)
         return InitProducerIdReply(
             producer_id=producer_id, producer_epoch=0, ticket=self._ticket(producer_id)
         )

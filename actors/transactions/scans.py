@@ -58,14 +58,14 @@ class TransactionScans:
             await self._abort_abandoned()
 
     async def _abort_expired(self) -> None:
-        for transactional_id in self._machine.expired_transactions(self._clock.now_ms()):
+        for transactional_id in self._machine.upkeep.expired_transactions(self._clock.now_ms()):
             _logger.info("the transaction of %r timed out: aborting", transactional_id)
             await self._abort(
-                transactional_id, partial(self._machine.decide_timeout, transactional_id)
+                transactional_id, partial(self._machine.upkeep.decide_timeout, transactional_id)
             )
 
     async def _abort_abandoned(self) -> None:
-        for transactional_id, driver in self._machine.open_drivers():
+        for transactional_id, driver in self._machine.runs.open_drivers():
             if not self._drivers.is_gone(driver):
                 continue
             _logger.info(
@@ -75,7 +75,7 @@ class TransactionScans:
             )
             await self._abort(
                 transactional_id,
-                partial(self._machine.decide_driver_gone, transactional_id, driver),
+                partial(self._machine.runs.decide_driver_gone, transactional_id, driver),
             )
 
     async def _abort(self, transactional_id: str, decide: Callable[[int], Decision[Reply]]) -> None:
@@ -90,7 +90,7 @@ class TransactionScans:
             await asyncio.sleep(interval_ms / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
                 continue
-            for transactional_id in self._machine.idle_ids(self._clock.now_ms()):
+            for transactional_id in self._machine.upkeep.idle_ids(self._clock.now_ms()):
                 await self._runtime.execute(
-                    transactional_id, partial(self._machine.decide_expire, transactional_id)
+                    transactional_id, partial(self._machine.upkeep.decide_expire, transactional_id)
                 )

@@ -61,7 +61,7 @@ async def end(
 
 
 def state_of(coordinator: Any) -> str:
-    (description,) = coordinator.machine.describe(["loader"])
+    (description,) = coordinator.machine.operations.describe(["loader"])
     return str(description.state)
 
 

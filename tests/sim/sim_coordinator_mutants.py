@@ -9,7 +9,7 @@ from unittest import mock
 from msgspec import structs
 from sim_mutants import BUSY, Wrap, replaced, together
 from sim_nemesis import RATES
-from sim_saboteurs import ALONE, LATE, Saboteur
+from sim_saboteurs import ALONE, LATE, Saboteur, preparing
 
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.group.log import GroupValue
@@ -17,11 +17,13 @@ from oncelog.actors.protocol.group.offsets import GroupOffsets
 from oncelog.actors.protocol.group.rebalance import GroupTurn
 from oncelog.actors.protocol.group.state import Group
 from oncelog.actors.protocol.messages.partition import TxnMarker
-from oncelog.actors.protocol.transaction import machine as transaction
-from oncelog.actors.protocol.transaction import table as transaction_table
+from oncelog.actors.protocol.transaction import ids as transactional_ids
+from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.actors.protocol.transaction import producers as transaction_producers
+from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction.end import EndAge
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
-from oncelog.actors.protocol.transaction.table import TransactionTable
+from oncelog.actors.protocol.transaction.upkeep import Upkeep
 from oncelog.actors.transactions import completions as transaction_completions
 from oncelog.actors.transactions.completions import TransactionCompletions
 from oncelog.actors.transactions.marker_sender import MarkerSender
@@ -131,14 +133,13 @@ def _refused_positions_forgotten() -> Any:
 
 
 def _tokens_dropped_by_aborts() -> Any:
-    def wrap(real: Wrap) -> Wrap:
-        def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
-            found: TransactionMetadata = real(metadata, **named)
-            return found if named["committed"] else structs.replace(found, commit_token=None)
+    real = transaction_state.prepared
 
-        return prepared
+    def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
+        found = real(metadata, **named)
+        return found if named["committed"] else structs.replace(found, commit_token=None)
 
-    return replaced(transaction_table, "prepared", wrap)
+    return preparing(prepared)
 
 
 def _visible_at_once() -> Any:
@@ -157,26 +158,26 @@ def _completions_not_resumed() -> Any:
 
 def _open_for_ever() -> Any:
     """No transaction is over its time."""
-    return mock.patch.object(TransactionTable, "_is_expired", return_value=False)
+    return mock.patch.object(Upkeep, "_is_expired", return_value=False)
 
 
 def _decisions_again() -> Any:
     """What is decided is decided anew when its time is over, and nobody asserts the moves."""
 
-    def is_expired(self: TransactionTable, metadata: TransactionMetadata, now_ms: int) -> bool:
+    def is_expired(self: Upkeep, metadata: TransactionMetadata, now_ms: int) -> bool:
         is_over = metadata.start_ms + metadata.transaction_timeout_ms < now_ms
-        return is_over and metadata.transactional_id not in self._pending
+        return is_over and not self.ids.is_pending(metadata.transactional_id)
 
     return together(
-        mock.patch.object(transaction_table, "invariant"),
-        mock.patch.object(TransactionTable, "_is_expired", is_expired),
+        mock.patch.object(transactional_ids, "invariant"),
+        mock.patch.object(Upkeep, "_is_expired", is_expired),
         replaced(
-            TransactionTable,
+            Upkeep,
             "expired_transactions",
             lambda _: (
                 lambda self, now_ms: [
-                    name
-                    for name, found in list(self._transactions.items())
+                    found.transactional_id
+                    for found in self.ids.all()
                     if found.state.name != "EMPTY" and self._is_expired(found, now_ms)
                 ]
             ),
@@ -187,16 +188,14 @@ def _decisions_again() -> Any:
 def _winners_and_losers() -> Any:
     """Every member of a run that commits is a winner."""
 
-    def wrap(real: Wrap) -> Wrap:
-        def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
-            if named["committed"]:
-                named["winners"] = frozenset(metadata.members)
-            found: TransactionMetadata = real(metadata, **named)
-            return found
+    real = transaction_state.prepared
 
-        return prepared
+    def prepared(metadata: TransactionMetadata, **named: Any) -> TransactionMetadata:
+        if named["committed"]:
+            named["winners"] = frozenset(metadata.members)
+        return real(metadata, **named)
 
-    return replaced(transaction_table, "prepared", wrap)
+    return preparing(prepared)
 
 
 def _ids_handed_out_twice() -> Any:
@@ -245,9 +244,22 @@ def _elections_by_name() -> Any:
     return replaced(ClusterMachine, "decide_become_leader", wrap)
 
 
+def _causes_not_logged() -> Any:
+    """Why an epoch rose is known to the coordinator that decided it, and to no other."""
+
+    def wrap(real: Wrap) -> Wrap:
+        def tagged(*arguments: Any) -> Any:
+            fields = real(*arguments)
+            return [field for field in fields if field[0] != transaction_log.TAG_EPOCH_CAUSE]
+
+        return tagged
+
+    return replaced(transaction_log, "_tagged", wrap)
+
+
 def _ends_of_others() -> Any:
     """Who has been fenced may end the transaction of its successor."""
-    return mock.patch.object(transaction, "end_age", return_value=EndAge.CURRENT)
+    return mock.patch.object(transaction_producers, "end_age", return_value=EndAge.CURRENT)
 
 
 def _markers_of(change: Callable[[TxnMarker], TxnMarker]) -> Any:
@@ -391,6 +403,12 @@ COORDINATOR_MUTANTS = (
         sabotage=_epochs_given_again,
         checker="SharedEpochs",
         changes=ALONE | {"kill": 1.0},
+    ),
+    Saboteur(
+        name="causes in the log",
+        sabotage=_causes_not_logged,
+        checker="UnequalStates",
+        changes=ALONE | BUSY,
     ),
     Saboteur(
         name="ends of one's own",

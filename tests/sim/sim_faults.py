@@ -15,7 +15,6 @@ from sim_disk import SimDisk
 from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
-from oncelog.actors.protocol.transaction.state import AT_REST
 from oncelog.actors.replica.data_directory import has_log
 
 SERVING_LIMIT_S = 60.0
@@ -268,5 +267,4 @@ def stop_disk(disk: SimDisk, number: int, part: float | None) -> None:
 
 
 def _is_at_rest(machine: Any) -> bool:
-    at_rest = {state.value for state in AT_REST}
-    return all(found.state in at_rest for found in machine.describe(None))
+    return not machine.ids.unsettled()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from live_states import compared
 from sim_checkers import Violation
 from sim_history import is_compacted, is_remade
 
@@ -24,6 +25,7 @@ from oncelog.actors.protocol.group.log import decode_key as decode_group_key
 from oncelog.actors.protocol.group.table import GroupTable
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.log import decode_key, decode_member_key
 from oncelog.actors.protocol.transaction.state import (
     LEGAL_PREDECESSORS,
@@ -32,7 +34,6 @@ from oncelog.actors.protocol.transaction.state import (
     TransactionState,
     txn_markers,
 )
-from oncelog.actors.protocol.transaction.table import TransactionTable
 from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
@@ -52,6 +53,7 @@ WATCHED = frozenset(
         "LostPromises",
         "MarkersBeforeDecision",
         "SharedEpochs",
+        "UnequalStates",
         "UnstableEnds",
         "ZombieMarkers",
     }
@@ -254,7 +256,7 @@ class LogWatch:
 
     def logs(
         self,
-        table: TransactionTable,
+        ids: TransactionalIds,
         before: TransactionMetadata | None,
         after: TransactionMetadata | None,
     ) -> None:
@@ -319,6 +321,12 @@ class LogWatch:
                 "FallingGenerations", f"{group_id!r} went from {before} to {after}", group_id
             )
 
+    # --- every log ----------------------------------------------------------------------------
+
+    def reads_back(self, difference: str) -> None:
+        """What was logged is not what was decided: the state after a reload is another."""
+        self._found("UnequalStates", difference)
+
     def _found(self, checker: str, message: str, *about: object) -> None:
         self.violations.append(Violation(checker, message, tuple(str(item) for item in about)))
 
@@ -332,7 +340,7 @@ def watching() -> Iterator[LogWatch]:
         (PartitionMachine, "become_leader", PartitionMachine.become_leader),
         (PartitionBounds, "load", PartitionBounds.load),
         (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
-        (TransactionTable, "apply", TransactionTable.apply),
+        (TransactionalIds, "apply", TransactionalIds.apply),
         (ClusterMachine, "_apply_elected", ClusterMachine._apply_elected),
         (GroupTable, "apply", GroupTable.apply),
     ]
@@ -340,7 +348,8 @@ def watching() -> Iterator[LogWatch]:
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
     try:
-        yield watch
+        with compared(watch.reads_back):
+            yield watch
     finally:
         for owner, name, method in real:
             setattr(owner, name, method)
@@ -420,7 +429,7 @@ def _id_of(record: LogRecord) -> str | None:
 
 
 def _logging(watch: LogWatch, method: Method) -> Method:
-    def apply(self: TransactionTable, record: LogRecord) -> None:
+    def apply(self: TransactionalIds, record: LogRecord) -> None:
         name = _id_of(record)
         before = self.metadata(name) if name is not None else None
         method(self, record)

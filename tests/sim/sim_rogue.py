@@ -15,7 +15,10 @@ from typing import NamedTuple
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of
-from oncelog.actors.protocol.messages.admin import TransactionDescription
+from oncelog.actors.protocol.messages.admin import (
+    DescribeTransactionsRequest,
+    TransactionDescription,
+)
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
@@ -120,7 +123,7 @@ def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescripti
         found
         for process in sorted(player.stage.world.actors(), key=lambda process: process.name)
         if process.name.startswith("transaction:")
-        for found in process.server.machine.describe(None)
+        for found in process.server.machine.operations.matching(DescribeTransactionsRequest(), 0)
         if not found.member_count
         if not is_open or found.state == TransactionState.ONGOING.value
     ]
@@ -218,7 +221,7 @@ async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> byte
     for process in sorted(player.stage.world.actors(), key=lambda process: process.name):
         if not process.name.startswith("transaction:"):
             continue
-        for found in process.server.machine.describe((forgery.transactional_id,)):
+        for found in process.server.machine.operations.describe((forgery.transactional_id,)):
             others = [tp for tp in found.partitions if tp != forgery.topic_partition]
             enrolled = [tp for tp in others if tp in player.stage.partitions]
             if not enrolled:

@@ -7,7 +7,7 @@ protection, and the changes to a random scenario that soon expose its absence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -43,12 +43,12 @@ from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
 from oncelog.actors.protocol.transaction import checks as transaction_checks
-from oncelog.actors.protocol.transaction import machine as transaction
+from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
 from oncelog.actors.protocol.transaction import state as transaction_state
-from oncelog.actors.protocol.transaction import table as transaction_table
+from oncelog.actors.protocol.transaction import upkeep as transaction_upkeep
 from oncelog.actors.protocol.transaction.end import EndAge
-from oncelog.actors.protocol.transaction.runs import TransactionRuns
+from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
@@ -113,9 +113,18 @@ def _marker_rules(*, strict: bool, coordinator_epoch: bool) -> Iterator[None]:
 
 
 @contextmanager
+def preparing(prepared: Callable[..., TransactionMetadata]) -> Iterator[None]:
+    """Every decision, of whoever asks for it, is what ``prepared`` makes of it."""
+    with ExitStack() as stack:
+        for module in (transaction_producers, transaction_runs, transaction_state):
+            stack.enter_context(mock.patch.object(module, "prepared", prepared))
+        yield
+
+
+@contextmanager
 def _one_epoch_for_all() -> Iterator[None]:
     """Kafka's classic protocol: the transactions of a producer share its epoch."""
-    real_prepared, real_age = transaction_table.prepared, transaction.end_age
+    real_prepared, real_age = transaction_state.prepared, transaction_producers.end_age
 
     def prepared(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
         decided = real_prepared(metadata, **fields)
@@ -127,8 +136,8 @@ def _one_epoch_for_all() -> Iterator[None]:
         return EndAge.RETRY if age is EndAge.CURRENT and has_ended else age
 
     with (
-        mock.patch.object(transaction_table, "prepared", prepared),
-        mock.patch.object(transaction, "end_age", end_age),
+        preparing(prepared),
+        mock.patch.object(transaction_producers, "end_age", end_age),
         _marker_rules(strict=False, coordinator_epoch=True),
     ):
         yield
@@ -232,14 +241,14 @@ def _no_aborted_index() -> Any:
 @contextmanager
 def _claims_without_fence() -> Iterator[None]:
     """A new owner of an id gets the epoch of the old one."""
-    real = transaction.raised
+    real = transaction_producers.raised
 
     def raised(metadata: TransactionMetadata, **fields: Any) -> TransactionMetadata:
         if metadata.state not in AT_REST:
             return real(metadata, **fields)
         return structs.replace(metadata, last_producer_epoch=fields["last_producer_epoch"])
 
-    with mock.patch.object(transaction, "raised", raised):
+    with mock.patch.object(transaction_producers, "raised", raised):
         yield
 
 
@@ -331,7 +340,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
     def enrolled_ahead(
         self: TransactionCoordinator, request: EndTxnRequest, reply: EndTxnReply
     ) -> Any:
-        metadata = self.machine.metadata(request.transactional_id)
+        metadata = self.machine.ids.metadata(request.transactional_id)
         if metadata is None:
             return ()
         as_if_open = structs.replace(
@@ -340,7 +349,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
             producer_id=reply.producer_id,
             producer_epoch=reply.producer_epoch,
         )
-        with mock.patch.object(self.machine, "metadata", return_value=as_if_open):
+        with mock.patch.object(self.machine.ids, "metadata", return_value=as_if_open):
             return real(self, request, reply)
 
     with (
@@ -354,7 +363,7 @@ def _tickets_without_a_transaction() -> Iterator[None]:
 def _nothing_begun_ahead() -> Iterator[None]:
     """Tickets of a transaction that the coordinator did not begin."""
     with (
-        mock.patch.object(transaction_table, "begun_ahead", lambda complete, _now_ms: complete),
+        mock.patch.object(transaction_upkeep, "begun_ahead", lambda complete, _now_ms: complete),
         _tickets_without_a_transaction(),
     ):
         yield
@@ -415,7 +424,7 @@ def _unsynced_markers() -> Iterator[None]:
 def _forgotten_tokens() -> Iterator[None]:
     """What is committed is asked for by its token, and once more by the version in it."""
     with (
-        mock.patch.object(transaction_runs, "is_token_decided", return_value=False),
+        mock.patch.object(transaction_runs, "is_token_committed", return_value=False),
         mock.patch.object(transaction_checks, "names_the_same", return_value=False),
     ):
         yield
@@ -425,14 +434,14 @@ def _forgotten_tokens() -> Iterator[None]:
 def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
     """Runs are ordered by when they began, as their drivers tell; older ones are fenced."""
     digits = 15
-    real = TransactionRuns._begin_run
+    real = Runs.decide_begin_run
 
     def new_run_id(chance: Random) -> str:
         clock = PROCESS.get(None).clock
         return f"{clock.now_ms():0{digits}}{chance.getrandbits(64):016x}"
 
-    def begin_run(self: TransactionRuns, request: BeginRunRequest, now_ms: int) -> Any:
-        metadata = self.metadata(request.transactional_id)
+    def begin_run(self: Runs, request: BeginRunRequest, now_ms: int) -> Any:
+        metadata = self.ids.metadata(request.transactional_id)
         number = int(request.run_id[:digits])
         newest = transaction_runs.newest_run_number(metadata)
         if metadata is not None and metadata.run.id != request.run_id and number < newest:
@@ -447,13 +456,13 @@ def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
 
     with (
         mock.patch.object(connection, "new_run_id", new_run_id),
-        mock.patch.object(TransactionRuns, "_begin_run", begin_run),
+        mock.patch.object(Runs, "decide_begin_run", begin_run),
     ):
         yield
 
 
 def _deaths_of_drivers_unnoticed() -> Any:
-    return mock.patch.object(TransactionRuns, "open_drivers", return_value=())
+    return mock.patch.object(Runs, "open_drivers", return_value=())
 
 
 def _versions_without_order() -> Any:
@@ -462,7 +471,9 @@ def _versions_without_order() -> Any:
 
 def _versions_forgotten_by_producers() -> Any:
     """The id's own producer commits what it likes, and the id remembers that instead."""
-    return mock.patch.object(transaction, "check_version", return_value=transaction_checks.FINE)
+    return mock.patch.object(
+        transaction_producers, "check_version", return_value=transaction_checks.FINE
+    )
 
 
 def _versions_without_a_name() -> Any:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec import structs
-from sim_log_watch import LogWatch
+from sim_log_watch import LogWatch, watching
 
 from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.partition.bounds import Role
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction import log as transaction_log
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
+from oncelog.actors.protocol.transaction.state import (
+    EpochCause,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.control import ControlRecord
 
@@ -263,3 +271,21 @@ def elected(epoch, start):
         isr=(1,),
         incarnation=start,
     )
+
+
+# --- live states ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_field_that_is_lost_on_its_way_to_the_log(is_lost: bool) -> None:
+    aborted = structs.replace(metadata(S.PREPARE_ABORT, 4, A), epoch_cause=EpochCause.TIMEOUT)
+    losing = mock.patch.object(transaction_log, "_tagged", return_value=[])
+    with watching() as watch:
+        if is_lost:
+            losing.start()
+        try:
+            TransactionalIds().move(Reply(), aborted)
+        finally:
+            if is_lost:
+                losing.stop()
+    assert [found.checker for found in watch.violations] == ["UnequalStates"] * is_lost

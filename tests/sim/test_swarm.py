@@ -96,9 +96,9 @@ def test_a_failing_run_is_shortened_to_what_it_needs():
 
 def test_watching_ends_with_its_block():
     from oncelog.actors.protocol.partition.machine import PartitionMachine
-    from oncelog.actors.protocol.transaction.table import TransactionTable
+    from oncelog.actors.protocol.transaction.ids import TransactionalIds
 
-    before = (PartitionMachine.apply, TransactionTable.apply)
+    before = (PartitionMachine.apply, TransactionalIds.apply)
     with watching():
         assert PartitionMachine.apply is not before[0]
-    assert (PartitionMachine.apply, TransactionTable.apply) == before
+    assert (PartitionMachine.apply, TransactionalIds.apply) == before

@@ -204,19 +204,16 @@ class ProducerEntry:
 
 
 def _appended(header: BatchHeader) -> AppendedBatch:
-    """A batch with a sequence. Made for every batch, so without calling its class."""
+    """A batch with a sequence."""
     delta = header.last_offset_delta
     is_as_sent = header.record_count == delta + 1 and not header.has_delete_horizon
     last_sequence = header.base_sequence + delta
     if last_sequence > SEQUENCE_MAX:
         last_sequence = sequence_after(last_sequence, 0)
-    return tuple.__new__(
-        AppendedBatch,
-        (
-            last_sequence,
-            header.base_offset + delta,
-            delta,
-            header.max_timestamp_ms,
-            header.crc if is_as_sent else NO_CRC,
-        ),
+    return AppendedBatch(
+        last_sequence,
+        header.base_offset + delta,
+        delta,
+        header.max_timestamp_ms,
+        header.crc if is_as_sent else NO_CRC,
     )

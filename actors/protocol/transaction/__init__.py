@@ -1,5 +1,6 @@
 """The rules of transactions: one coordinator shard's ids, from first partition to COMPLETE.
 
-Start at ``machine`` and the table in it; ``state`` has what each move makes of an id, ``end`` the
-table of verdicts, ``log`` the bytes of its records.
+Start at ``machine`` and its parts: ``ids`` is what is known, ``producers``, ``runs``,
+``operations`` and ``upkeep`` decide. ``state`` has what each move makes of an id, ``end`` the table
+of verdicts, ``log`` the bytes of its records.
 """

@@ -21,11 +21,7 @@ from typing import Final
 
 from oncelog.actors.protocol.transaction.checks import Refusal
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
-from oncelog.actors.protocol.transaction.state import (
-    EpochCause,
-    TransactionMetadata,
-    TransactionState,
-)
+from oncelog.actors.protocol.transaction.state import ABORTED, EpochCause, TransactionMetadata
 from oncelog.storage.errors import ErrorCode
 
 
@@ -36,7 +32,7 @@ def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: in
     """
     age = end_age(metadata, producer_id=producer_id, producer_epoch=producer_epoch)
     code = _CODES.get(metadata.epoch_cause)
-    is_told = code is ErrorCode.PRODUCER_FENCED or metadata.state in _ABORTED
+    is_told = code is ErrorCode.PRODUCER_FENCED or metadata.state in ABORTED
     if age is EndAge.RETRY and code is not None and is_told:
         return code, cause_text(metadata)
     return ErrorCode.PRODUCER_FENCED, (
@@ -66,7 +62,6 @@ def cause_text(metadata: TransactionMetadata) -> str:
     }[metadata.epoch_cause]
 
 
-_ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
 _CODES: Final = {
     EpochCause.TIMEOUT: ErrorCode.TRANSACTION_TIMED_OUT,
     EpochCause.OPERATOR: ErrorCode.ABORTED_BY_OPERATOR,

@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
+from oncelog.actors.protocol.transaction.state import (
+    ABORTED,
+    COMMITTED,
+    TransactionMetadata,
+    TransactionState,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED
 
@@ -33,7 +38,7 @@ class EndAction(enum.Enum):
 
     PREPARE = "prepare"
     """Decide now."""
-    DECIDED = "decided"
+    ENDED = "ended"
     """Answer with the producer id and epoch of the next transaction; it ended like this."""
 
 
@@ -43,7 +48,7 @@ _FENCED = ErrorCode.PRODUCER_FENCED
 _INVALID = ErrorCode.INVALID_TXN_STATE
 _CONCURRENT = ErrorCode.CONCURRENT_TRANSACTIONS
 _PREPARE = EndAction.PREPARE
-_DECIDED = EndAction.DECIDED
+_ENDED = EndAction.ENDED
 
 _COLUMNS: Final = (
     (True, EndAge.CURRENT),
@@ -57,8 +62,8 @@ _ROWS: Final[Mapping[TransactionState, tuple[EndVerdict, ...]]] = {
     TransactionState.ONGOING: (_PREPARE, _FENCED, _PREPARE, _FENCED),
     TransactionState.PREPARE_COMMIT: (_CONCURRENT, _CONCURRENT, _CONCURRENT, _INVALID),
     TransactionState.PREPARE_ABORT: (_CONCURRENT, _INVALID, _CONCURRENT, _CONCURRENT),
-    TransactionState.COMPLETE_COMMIT: (_INVALID, _DECIDED, _PREPARE, _INVALID),
-    TransactionState.COMPLETE_ABORT: (_INVALID, _INVALID, _PREPARE, _DECIDED),
+    TransactionState.COMPLETE_COMMIT: (_INVALID, _ENDED, _PREPARE, _INVALID),
+    TransactionState.COMPLETE_ABORT: (_INVALID, _INVALID, _PREPARE, _ENDED),
 }
 END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
     {
@@ -74,11 +79,11 @@ begun the next transaction early and is told to wait, not that it is fenced."""
 
 END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
     {
-        (TransactionState.ONGOING, True, EndAge.RETRY): _DECIDED,
+        (TransactionState.ONGOING, True, EndAge.RETRY): _ENDED,
         (TransactionState.ONGOING, False, EndAge.RETRY): _INVALID,
         (TransactionState.PREPARE_ABORT, True, EndAge.LOST): _CONCURRENT,
         (TransactionState.PREPARE_ABORT, False, EndAge.LOST): _INVALID,
-        (TransactionState.COMPLETE_ABORT, True, EndAge.LOST): _DECIDED,
+        (TransactionState.COMPLETE_ABORT, True, EndAge.LOST): _ENDED,
         (TransactionState.COMPLETE_ABORT, False, EndAge.LOST): _INVALID,
     }
 )
@@ -115,8 +120,7 @@ def end_age(
 
 
 def _is_ahead_aborted(metadata: TransactionMetadata) -> bool:
-    is_aborted = metadata.state in (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT)
-    return is_aborted and bool(metadata.ahead_partitions)
+    return metadata.state in ABORTED and bool(metadata.ahead_partitions)
 
 
 def is_retry_of_previous_id(
@@ -131,14 +135,14 @@ def is_retry_of_previous_id(
 
 
 def run_end_verdict(
-    metadata: TransactionMetadata, *, is_newest: bool, committed: bool, is_token_decided: bool
+    metadata: TransactionMetadata, *, is_newest: bool, committed: bool, is_token_committed: bool
 ) -> EndVerdict:
     """What the end of a distributed write means.
 
-    ``is_newest``: the caller's run is the newest one. ``is_token_decided``: its token is that of
+    ``is_newest``: the caller's run is the newest one. ``is_token_committed``: its token is that of
     the last committed transaction, so what it names is committed, whoever did it.
 
-    | transaction | COMMIT, its token decided | COMMIT otherwise | ABORT |
+    | transaction | COMMIT, its token committed | COMMIT otherwise | ABORT |
     |---|---|---|---|
     | none yet, the run waits | decide | decide | decide |
     | the run's, open | decide | decide | decide |
@@ -150,16 +154,12 @@ def run_end_verdict(
     A COMMIT that succeeds because of its token alone is answered with ALREADY_COMMITTED: what the
     token names is committed, the records of the run that asks are not.
     """
-    state = metadata.state
-    if is_newest and metadata.is_run_waiting:
+    is_its_own = is_newest and metadata.is_run_current
+    is_open = is_its_own and metadata.state is TransactionState.ONGOING
+    if is_open or (is_newest and metadata.is_run_waiting):
         return EndAction.PREPARE
-    if is_newest and metadata.is_run_current:
-        if state is TransactionState.ONGOING:
-            return EndAction.PREPARE
-        is_committed = state in {TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT}
-        if is_committed or not committed or is_token_decided:
-            return EndAction.DECIDED
-        return ErrorCode.INVALID_TXN_STATE
-    if (committed and is_token_decided) or (is_newest and not committed):
-        return EndAction.DECIDED
-    return ErrorCode.PRODUCER_FENCED
+    if (committed and is_token_committed) or (is_newest and not committed):
+        return EndAction.ENDED
+    if not is_its_own:
+        return ErrorCode.PRODUCER_FENCED
+    return EndAction.ENDED if metadata.state in COMMITTED else ErrorCode.INVALID_TXN_STATE

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.protocol.transaction.checks import FINE, Refusal
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition
 
@@ -80,7 +81,7 @@ def with_member(members: Members, member: Member) -> Members:
     return {**members, member.producer_id: member}
 
 
-def decided(members: Members, winners: frozenset[int]) -> Members:
+def with_outcomes(members: Members, winners: frozenset[int]) -> Members:
     """Give each enlisted member its outcome and the epoch of its next transaction."""
     return {
         producer_id: structs.replace(
@@ -108,9 +109,7 @@ def enrolled_partitions(members: Members) -> frozenset[TopicPartition]:
     return frozenset[TopicPartition]().union(*(member.partitions for member in members.values()))
 
 
-def check_winners(
-    members: Members, winners: Sequence[Winner], held: HeldRecords
-) -> tuple[ErrorCode, str]:
+def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords) -> Refusal:
     """Whether ``winners`` may commit: each enlisted, and holding as many records as it says.
 
     ``INVALID_TXN_STATE`` when not; ``CONCURRENT_TRANSACTIONS`` when a leader was not asked yet
@@ -135,4 +134,4 @@ def check_winners(
                 f"producer {winner.producer_id} says {winner.record_count} records, "
                 f"its partitions hold {held_count}"
             )
-    return ErrorCode.NONE, ""
+    return FINE

@@ -16,7 +16,8 @@ Source: KIP-664, KIP-939 ("force terminate"); tokens, and so deletion, are oncel
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.admin import (
@@ -26,66 +27,69 @@ from oncelog.actors.protocol.messages.admin import (
     DeleteTransactionalIdRequest,
     DescribeTransactionsRequest,
     TransactionDescription,
+    TransactionMember,
 )
+from oncelog.actors.protocol.transaction.checks import FINE, Refusal
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
+from oncelog.actors.protocol.transaction.members import MemberStatus, active_count
+from oncelog.actors.protocol.transaction.producer_ids import (
+    ProducerIdBlocks,
+    waiting_for_producer_ids,
+)
 from oncelog.actors.protocol.transaction.state import (
+    ABORTED,
     AT_REST,
     EpochCause,
     TransactionMetadata,
     TransactionState,
-    described,
+    aborted,
 )
-from oncelog.actors.protocol.transaction.table import TransactionTable
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_TIMESTAMP
 
-_ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
 
+@dataclass(eq=False)
+class Operations:
+    """What operators see and decide."""
 
-class TransactionOperations(TransactionTable):
-    """The decisions of operators; ``TransactionMachine`` adds those of producers."""
+    ids: TransactionalIds
+    producer_ids: ProducerIdBlocks
+
+    def describe(self, transactional_ids: Sequence[str]) -> tuple[TransactionDescription, ...]:
+        """Describe those of ``transactional_ids`` that exist."""
+        found = (self.ids.metadata(transactional_id) for transactional_id in transactional_ids)
+        return tuple(_described(metadata) for metadata in found if metadata is not None)
 
     def matching(
         self, request: DescribeTransactionsRequest, now_ms: int
     ) -> tuple[TransactionDescription, ...]:
         """Every id of the shard that passes the filters of ``request``, by id."""
         return tuple(
-            described(metadata)
-            for _, metadata in sorted(self._transactions.items())
+            _described(metadata)
+            for metadata in self.ids.all()
             if _passes(metadata, request, now_ms)
         )
 
-    @property
-    def active_count(self) -> int:
-        """How many ids have a transaction that is open, or decided and not complete."""
-        return sum(metadata.state not in AT_REST for metadata in self._transactions.values())
-
-    @property
-    def id_count(self) -> int:
-        """How many ids the shard remembers."""
-        return len(self._transactions)
-
+    @waiting_for_producer_ids
     def decide_abort(
         self, request: AbortTransactionRequest, now_ms: int
     ) -> Decision[AbortTransactionReply]:
         """Abort the transaction that the request names, unless it is decided to commit."""
-        metadata = self._transactions.get(request.transactional_id)
+        metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return Decision(reply=request.failed(*_unknown(request.transactional_id)))
-        error = self._pending_error(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error))
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
         age = end_age(
             metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
         )
         if age is EndAge.CURRENT and metadata.state is TransactionState.ONGOING:
-            open_one = metadata
-            return self._with_producer_ids(
-                lambda: self._decision(
-                    AbortTransactionReply(), self._aborted(open_one, now_ms, EpochCause.OPERATOR)
-                ),
-                request.failed,
-            )
-        if age is EndAge.RETRY and metadata.state in _ABORTED:
+            spare = self.producer_ids.spare(metadata)
+            following = aborted(metadata, EpochCause.OPERATOR, now_ms, spare)
+            return self.ids.move(AbortTransactionReply(), following)
+        if age is EndAge.RETRY and metadata.state in ABORTED:
             return Decision(reply=AbortTransactionReply())
         detail = (
             f"{request.transactional_id!r} is in state {metadata.state.value} with producer id "
@@ -98,22 +102,22 @@ class TransactionOperations(TransactionTable):
         self, request: DeleteTransactionalIdRequest
     ) -> Decision[DeleteTransactionalIdReply]:
         """Forget an id at rest, also one with a token; its next owner starts anew."""
-        metadata = self._transactions.get(request.transactional_id)
+        metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return Decision(reply=request.failed(*_unknown(request.transactional_id)))
-        error = self._pending_error(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error))
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
         if metadata.state not in AT_REST:
             detail = (
                 f"{request.transactional_id!r} is in state {metadata.state.value}: "
                 "end its transaction first"
             )
             return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
-        return self._forgotten(request.transactional_id, DeleteTransactionalIdReply())
+        return self.ids.forget(DeleteTransactionalIdReply(), request.transactional_id)
 
 
-def _unknown(transactional_id: str) -> tuple[ErrorCode, str]:
+def _unknown(transactional_id: str) -> Refusal:
     detail = f"there is no transactional id {transactional_id!r}"
     return ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, detail
 
@@ -131,3 +135,29 @@ def _passes(
         return True
     is_running = metadata.state not in AT_REST
     return is_running and now_ms - metadata.start_ms > request.running_longer_than_ms
+
+
+def _described(metadata: TransactionMetadata) -> TransactionDescription:
+    """The public view."""
+    return TransactionDescription(
+        transactional_id=metadata.transactional_id,
+        state=metadata.state.value,
+        producer_id=metadata.producer_id,
+        producer_epoch=metadata.producer_epoch,
+        transaction_timeout_ms=metadata.transaction_timeout_ms,
+        transaction_start_ms=NO_TIMESTAMP if metadata.state in AT_REST else metadata.start_ms,
+        last_update_ms=metadata.last_update_ms,
+        partitions=tuple(sorted(metadata.all_partitions)),
+        commit_token=metadata.commit_token,
+        member_count=active_count(metadata.members),
+        members=tuple(
+            TransactionMember(
+                producer_id=member.producer_id,
+                producer_epoch=member.producer_epoch,
+                status=member.status.name,
+                partitions=tuple(sorted(member.partitions)),
+            )
+            for _, member in sorted(metadata.members.items())
+            if member.status is not MemberStatus.FREE
+        ),
+    )

@@ -6,13 +6,32 @@ log record: it can be neither repeated nor missed.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
+from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.transaction.checks import Refusal
+from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_ID
 
 PREFETCH_SHARE: Final = 10
 """The next block is due when less than one in this many ids of a block is left."""
+
+NONE_LEFT: Final[Refusal] = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    "no producer id is reserved at the moment",
+)
+
+DecideT = TypeVar("DecideT", bound=Callable[..., Decision[Any]])
+
+
+class NoProducerIdError(Exception):
+    """Every reserved id is given away; the caller may ask again in a moment."""
 
 
 class ProducerIdBlocks:
@@ -49,11 +68,33 @@ class ProducerIdBlocks:
         self._last_count = count
         self._next_unseen = first + count
 
-    def take(self) -> int | None:
-        """The next id, which nobody else will get; ``None`` when there is none left."""
+    def take(self) -> int:
+        """The next id, which nobody else will get. Raises ``NoProducerIdError``."""
         if not self._blocks:
-            return None
+            raise NoProducerIdError
         block = self._blocks.popleft()
         if len(block) > 1:
             self._blocks.appendleft(block[1:])
         return block[0]
+
+    def spare(self, metadata: TransactionMetadata) -> int:
+        """The next id if the epochs of ``metadata`` are used up, else -1. Raises as ``take``."""
+        return self.take() if metadata.is_exhausted else NO_PRODUCER_ID
+
+
+def waiting_for_producer_ids(decide: DecideT) -> DecideT:
+    """Answers that the caller has to wait when ``decide`` finds no producer id left.
+
+    Its first argument is a request, or what this coordinator decides by itself about.
+    """
+
+    @functools.wraps(decide)
+    def decide_or_wait(part: Any, about: Any, *args: Any, **named: Any) -> Decision[Any]:
+        try:
+            return decide(part, about, *args, **named)
+        except NoProducerIdError:
+            error, detail = NONE_LEFT
+            failed = about.failed if isinstance(about, Request) else Reply
+            return Decision(reply=failed(error=error, detail=detail))
+
+    return cast("DecideT", decide_or_wait)

@@ -24,6 +24,8 @@ Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision
@@ -47,6 +49,7 @@ from oncelog.actors.protocol.transaction.checks import (
     check_version,
 )
 from oncelog.actors.protocol.transaction.end import EndAction, run_end_verdict
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import (
     MEMBERS_MAX,
     HeldRecords,
@@ -57,85 +60,105 @@ from oncelog.actors.protocol.transaction.members import (
     free_member,
     with_member,
 )
-from oncelog.actors.protocol.transaction.operations import TransactionOperations
+from oncelog.actors.protocol.transaction.producer_ids import (
+    ProducerIdBlocks,
+    waiting_for_producer_ids,
+)
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
+    PREPARED,
     EpochCause,
     TransactionMetadata,
+    aborted,
+    created,
     has_run_committed,
     is_run_open,
-    is_token_decided,
+    is_token_committed,
     newest_run_number,
+    prepared,
     run_begun,
     run_opened,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 
-class TransactionRuns(TransactionOperations):
-    """The decisions about distributed writes; ``TransactionMachine`` adds those of one producer."""
+@dataclass(eq=False)
+class Runs:
+    """What becomes of distributed writes."""
+
+    ids: TransactionalIds
+    producer_ids: ProducerIdBlocks
+    transaction_max_timeout_ms: int
 
     # --- begin ------------------------------------------------------------------------------
 
+    @waiting_for_producer_ids
     def decide_begin_run(self, request: BeginRunRequest, now_ms: int) -> Decision[BeginRunReply]:
         """Give the caller's run its number, which fences every run and producer before it.
 
         What they left open is aborted first: the caller is told ``CONCURRENT_TRANSACTIONS`` and
         asks again; so it is, with the newest number, when it has not heard of the newest run.
         """
-        error, detail = check_begin_run(request, self._transaction_max_timeout_ms)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
-        return self._with_producer_ids(lambda: self._begin_run(request, now_ms), request.failed)
-
-    def _begin_run(self, request: BeginRunRequest, now_ms: int) -> Decision[BeginRunReply]:
-        metadata = self._transactions.get(request.transactional_id)
-        error, detail = self._pending_error(request.transactional_id), ""
-        if error is ErrorCode.NONE and metadata is not None:
-            error, detail = _token_refusal(metadata, request.token)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = check_begin_run(request, self.transaction_max_timeout_ms)
+        if refusal is FINE:
+            refusal = self._write_refusal(request.transactional_id, request.token)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
         newest = newest_run_number(metadata)
         if metadata is not None and metadata.run is not None and metadata.run.id == request.run_id:
             return Decision(reply=BeginRunReply(number=newest))
         if request.after != newest:
             error = ErrorCode.CONCURRENT_TRANSACTIONS
             return Decision(reply=BeginRunReply(error=error, number=newest))
-        if metadata is not None and metadata.state not in AT_REST:
-            return self._superseded(request, metadata, now_ms, EpochCause.RUN)
         if metadata is None:
-            metadata = self._created(
-                request.transactional_id, request.transaction_timeout_ms, now_ms
+            metadata = created(
+                request.transactional_id,
+                producer_id=self.producer_ids.take(),
+                transaction_timeout_ms=request.transaction_timeout_ms,
+                now_ms=now_ms,
+            )
+        elif metadata.state in PREPARED:
+            return Decision(reply=request.failed(ErrorCode.CONCURRENT_TRANSACTIONS))
+        elif metadata.state not in AT_REST:
+            spare = self.producer_ids.spare(metadata)
+            return self.ids.move(
+                request.failed(ErrorCode.CONCURRENT_TRANSACTIONS),
+                aborted(metadata, EpochCause.RUN, now_ms, spare),
             )
         begun = run_begun(
             metadata,
             request.run_id,
             driver=request.driver,
             transaction_timeout_ms=request.transaction_timeout_ms,
-            spare_producer_id=self._spare_producer_id(needed=metadata.is_exhausted),
+            spare_producer_id=self.producer_ids.spare(metadata),
             now_ms=now_ms,
         )
-        return self._decision(BeginRunReply(number=newest_run_number(begun)), begun)
+        return self.ids.move(BeginRunReply(number=newest_run_number(begun)), begun)
+
+    def _write_refusal(self, transactional_id: str, token: bytes) -> Refusal:
+        """Whether the id may be moved now, and ``token`` be committed."""
+        metadata = self.ids.metadata(transactional_id)
+        refusal = self.ids.check_not_pending(transactional_id)
+        if refusal is FINE and metadata is not None:
+            refusal = _token_refusal(metadata, token)
+        return refusal
 
     # --- members ----------------------------------------------------------------------------
 
+    @waiting_for_producer_ids
     def decide_enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
         """Make the caller one more member of its run, opening the transaction if it is the first.
 
         ``PRODUCER_FENCED`` unless its run is the newest: one that is over is so for good.
         """
-        error, detail = check_enlist(request)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
-        return self._with_producer_ids(lambda: self._enlist(request, now_ms), request.failed)
-
-    def _enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
-        metadata = self._transactions.get(request.transactional_id)
-        error, detail = self._pending_error(request.transactional_id), ""
-        if error is ErrorCode.NONE and metadata is not None:
-            error, detail = _token_refusal(metadata, request.token)
-        if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = check_enlist(request)
+        if refusal is FINE:
+            refusal = self._write_refusal(request.transactional_id, request.token)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
         if metadata is None:
             detail = f"no run of {request.transactional_id!r} is known"
             return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED, detail))
@@ -148,13 +171,13 @@ class TransactionRuns(TransactionOperations):
             detail = f"the run has {MEMBERS_MAX} members already, the most that are allowed"
             return Decision(reply=request.failed(ErrorCode.POLICY_VIOLATION, detail))
         enlisted = self._newly_enlisted(metadata)
-        return self._member_decision(_enlist_reply(enlisted), metadata, enlisted, now_ms)
+        return self.ids.move_member(_enlist_reply(enlisted), metadata, enlisted, now_ms)
 
     def _first_enlisted(self, metadata: TransactionMetadata, now_ms: int) -> Decision[EnlistReply]:
         """The transaction opens: the record of the id has the whole pool, and its first member."""
         opened = run_opened(metadata, now_ms)
         enlisted = self._newly_enlisted(opened)
-        return self._decision(
+        return self.ids.move(
             _enlist_reply(enlisted),
             structs.replace(opened, members=with_member(opened.members, enlisted)),
         )
@@ -163,70 +186,88 @@ class TransactionRuns(TransactionOperations):
         """A member out of the pool, or a new one."""
         member = free_member(metadata.members)
         if member is None:
-            member = Member(producer_id=self._spare_producer_id(needed=True))
+            member = Member(producer_id=self.producer_ids.take())
         return structs.replace(member, status=MemberStatus.ENLISTED)
 
     # --- ends -------------------------------------------------------------------------------
 
-    def _end_run(
+    def winner_partitions(self, request: EndTxnRequest) -> tuple[TopicPartition, ...]:
+        """Whose leaders to ask how much they hold before the end of a run is decided."""
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None or request.run is None or not request.committed:
+            return ()
+        if not is_run_open(metadata, request.run):
+            return ()
+        members = [metadata.members.get(winner.producer_id) for winner in request.winners]
+        wanted = (member.partitions for member in members if member is not None)
+        return tuple(sorted(frozenset[TopicPartition]().union(*wanted)))
+
+    @waiting_for_producer_ids
+    def decide_end(
         self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int
     ) -> Decision[EndTxnReply]:
-        metadata = self._transactions.get(request.transactional_id)
-        error = self._pending_error(request.transactional_id)
-        if error is ErrorCode.NONE and metadata is None:
-            error = ErrorCode.PRODUCER_FENCED
-        if error is not ErrorCode.NONE or metadata is None:
-            return Decision(reply=request.failed(error))
+        """Decide the transaction of ``run``, or tell how it was decided: see ``end``."""
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
+        if metadata is None:
+            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
         verdict = run_end_verdict(
             metadata,
             is_newest=run == metadata.run,
             committed=request.committed,
-            is_token_decided=is_token_decided(metadata, request.token),
+            is_token_committed=is_token_committed(metadata, request.token),
         )
-        if verdict is EndAction.DECIDED:
+        if verdict is EndAction.ENDED:
             is_by_other = request.committed and not has_run_committed(metadata, run)
             error = ErrorCode.ALREADY_COMMITTED if is_by_other else ErrorCode.NONE
             return Decision(reply=EndTxnReply(error=error))
         if verdict is not EndAction.PREPARE:
             return Decision(reply=request.failed(verdict, cause_text(metadata)))
         if request.committed:
-            error, detail = _commit_refusal(metadata, request, held)
-            if error is not ErrorCode.NONE:
-                return Decision(reply=request.failed(error, detail))
+            refusal = _commit_refusal(metadata, request, held)
+            if refusal is not FINE:
+                return Decision(reply=request.failed(*refusal))
         steps: tuple[TransactionMetadata, ...] = ()
         if metadata.is_run_waiting:
             # Nobody enlisted: its token counts. It begins and ends in one batch of the log.
             metadata = run_opened(metadata, now_ms)
             steps = (metadata,)
-        return self._decision(EndTxnReply(), *steps, self._prepared(metadata, request, now_ms))
+        following = prepared(
+            metadata,
+            committed=request.committed,
+            now_ms=now_ms,
+            spare_producer_id=self.producer_ids.spare(metadata),
+            token=request.token,
+            winners=frozenset(winner.producer_id for winner in request.winners),
+        )
+        return self.ids.move(EndTxnReply(), *steps, following)
 
     # --- drivers ----------------------------------------------------------------------------
 
     def open_drivers(self) -> tuple[tuple[str, DriverProcess], ...]:
         """Every id with an open run that ends with its driver, and that driver."""
         return tuple(
-            (transactional_id, driver)
-            for transactional_id in self._unsettled
-            if (driver := self._open_driver(transactional_id)) is not None
+            (metadata.transactional_id, driver)
+            for metadata in self.ids.unsettled()
+            if (driver := self._open_driver(metadata)) is not None
         )
 
+    @waiting_for_producer_ids
     def decide_driver_gone(
         self, transactional_id: str, driver: DriverProcess, now_ms: int
     ) -> Decision[Reply]:
         """Abort the open run of ``driver``, which is gone for good; of another's do nothing."""
-        metadata = self._transactions.get(transactional_id)
-        if metadata is None or self._open_driver(transactional_id) != driver:
+        metadata = self.ids.metadata(transactional_id)
+        if metadata is None or self._open_driver(metadata) != driver:
             return Decision(reply=Reply())
-        abandoned = metadata
-        return self._with_producer_ids(
-            lambda: self._decision(Reply(), self._aborted(abandoned, now_ms, EpochCause.DRIVER)),
-            lambda error, detail: Reply(error=error, detail=detail),
-        )
+        spare = self.producer_ids.spare(metadata)
+        return self.ids.move(Reply(), aborted(metadata, EpochCause.DRIVER, now_ms, spare))
 
-    def _open_driver(self, transactional_id: str) -> DriverProcess | None:
+    def _open_driver(self, metadata: TransactionMetadata) -> DriverProcess | None:
         """The driver of the id's run, if that is open and nothing else happens to it."""
-        metadata = self._transactions.get(transactional_id)
-        if metadata is None or metadata.run is None or transactional_id in self._pending:
+        if metadata.run is None or self.ids.is_pending(metadata.transactional_id):
             return None
         return metadata.driver if is_run_open(metadata, metadata.run) else None
 
@@ -237,7 +278,7 @@ def _enlist_reply(member: Member) -> EnlistReply:
 
 def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal:
     """Whether what ``token`` names is committed already, or below what is."""
-    if is_token_decided(metadata, token):
+    if is_token_committed(metadata, token):
         return ErrorCode.ALREADY_COMMITTED, ""
     return check_version(metadata.transactional_id, token, metadata.commit_token)
 

@@ -20,17 +20,15 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.messages.admin import TransactionDescription, TransactionMember
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.transaction import NO_RUN, DriverProcess, Run
 from oncelog.actors.protocol.transaction.commit_versions import names_the_same
 from oncelog.actors.protocol.transaction.members import (
     Members,
     MemberStatus,
-    active_count,
-    decided,
     enrolled_partitions,
     released,
+    with_outcomes,
 )
 from oncelog.storage.model import (
     NO_PRODUCER_EPOCH,
@@ -75,6 +73,9 @@ class EpochCause(enum.Enum):
 
 PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
 """Decided, markers on their way. Once one of these is durable its verdict never changes."""
+
+COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
+ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
 
 AT_REST: Final = frozenset(
     {
@@ -146,6 +147,20 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     def all_partitions(self) -> frozenset[TopicPartition]:
         """Every partition of the current transaction, those of members included."""
         return self.partitions | enrolled_partitions(self.members)
+
+
+def created(
+    transactional_id: str, *, producer_id: int, transaction_timeout_ms: int, now_ms: int
+) -> TransactionMetadata:
+    """A new id, at rest."""
+    return TransactionMetadata(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=0,
+        transaction_timeout_ms=transaction_timeout_ms,
+        state=TransactionState.EMPTY,
+        last_update_ms=now_ms,
+    )
 
 
 def raised(
@@ -285,9 +300,24 @@ def prepared(
         last_update_ms=now_ms,
         commit_token=(token or None) if committed else metadata.commit_token,
         driver=None,
-        members=decided(metadata.members, winners),
+        members=with_outcomes(metadata.members, winners),
         ahead_partitions=ahead_partitions,
         epoch_cause=cause,
+    )
+
+
+def aborted(
+    metadata: TransactionMetadata, cause: EpochCause, now_ms: int, spare_producer_id: int
+) -> TransactionMetadata:
+    """Aborted by somebody else than its owner, who may own it no more."""
+    is_fencing = cause in (EpochCause.PRODUCER, EpochCause.RUN, EpochCause.DRIVER)
+    return prepared(
+        metadata,
+        committed=False,
+        now_ms=now_ms,
+        spare_producer_id=spare_producer_id,
+        ahead_partitions=frozenset() if is_fencing else metadata.ahead_partitions,
+        cause=cause,
     )
 
 
@@ -328,14 +358,10 @@ def is_run_open(metadata: TransactionMetadata, run: Run) -> bool:
 
 def has_run_committed(metadata: TransactionMetadata, run: Run) -> bool:
     """Whether the current or last transaction is that of ``run``, and decided to commit."""
-    is_committed = metadata.state in (
-        TransactionState.PREPARE_COMMIT,
-        TransactionState.COMPLETE_COMMIT,
-    )
-    return is_committed and metadata.is_run_current and metadata.run == run
+    return metadata.state in COMMITTED and metadata.is_run_current and metadata.run == run
 
 
-def is_token_decided(metadata: TransactionMetadata, token: bytes | None) -> bool:
+def is_token_committed(metadata: TransactionMetadata, token: bytes | None) -> bool:
     """Whether ``token`` is that of the last committed transaction; an empty one names nothing."""
     return names_the_same(token, metadata.commit_token)
 
@@ -368,30 +394,4 @@ def txn_markers(metadata: TransactionMetadata) -> tuple[TxnMarker, ...]:
         )
         for producer_id, producer_epoch, committed, partitions in verdicts
         if partitions
-    )
-
-
-def described(metadata: TransactionMetadata) -> TransactionDescription:
-    """The public view."""
-    return TransactionDescription(
-        transactional_id=metadata.transactional_id,
-        state=metadata.state.value,
-        producer_id=metadata.producer_id,
-        producer_epoch=metadata.producer_epoch,
-        transaction_timeout_ms=metadata.transaction_timeout_ms,
-        transaction_start_ms=NO_TIMESTAMP if metadata.state in AT_REST else metadata.start_ms,
-        last_update_ms=metadata.last_update_ms,
-        partitions=tuple(sorted(metadata.all_partitions)),
-        commit_token=metadata.commit_token,
-        member_count=active_count(metadata.members),
-        members=tuple(
-            TransactionMember(
-                producer_id=member.producer_id,
-                producer_epoch=member.producer_epoch,
-                status=member.status.name,
-                partitions=tuple(sorted(member.partitions)),
-            )
-            for _, member in sorted(metadata.members.items())
-            if member.status is not MemberStatus.FREE
-        ),
     )

@@ -47,22 +47,24 @@ class Coordinator:
             transactional_id_expiration_ms=604_800_000,
         )
         for record in self.log:
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
 
     def ask(self, request: Any, *, is_written: bool = True) -> Any:
         match request:
             case InitProducerIdRequest():
-                decision: Any = self.machine.decide_init_producer_id(request, self.now_ms)
+                decision: Any = self.machine.producers.decide_init_producer_id(request, self.now_ms)
             case AddPartitionsToTxnRequest():
-                decision = self.machine.decide_add_partitions(request, self.now_ms, COUNTS)
+                decision = self.machine.producers.decide_add_partitions(
+                    request, self.now_ms, COUNTS
+                )
             case EndTxnRequest():
                 decision = self.machine.decide_end_txn(request, self.now_ms)
         if decision.records and not is_written:
-            self.machine.abandon(request.transactional_id)
+            self.machine.ids.abandon(request.transactional_id)
             return decision.reply
         for record in decision.records:
             self.log.append(record)
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
         return decision.reply
 
     def init(self, producer_id: int = -1, epoch: int = -1, **how: bool) -> Any:
@@ -91,25 +93,25 @@ class Coordinator:
         return self.ask(request, **how)
 
     def complete(self) -> None:
-        for record in self.machine.decide_complete("t", self.now_ms).records:
+        for record in self.machine.upkeep.decide_complete("t", self.now_ms).records:
             self.log.append(record)
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
 
     @property
     def state(self) -> TransactionState:
-        metadata = self.machine.metadata("t")
+        metadata = self.machine.ids.metadata("t")
         assert metadata is not None
         return metadata.state
 
     def run_to_epoch(self, epoch: int) -> int:
         """Bring the id to ``epoch`` with nothing open; its producer id."""
         owner = self.init()
-        metadata = self.machine.metadata("t")
+        metadata = self.machine.ids.metadata("t")
         assert metadata is not None
         raised = structs.replace(metadata, producer_epoch=epoch)
         record = LogRecord(encode_key("t"), encode_value(raised))
         self.log.append(record)
-        self.machine.apply(record)
+        self.machine.ids.apply(record)
         producer_id: int = owner.producer_id
         return producer_id
 
@@ -130,7 +132,7 @@ def test_a_fence_whose_append_failed_twice_eats_one_epoch(coordinator: Coordinat
         assert again.error is ErrorCode.CONCURRENT_TRANSACTIONS
         assert coordinator.state is TransactionState.ONGOING
     coordinator.init()
-    (marker,) = coordinator.machine.markers_due("t")
+    (marker,) = coordinator.machine.upkeep.markers_due("t")
     assert marker.producer_epoch == 1
 
 
@@ -142,7 +144,7 @@ def test_the_new_producer_id_of_a_used_up_one_survives_the_coordinator(
     told = coordinator.end(producer_id, EXHAUSTED)
     assert (told.producer_id, told.producer_epoch) == (1_001, 0)
     coordinator.fail_over()
-    (marker,) = coordinator.machine.markers_due("t")
+    (marker,) = coordinator.machine.upkeep.markers_due("t")
     assert (marker.producer_id, marker.producer_epoch) == (producer_id, EXHAUSTED + 1)
     lost = coordinator.end(producer_id, EXHAUSTED)
     assert lost.error is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -205,7 +207,7 @@ def test_a_message_of_the_transaction_before_leaves_the_open_one_alone(
     assert coordinator.state is TransactionState.ONGOING
     ended = coordinator.end(owner.producer_id, 1)
     assert (ended.error, ended.producer_epoch) == (ErrorCode.NONE, 2)
-    (marker,) = coordinator.machine.markers_due("t")
+    (marker,) = coordinator.machine.upkeep.markers_due("t")
     assert (marker.partitions, marker.committed) == ((FLIGHTS,), True)
 
 

@@ -266,7 +266,7 @@ def test_an_id_that_is_idle_for_a_week_is_forgotten(world: Any) -> None:
         coordinator = await world.coordinator()
         await init(coordinator)
         await asyncio.sleep(8 * 86_400)
-        assert coordinator.machine.metadata("loader") is None
+        assert coordinator.machine.ids.metadata("loader") is None
 
     world.run(scenario)
 

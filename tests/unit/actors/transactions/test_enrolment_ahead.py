@@ -227,13 +227,13 @@ def test_data_of_the_next_transaction_outlives_a_coordinator_that_lost_its_compl
         coordinator = await world.coordinator()
         producer_id, epoch = await begin(world, coordinator)
         kept = tmp_path / "kept"
-        real = coordinator.machine.decide_complete
+        real = coordinator.machine.upkeep.decide_complete
 
         def keep_log(*arguments: Any) -> Any:
             shutil.copytree(coordinator.replica.config.directory, kept)
             return real(*arguments)
 
-        coordinator.machine.decide_complete = keep_log
+        coordinator.machine.upkeep.decide_complete = keep_log
         reply = await end(coordinator, producer_id, epoch, ahead=(FLIGHTS,))
         owner, ticket = (producer_id, epoch + 1), reply.enrolments[0].ticket
         before = await read_committed(leader)

@@ -178,7 +178,7 @@ def test_a_decided_transaction_whose_marker_is_on_its_way_is_not_hanging(operate
         await operator.write(FLIGHTS, producer_id, epoch)
         leader = operator.world.actors.pop("partition:flights-0@1")
         await operator.end(producer_id, epoch)
-        assert operator.coordinator.machine.is_prepared("loader")
+        assert operator.coordinator.machine.upkeep.is_prepared("loader")
         # Its leader is out of the coordinator's reach only.
         leaders = {"partition:flights-0@1": leader}
         call = operator.world.call

@@ -44,7 +44,7 @@ def test_an_abort_is_visible_once_every_partition_has_its_marker(world: Any) -> 
         reply = await coordinator.abort_transaction(await begin(world, coordinator))
         assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
         assert leader.replica.machine.log_end_offset == 1
-        (shown,) = coordinator.machine.describe(["loader"])
+        (shown,) = coordinator.machine.operations.describe(["loader"])
         assert (shown.state, shown.producer_epoch) == ("CompleteAbort", 1)
 
     world.run(scenario)
@@ -58,7 +58,7 @@ def test_an_abort_is_decided_though_a_partition_is_away(world: Any) -> None:
         assert (reply.error, reply.visible) == (ErrorCode.NONE, False)
         await world.crash(coordinator)
         successor = await world.coordinator()
-        assert successor.machine.is_prepared("loader")
+        assert successor.machine.upkeep.is_prepared("loader")
         await world.partition(FLIGHTS)
         again = await successor.abort_transaction(request)
         assert (again.error, again.visible) == (ErrorCode.NONE, True)

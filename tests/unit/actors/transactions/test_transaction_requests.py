@@ -150,7 +150,7 @@ def test_idempotent_producers_get_ids_of_their_own(world: Any) -> None:
         replies = [await init(coordinator, None) for _ in range(3)]
         assert [one.producer_id for one in replies] == [1_000, 1_001, 1_002]
         assert {one.producer_epoch for one in replies} == {0}
-        assert coordinator.machine.describe(None) == ()
+        assert coordinator.machine.ids.all() == ()
 
     world.run(scenario)
 
@@ -162,7 +162,7 @@ def test_the_next_block_is_fetched_beside_the_requests(world: Any) -> None:
             await init(coordinator, None)
         assert len(world.calls_of("allocate_producer_ids")) == 2
         await init(coordinator)
-        assert coordinator.machine.metadata("loader").producer_id == 2_500
+        assert coordinator.machine.ids.metadata("loader").producer_id == 2_500
 
     world.run(scenario)
 
@@ -209,7 +209,7 @@ def test_a_bug_in_a_background_task_is_handed_out(world: Any) -> None:
         def broken(*_: Any) -> Any:
             raise InvariantViolation("I-15")
 
-        coordinator.machine.decide_complete = broken
+        coordinator.machine.upkeep.decide_complete = broken
         reply = await end(coordinator, producer_id, epoch)
         assert not reply.visible
         assert [type(failure) for failure in failures] == [InvariantViolation]
@@ -294,7 +294,7 @@ def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
         await loading
         request = InitProducerIdRequest(transactional_id="loader")
         assert (await second.init_producer_id(request)).error is ErrorCode.NOT_COORDINATOR
-        assert second.machine.metadata("other") is None
+        assert second.machine.ids.metadata("other") is None
         assert not second._runtime.is_loaded
 
     world.run(scenario)

@@ -54,7 +54,7 @@ class Shard:
     @property
     def known(self) -> TransactionMetadata:
         """What is known of the id ``loader``."""
-        metadata = self.machine.metadata("loader")
+        metadata = self.machine.ids.metadata("loader")
         assert metadata is not None
         return metadata
 
@@ -62,7 +62,7 @@ class Shard:
         """Log and apply what was decided."""
         for record in decision.records:
             self.log.append(record)
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
         return decision.reply
 
     def fail_over(self) -> None:
@@ -73,7 +73,7 @@ class Shard:
         """Another machine that has read the same log."""
         machine = self._new_machine()
         for record in self.log:
-            machine.apply(record)
+            machine.ids.apply(record)
         return machine
 
     def install(self, **fields: Any) -> None:
@@ -97,7 +97,7 @@ class Shard:
         request = InitProducerIdRequest(
             transactional_id="loader", producer_id=producer_id, producer_epoch=producer_epoch
         )
-        return self.commit(self.machine.decide_init_producer_id(request, self.now_ms))
+        return self.commit(self.machine.producers.decide_init_producer_id(request, self.now_ms))
 
     def add_decision(
         self, producer_id: int, producer_epoch: int, *partitions: TopicPartition
@@ -108,7 +108,9 @@ class Shard:
             producer_epoch=producer_epoch,
             partitions=partitions or (TopicPartition("flights", 0),),
         )
-        return self.machine.decide_add_partitions(request, self.now_ms, self.partition_counts)
+        return self.machine.producers.decide_add_partitions(
+            request, self.now_ms, self.partition_counts
+        )
 
     def add(
         self, producer_id: int, producer_epoch: int, *partitions: TopicPartition
@@ -149,11 +151,11 @@ class Shard:
                 **fields,
             }
         )
-        return self.commit(self.machine.decide_begin_run(request, self.now_ms))
+        return self.commit(self.machine.runs.decide_begin_run(request, self.now_ms))
 
     def enlist(self, run: Run, token: bytes = b"batch-1") -> EnlistReply:
         request = EnlistRequest(transactional_id="loader", run=run, token=token)
-        return self.commit(self.machine.decide_enlist(request, self.now_ms))
+        return self.commit(self.machine.runs.decide_enlist(request, self.now_ms))
 
     def end_run(
         self,
@@ -181,8 +183,8 @@ class Shard:
 
     def agreeing(self, request: EndTxnRequest) -> HeldRecords:
         """Leaders that hold exactly what each winner says."""
-        partitions = self.machine.winner_partitions(request)
-        metadata = self.machine.metadata("loader")
+        partitions = self.machine.runs.winner_partitions(request)
+        metadata = self.machine.ids.metadata("loader")
         counts = {}
         for winner in request.winners:
             member = metadata.members.get(winner.producer_id) if metadata else None
@@ -193,7 +195,7 @@ class Shard:
 
     def complete(self) -> None:
         """All markers are written."""
-        self.commit(self.machine.decide_complete("loader", self.now_ms))
+        self.commit(self.machine.upkeep.decide_complete("loader", self.now_ms))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ PRODUCER = 7
 
 
 def complete(shard: Any) -> None:
-    shard.commit(shard.machine.decide_complete("loader", shard.now_ms))
+    shard.commit(shard.machine.upkeep.decide_complete("loader", shard.now_ms))
 
 
 def begun_ahead(shard: Any, epoch: int = 5) -> None:
@@ -40,7 +40,7 @@ def begun_ahead(shard: Any, epoch: int = 5) -> None:
 
 def timed_out(shard: Any) -> None:
     shard.now_ms += 60_001
-    shard.commit(shard.machine.decide_timeout("loader", shard.now_ms))
+    shard.commit(shard.machine.upkeep.decide_timeout("loader", shard.now_ms))
     assert shard.known.state is S.PREPARE_ABORT
 
 
@@ -50,10 +50,10 @@ def test_the_next_transaction_begins_when_the_one_before_is_complete(shard: Any)
     assert (reply.producer_id, reply.producer_epoch) == (PRODUCER, 6)
     prepared = shard.known
     assert (prepared.state, prepared.partitions) == (S.PREPARE_COMMIT, {FLIGHTS})
-    (marker,) = shard.machine.markers_due("loader")
+    (marker,) = shard.machine.upkeep.markers_due("loader")
     assert marker.partitions == (FLIGHTS,)
     shard.now_ms += 500
-    decision = shard.machine.decide_complete("loader", shard.now_ms)
+    decision = shard.machine.upkeep.decide_complete("loader", shard.now_ms)
     states = [decode_value("loader", record.value).state for record in decision.records]
     assert states == [S.COMPLETE_COMMIT, S.ONGOING]
     shard.commit(decision)
@@ -61,14 +61,14 @@ def test_the_next_transaction_begins_when_the_one_before_is_complete(shard: Any)
     assert (known.state, known.producer_epoch) == (S.ONGOING, 6)
     assert known.partitions == {FLIGHTS, DELAYS}
     assert known.start_ms == shard.now_ms
-    assert shard.reload().metadata("loader") == known
+    assert shard.reload().ids.metadata("loader") == known
 
 
 def test_a_coordinator_that_finds_only_the_decision_begins_it_as_well(shard: Any) -> None:
     shard.install(state=S.ONGOING, partitions=frozenset({FLIGHTS}))
     shard.end(PRODUCER, 5, ahead=(DELAYS,))
     shard.fail_over()
-    assert shard.machine.unfinished() == ("loader",)
+    assert shard.machine.upkeep.unfinished() == ("loader",)
     assert shard.end(PRODUCER, 6).error is ErrorCode.CONCURRENT_TRANSACTIONS
     complete(shard)
     assert (shard.known.state, shard.known.partitions) == (S.ONGOING, {DELAYS})
@@ -215,7 +215,10 @@ def test_after_an_operator_ended_it_the_commit_before_is_still_answered(shard: A
     request = AbortTransactionRequest(
         transactional_id="loader", producer_id=PRODUCER, producer_epoch=6
     )
-    assert shard.commit(shard.machine.decide_abort(request, shard.now_ms)).error is ErrorCode.NONE
+    assert (
+        shard.commit(shard.machine.operations.decide_abort(request, shard.now_ms)).error
+        is ErrorCode.NONE
+    )
     complete(shard)
     assert shard.end(PRODUCER, 5).producer_epoch == 7
 
@@ -252,7 +255,7 @@ def test_a_distributed_write_fences_it_as_well(shard: Any) -> None:
 def test_it_cannot_be_deleted_while_it_is_open(shard: Any) -> None:
     begun_ahead(shard)
     request = DeleteTransactionalIdRequest(transactional_id="loader")
-    decision = shard.machine.decide_delete(request)
+    decision = shard.machine.operations.decide_delete(request)
     assert decision.reply.error is ErrorCode.INVALID_TXN_STATE
 
 

@@ -17,14 +17,14 @@ TIMEOUT_MS = 60_000
 
 def time_out(shard: Any, producer_id: int) -> None:
     shard.now_ms += TIMEOUT_MS + 1
-    shard.commit(shard.machine.decide_timeout("loader", shard.now_ms))
+    shard.commit(shard.machine.upkeep.decide_timeout("loader", shard.now_ms))
 
 
 def abort_from_outside(shard: Any, producer_id: int) -> None:
     request = AbortTransactionRequest(
         transactional_id="loader", producer_id=producer_id, producer_epoch=0
     )
-    shard.commit(shard.machine.decide_abort(request, shard.now_ms))
+    shard.commit(shard.machine.operations.decide_abort(request, shard.now_ms))
 
 
 def claim(shard: Any, producer_id: int) -> None:
@@ -135,12 +135,12 @@ class Story:
             request = AbortTransactionRequest(
                 transactional_id="loader", producer_id=self.producer_id, producer_epoch=before
             )
-            shard.commit(shard.machine.decide_abort(request, shard.now_ms))
+            shard.commit(shard.machine.operations.decide_abort(request, shard.now_ms))
         elif step == "claim":
             self._claim()
         elif step == "restart":
             shard.fail_over()
-        if shard.machine.is_prepared("loader"):
+        if shard.machine.upkeep.is_prepared("loader"):
             self.check_all(before, cause)
             shard.complete()
         self.check_all(before, cause)

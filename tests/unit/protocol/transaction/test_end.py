@@ -24,8 +24,8 @@ Empty          | INVALID         | PRODUCER_FENCED | PREPARE         | PRODUCER_
 Ongoing        | PREPARE         | PRODUCER_FENCED | PREPARE         | PRODUCER_FENCED
 PrepareCommit  | CONCURRENT      | CONCURRENT      | CONCURRENT      | INVALID
 PrepareAbort   | CONCURRENT      | INVALID         | CONCURRENT      | CONCURRENT
-CompleteCommit | INVALID         | DECIDED         | PREPARE         | INVALID
-CompleteAbort  | INVALID         | INVALID         | PREPARE         | DECIDED
+CompleteCommit | INVALID         | ENDED           | PREPARE         | INVALID
+CompleteAbort  | INVALID         | INVALID         | PREPARE         | ENDED
 """
 LONG_NAMES = {"INVALID": "INVALID_TXN_STATE", "CONCURRENT": "CONCURRENT_TRANSACTIONS"}
 
@@ -62,7 +62,7 @@ def test_the_machine_answers_each_cell(
         assert (reply.producer_id, reply.producer_epoch) == (7, 6)
         expected = "PrepareCommit" if committed else "PrepareAbort"
         assert shard.known.state.value == expected
-    elif verdict == "DECIDED":
+    elif verdict == "ENDED":
         assert reply.error is ErrorCode.NONE
         assert (reply.producer_id, reply.producer_epoch) == (7, 5)
         assert not decision.records
@@ -86,24 +86,24 @@ S = TransactionState
 
 
 @pytest.mark.parametrize(
-    ("state", "is_current", "is_newest", "committed", "is_token_decided", "verdict"),
+    ("state", "is_current", "is_newest", "committed", "is_token_committed", "verdict"),
     [
         (S.ONGOING, True, True, True, False, EndAction.PREPARE),
         (S.ONGOING, True, True, True, True, EndAction.PREPARE),
         (S.ONGOING, True, True, False, False, EndAction.PREPARE),
-        (S.PREPARE_COMMIT, True, True, True, False, EndAction.DECIDED),
-        (S.PREPARE_COMMIT, True, True, False, False, EndAction.DECIDED),
-        (S.COMPLETE_COMMIT, True, True, True, False, EndAction.DECIDED),
-        (S.COMPLETE_COMMIT, True, True, False, False, EndAction.DECIDED),
+        (S.PREPARE_COMMIT, True, True, True, False, EndAction.ENDED),
+        (S.PREPARE_COMMIT, True, True, False, False, EndAction.ENDED),
+        (S.COMPLETE_COMMIT, True, True, True, False, EndAction.ENDED),
+        (S.COMPLETE_COMMIT, True, True, False, False, EndAction.ENDED),
         (S.PREPARE_ABORT, True, True, True, False, ErrorCode.INVALID_TXN_STATE),
         (S.COMPLETE_ABORT, True, True, True, False, ErrorCode.INVALID_TXN_STATE),
-        (S.COMPLETE_ABORT, True, True, True, True, EndAction.DECIDED),
-        (S.COMPLETE_ABORT, True, True, False, False, EndAction.DECIDED),
+        (S.COMPLETE_ABORT, True, True, True, True, EndAction.ENDED),
+        (S.COMPLETE_ABORT, True, True, False, False, EndAction.ENDED),
         (S.ONGOING, False, True, True, False, ErrorCode.PRODUCER_FENCED),
-        (S.ONGOING, False, True, True, True, EndAction.DECIDED),
-        (S.ONGOING, False, True, False, False, EndAction.DECIDED),
+        (S.ONGOING, False, True, True, True, EndAction.ENDED),
+        (S.ONGOING, False, True, False, False, EndAction.ENDED),
         (S.ONGOING, True, False, True, False, ErrorCode.PRODUCER_FENCED),
-        (S.ONGOING, True, False, True, True, EndAction.DECIDED),
+        (S.ONGOING, True, False, True, True, EndAction.ENDED),
         (S.ONGOING, True, False, False, False, ErrorCode.PRODUCER_FENCED),
         (S.COMPLETE_COMMIT, True, False, False, True, ErrorCode.PRODUCER_FENCED),
     ],
@@ -113,7 +113,7 @@ def test_each_case_of_the_end_of_a_run(
     is_current: bool,
     is_newest: bool,
     committed: bool,
-    is_token_decided: bool,
+    is_token_committed: bool,
     verdict: EndVerdict,
 ) -> None:
     metadata = TransactionMetadata(
@@ -131,7 +131,7 @@ def test_each_case_of_the_end_of_a_run(
             metadata,
             is_newest=is_newest,
             committed=committed,
-            is_token_decided=is_token_decided,
+            is_token_committed=is_token_committed,
         )
         is verdict
     )
@@ -153,6 +153,6 @@ def test_a_run_that_waits_for_its_first_member_is_ended_by_nobody_else(
         is_run_waiting=True,
     )
     verdict = run_end_verdict(
-        metadata, is_newest=is_newest, committed=committed, is_token_decided=False
+        metadata, is_newest=is_newest, committed=committed, is_token_committed=False
     )
     assert verdict is (EndAction.PREPARE if is_newest else ErrorCode.PRODUCER_FENCED)

@@ -98,7 +98,7 @@ def test_init_while_ongoing_aborts_and_the_retry_gets_a_higher_epoch(shard: Any)
     producer_id, epoch = begin(shard, FLIGHTS[0])
     assert shard.init().error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert shard.known.state is S.PREPARE_ABORT
-    (marker,) = shard.machine.markers_due("loader")
+    (marker,) = shard.machine.upkeep.markers_due("loader")
     assert (marker.producer_id, marker.producer_epoch) == (producer_id, epoch + 1)
     assert not marker.committed
     assert shard.init().error is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -117,8 +117,8 @@ def test_a_late_copy_of_init_does_not_abort_the_next_transaction(shard: Any) -> 
 
 def test_racing_inits_never_get_the_same_epoch(shard: Any) -> None:
     request = InitProducerIdRequest(transactional_id="loader")
-    first = shard.machine.decide_init_producer_id(request, 0)
-    loser = shard.machine.decide_init_producer_id(request, 0)
+    first = shard.machine.producers.decide_init_producer_id(request, 0)
+    loser = shard.machine.producers.decide_init_producer_id(request, 0)
     assert loser.reply.error is ErrorCode.CONCURRENT_TRANSACTIONS
     shard.commit(first)
     assert shard.init().producer_epoch == first.reply.producer_epoch + 1
@@ -141,15 +141,17 @@ def test_an_impossible_init_is_refused(
     shard: Any, fields: dict[str, Any], error: ErrorCode
 ) -> None:
     request = InitProducerIdRequest(**{"transactional_id": "loader", **fields})
-    decision: Decision[InitProducerIdReply] = shard.machine.decide_init_producer_id(request, 0)
+    decision: Decision[InitProducerIdReply] = shard.machine.producers.decide_init_producer_id(
+        request, 0
+    )
     assert decision.reply.error is error
     assert decision.reply.detail
     assert not decision.records
 
 
 def test_without_producer_ids_the_caller_asks_again(shard: Any) -> None:
-    while shard.producer_ids.take() is not None:
-        pass
+    while shard.producer_ids.remaining:
+        shard.producer_ids.take()
     assert shard.init().error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     shard.producer_ids.add_block(5_000, 1)
     assert shard.init().producer_id == 5_000
@@ -248,7 +250,7 @@ def test_commit_prepares_with_the_next_epoch_and_the_whole_to_do_list(shard: Any
     producer_id, epoch = begin(shard, *FLIGHTS[:3])
     reply = shard.end(producer_id, epoch)
     assert (reply.error, reply.producer_epoch) == (ErrorCode.NONE, epoch + 1)
-    (marker,) = shard.reload().markers_due("loader")
+    (marker,) = shard.reload().upkeep.markers_due("loader")
     assert marker.committed
     assert marker.producer_epoch == epoch + 1
     assert marker.partitions == tuple(FLIGHTS[:3])
@@ -261,14 +263,14 @@ def test_complete_clears_the_partitions_and_keeps_the_epoch(shard: Any) -> None:
     assert shard.known.state is S.COMPLETE_COMMIT
     assert not shard.known.partitions
     assert shard.known.producer_epoch == epoch + 1
-    assert shard.machine.markers_due("loader") == ()
+    assert shard.machine.upkeep.markers_due("loader") == ()
 
 
 def test_complete_happens_once(shard: Any) -> None:
     producer_id, epoch = begin(shard)
     shard.end(producer_id, epoch)
     shard.complete()
-    assert not shard.machine.decide_complete("loader", 0).records
+    assert not shard.machine.upkeep.decide_complete("loader", 0).records
 
 
 def test_end_of_an_unknown_id_or_producer_is_a_wrong_mapping(shard: Any) -> None:
@@ -281,7 +283,7 @@ def test_a_failed_append_of_commit_leaves_it_open_for_the_retry(shard: Any) -> N
     producer_id, epoch = begin(shard)
     shard.end_decision(producer_id, epoch)
     assert shard.end(producer_id, epoch).error is ErrorCode.CONCURRENT_TRANSACTIONS
-    shard.machine.abandon("loader")
+    shard.machine.ids.abandon("loader")
     assert shard.known.state is S.ONGOING
     assert shard.end(producer_id, epoch).error is ErrorCode.NONE
 
@@ -290,10 +292,10 @@ def test_the_successor_of_a_coordinator_finishes_what_is_prepared(shard: Any) ->
     producer_id, epoch = begin(shard, *FLIGHTS[:2])
     shard.end(producer_id, epoch)
     shard.fail_over()
-    assert shard.machine.unfinished() == ("loader",)
-    assert shard.machine.is_prepared("loader")
+    assert shard.machine.upkeep.unfinished() == ("loader",)
+    assert shard.machine.upkeep.is_prepared("loader")
     shard.complete()
-    assert shard.machine.unfinished() == ()
+    assert shard.machine.upkeep.unfinished() == ()
     assert shard.known.state is S.COMPLETE_COMMIT
 
 
@@ -308,7 +310,7 @@ def test_the_successor_of_an_undecided_transaction_lets_the_client_commit(shard:
 def test_abort_with_nothing_enrolled_raises_the_epoch(shard: Any) -> None:
     shard.install(state=S.EMPTY, producer_epoch=5)
     assert shard.end(7, 5, committed=False).producer_epoch == 6
-    assert shard.machine.markers_due("loader") == ()
+    assert shard.machine.upkeep.markers_due("loader") == ()
     shard.complete()
     assert shard.known.state is S.COMPLETE_ABORT
     assert shard.add(7, 5).error is ErrorCode.PRODUCER_FENCED
@@ -320,7 +322,7 @@ def test_commit_of_the_last_epoch_moves_to_a_new_producer_id(shard: Any) -> None
     reply = shard.end(7, 32_766)
     assert (reply.producer_id, reply.producer_epoch) == (1_000, 0)
     shard.fail_over()
-    (marker,) = shard.machine.markers_due("loader")
+    (marker,) = shard.machine.upkeep.markers_due("loader")
     assert (marker.producer_id, marker.producer_epoch) == (7, 32_767)
     assert shard.end(7, 32_766).error is ErrorCode.CONCURRENT_TRANSACTIONS
     shard.complete()
@@ -397,7 +399,7 @@ def test_winners_without_a_run_are_refused(shard: Any) -> None:
 def test_an_illegal_move_of_our_own_is_an_invariant(shard: Any) -> None:
     shard.install(state=S.PREPARE_COMMIT)
     with pytest.raises(InvariantViolation, match="I-12"):
-        shard.machine._decision(InitProducerIdReply(), shard.known)
+        shard.machine.ids.move(InitProducerIdReply(), shard.known)
 
 
 # --- commit tokens ----------------------------------------------------------------------------
@@ -409,14 +411,14 @@ def test_a_commit_token_is_read_back_by_the_next_owner(shard: Any) -> None:
     shard.complete()
     shard.fail_over()
     assert shard.init().commit_token == b"batch-42"
-    (described,) = shard.machine.describe(["loader"])
+    (described,) = shard.machine.operations.describe(["loader"])
     assert described.commit_token == b"batch-42"
 
 
 def test_the_token_stands_with_the_decision(shard: Any) -> None:
     producer_id, epoch = begin(shard)
     shard.end(producer_id, epoch, token=b"batch-42")
-    assert shard.reload().metadata("loader").commit_token == b"batch-42"
+    assert shard.reload().ids.metadata("loader").commit_token == b"batch-42"
 
 
 def test_an_abort_keeps_the_token_and_a_commit_without_one_clears_it(shard: Any) -> None:
@@ -460,16 +462,16 @@ def test_a_token_does_not_make_a_retry_commit(shard: Any) -> None:
 def test_records_of_unknown_versions_are_skipped(shard: Any) -> None:
     shard.install()
     before = shard.known
-    shard.machine.apply(LogRecord(b"\x00\x05whatever", b"x"))
-    shard.machine.apply(LogRecord(encode_key("loader"), b"\x00\x09whatever"))
-    shard.machine.apply(LogRecord(None, b"x"))
+    shard.machine.ids.apply(LogRecord(b"\x00\x05whatever", b"x"))
+    shard.machine.ids.apply(LogRecord(encode_key("loader"), b"\x00\x09whatever"))
+    shard.machine.ids.apply(LogRecord(None, b"x"))
     assert shard.known == before
 
 
 def test_descriptions_are_by_id_and_leave_out_the_unknown(shard: Any) -> None:
     shard.install(state=S.ONGOING, partitions=frozenset(FLIGHTS[:2]), producer_epoch=5)
-    (described,) = shard.machine.describe(["nobody", "loader"])
-    assert shard.machine.describe(None) == (described,)
+    (described,) = shard.machine.operations.describe(["nobody", "loader"])
+    assert shard.machine.ids.all() == (shard.known,)
     assert (described.state, described.producer_id, described.producer_epoch) == ("Ongoing", 7, 5)
     assert described.partitions == tuple(FLIGHTS[:2])
     assert described.transaction_start_ms == shard.now_ms

@@ -45,7 +45,7 @@ def begin(shard: Any, run: Run) -> BeginRunReply:
 
 
 def newest(shard: Any) -> int:
-    return newest_run_number(shard.machine.metadata("loader"))
+    return newest_run_number(shard.machine.ids.metadata("loader"))
 
 
 def enlist(shard: Any, run: Run = RUN, *partitions: TopicPartition) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def enlist(shard: Any, run: Run = RUN, *partitions: TopicPartition) -> tuple[int
 def verdicts(shard: Any) -> dict[int, tuple[int, bool, tuple[TopicPartition, ...]]]:
     return {
         marker.producer_id: (marker.producer_epoch, marker.committed, marker.partitions)
-        for marker in shard.machine.markers_due("loader")
+        for marker in shard.machine.upkeep.markers_due("loader")
     }
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_timed_out_cannot_be_revived(shard: Any) -> None:
     # the same producer id, and the first member's count could pass for its own.
     enlist(shard, RUN, FLIGHTS[0])
     shard.now_ms += 900_001
-    shard.commit(shard.machine.decide_timeout("loader", shard.now_ms))
+    shard.commit(shard.machine.upkeep.decide_timeout("loader", shard.now_ms))
     assert shard.enlist(RUN).error is ErrorCode.PRODUCER_FENCED
     shard.complete()
     assert shard.enlist(RUN).error is ErrorCode.PRODUCER_FENCED
@@ -206,7 +206,7 @@ def test_an_impossible_enlist_is_refused(
     request = EnlistRequest(
         **{"transactional_id": "loader", "run": RUN, "token": b"batch-1", **change}
     )
-    assert shard.commit(shard.machine.decide_enlist(request, 0)).error is error
+    assert shard.commit(shard.machine.runs.decide_enlist(request, 0)).error is error
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_an_impossible_begin_is_refused(
     shard: Any, change: dict[str, Any], error: ErrorCode
 ) -> None:
     assert shard.begin(**change).error is error
-    assert shard.machine.metadata("loader") is None
+    assert shard.machine.ids.metadata("loader") is None
 
 
 # --- partitions of members --------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_members_enrol_partitions_each_for_itself(shard: Any) -> None:
     second, _ = enlist(shard, RUN, FLIGHTS[1])
     assert member(shard, first).partitions == {FLIGHTS[0], FLIGHTS[1]}
     assert member(shard, second).partitions == {FLIGHTS[1]}
-    (described,) = shard.machine.describe(None)
+    (described,) = shard.machine.operations.describe(["loader"])
     assert described.partitions == (FLIGHTS[0], FLIGHTS[1])
     assert described.member_count == 2
 
@@ -366,9 +366,9 @@ def test_the_leaders_to_ask_are_those_of_the_winners(shard: Any) -> None:
         run=RUN,
         winners=(Winner(producer_id=winner, record_count=1), Winner(producer_id=1, record_count=1)),
     )
-    assert shard.machine.winner_partitions(request) == (FLIGHTS[0], FLIGHTS[2])
+    assert shard.machine.runs.winner_partitions(request) == (FLIGHTS[0], FLIGHTS[2])
     for other in ({"committed": False}, {"run": OLD}, {"transactional_id": "nobody"}):
-        assert shard.machine.winner_partitions(structs.replace(request, **other)) == ()
+        assert shard.machine.runs.winner_partitions(structs.replace(request, **other)) == ()
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
@@ -514,7 +514,7 @@ def test_a_record_of_a_run_that_is_over_means_nothing_to_the_next(shard: Any) ->
     assert old[0] in {producer_id for producer_id, _ in again}
     before = shard.known
     for record in stale:
-        shard.machine.apply(record)
+        shard.machine.ids.apply(record)
     assert shard.known == before
     assert shard.known.all_partitions == frozenset()
 
@@ -525,7 +525,7 @@ def test_a_record_without_its_id_is_passed_over(shard: Any) -> None:
     enlist(shard, RUN, FLIGHTS[0])
     shard.log = shard.log[start:]
     shard.fail_over()
-    assert shard.machine.metadata("loader") is None
+    assert shard.machine.ids.metadata("loader") is None
 
 
 def test_a_run_that_was_begun_before_members_had_records_goes_on(shard: Any) -> None:
@@ -536,4 +536,4 @@ def test_a_run_that_was_begun_before_members_had_records_goes_on(shard: Any) -> 
     assert shard.add(50, 0, FLIGHTS[2]).error is ErrorCode.NONE
     assert member(shard, 50).partitions == {FLIGHTS[0], FLIGHTS[2]}
     assert member(shard, more[0]).partitions == {FLIGHTS[1]}
-    assert shard.reload().metadata("loader") == shard.known
+    assert shard.reload().ids.metadata("loader") == shard.known

@@ -36,19 +36,25 @@ def abort(shard: Any, producer_id: int, producer_epoch: int) -> AbortTransaction
     request = AbortTransactionRequest(
         transactional_id="loader", producer_id=producer_id, producer_epoch=producer_epoch
     )
-    reply: AbortTransactionReply = shard.commit(shard.machine.decide_abort(request, shard.now_ms))
+    reply: AbortTransactionReply = shard.commit(
+        shard.machine.operations.decide_abort(request, shard.now_ms)
+    )
     return reply
 
 
 def delete(shard: Any, transactional_id: str = "loader") -> DeleteTransactionalIdReply:
     request = DeleteTransactionalIdRequest(transactional_id=transactional_id)
-    reply: DeleteTransactionalIdReply = shard.commit(shard.machine.decide_delete(request))
+    reply: DeleteTransactionalIdReply = shard.commit(
+        shard.machine.operations.decide_delete(request)
+    )
     return reply
 
 
 def names(shard: Any, **filters: Any) -> list[str]:
     request = DescribeTransactionsRequest(**filters)
-    return [one.transactional_id for one in shard.machine.matching(request, shard.now_ms)]
+    return [
+        one.transactional_id for one in shard.machine.operations.matching(request, shard.now_ms)
+    ]
 
 
 # --- abort ------------------------------------------------------------------------------------
@@ -59,7 +65,7 @@ def test_an_abort_from_outside_raises_the_epoch_and_the_producer_goes_on(shard: 
     shard.add(owner.producer_id, 0)
     assert abort(shard, owner.producer_id, 0).error is ErrorCode.NONE
     assert shard.known.state is TransactionState.PREPARE_ABORT
-    (marker,) = shard.machine.markers_due("loader")
+    (marker,) = shard.machine.upkeep.markers_due("loader")
     assert (marker.producer_epoch, marker.committed) == (1, False)
     shard.complete()
     assert shard.end(owner.producer_id, 0).error is ErrorCode.ABORTED_BY_OPERATOR
@@ -121,7 +127,7 @@ def test_aborting_a_distributed_write_aborts_every_member(shard: Any) -> None:
     member = shard.enlist(RUN)
     shard.add(member.producer_id, member.producer_epoch)
     assert abort(shard, shard.known.producer_id, shard.known.producer_epoch).error is ErrorCode.NONE
-    (marker,) = shard.machine.markers_due("loader")
+    (marker,) = shard.machine.upkeep.markers_due("loader")
     assert (marker.producer_id, marker.committed) == (member.producer_id, False)
     assert shard.end_run(RUN, winners={member.producer_id: 0}).error is ErrorCode.INVALID_TXN_STATE
 
@@ -155,8 +161,8 @@ def test_an_id_at_rest_is_deleted_with_its_token(shard: Any, state: TransactionS
     shard.install(state=state, commit_token=b"batch-1")
     assert delete(shard).error is ErrorCode.NONE
     assert shard.log[-1].value is None
-    assert shard.machine.metadata("loader") is None
-    assert shard.reload().metadata("loader") is None
+    assert shard.machine.ids.metadata("loader") is None
+    assert shard.reload().ids.metadata("loader") is None
     assert shard.add(7, 5).error is ErrorCode.INVALID_PRODUCER_ID_MAPPING
     again = shard.init()
     assert (again.producer_id, again.producer_epoch) == (1_000, 0)
@@ -173,10 +179,10 @@ def test_an_id_with_a_transaction_is_not_deleted(shard: Any, state: TransactionS
 def test_nothing_moves_an_id_whose_deletion_is_pending(shard: Any) -> None:
     shard.init()
     request = DeleteTransactionalIdRequest(transactional_id="loader")
-    shard.machine.decide_delete(request)
+    shard.machine.operations.decide_delete(request)
     assert shard.init().error is ErrorCode.CONCURRENT_TRANSACTIONS
     assert delete(shard).error is ErrorCode.CONCURRENT_TRANSACTIONS
-    shard.machine.abandon("loader")
+    shard.machine.ids.abandon("loader")
     assert shard.init().error is ErrorCode.NONE
 
 
@@ -214,16 +220,16 @@ def test_a_description_names_members_and_hides_the_start_of_what_has_ended(shard
     shard.begin(RUN.id)
     member = shard.enlist(RUN)
     shard.add(member.producer_id, member.producer_epoch)
-    (described,) = shard.machine.describe(["loader"])
+    (described,) = shard.machine.operations.describe(["loader"])
     assert described.transaction_start_ms == shard.now_ms
     (shown,) = described.members
     assert (shown.producer_id, shown.producer_epoch) == (member.producer_id, member.producer_epoch)
     assert (shown.status, shown.partitions) == ("ENLISTED", (FLIGHTS,))
-    assert shard.machine.active_count == 1
+    assert len(shard.machine.ids.unsettled()) == 1
     shard.end_run(RUN, winners={member.producer_id: 0})
     shard.complete()
-    (described,) = shard.machine.describe(["loader"])
+    (described,) = shard.machine.operations.describe(["loader"])
     assert (described.transaction_start_ms, described.members) == (-1, ())
     assert described.commit_token == b"batch-1"
-    assert (shard.machine.active_count, shard.machine.id_count) == (0, 1)
+    assert (shard.machine.ids.unsettled(), len(shard.machine.ids)) == ((), 1)
     assert described.producer_epoch != NO_PRODUCER_EPOCH

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.producer_ids import NoProducerIdError, ProducerIdBlocks
 from oncelog.storage.errors import InvariantViolation
 
 
 def test_without_a_block_there_is_nothing_to_take() -> None:
     blocks = ProducerIdBlocks()
-    assert blocks.take() is None
+    with pytest.raises(NoProducerIdError):
+        blocks.take()
     assert blocks.needs_block
 
 
@@ -18,7 +19,8 @@ def test_ids_come_in_order_and_go_on_in_the_next_block() -> None:
     blocks = ProducerIdBlocks()
     blocks.add_block(10, 2)
     blocks.add_block(50, 1)
-    assert [blocks.take() for _ in range(4)] == [10, 11, 50, None]
+    assert [blocks.take() for _ in range(3)] == [10, 11, 50]
+    assert blocks.remaining == 0
 
 
 def test_the_next_block_is_due_when_a_tenth_is_left() -> None:

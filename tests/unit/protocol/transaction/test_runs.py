@@ -45,7 +45,7 @@ def test_the_run_that_begins_last_is_the_newest_whatever_any_clock_says(shard: A
     first = begun(shard, "first")
     write(shard, first)
     shard.now_ms += 900_001
-    shard.commit(shard.machine.decide_timeout("loader", shard.now_ms))
+    shard.commit(shard.machine.upkeep.decide_timeout("loader", shard.now_ms))
     shard.complete()
     shard.now_ms -= 3_600_000
     second = begun(shard, "second", after=1)
@@ -59,7 +59,7 @@ def test_a_begin_opens_no_transaction_and_its_time_does_not_run(shard: Any) -> N
     run = begun(shard, "run")
     assert shard.known.state is S.EMPTY
     shard.now_ms += 2_000_000
-    assert shard.machine.expired_transactions(shard.now_ms) == ()
+    assert shard.machine.upkeep.expired_transactions(shard.now_ms) == ()
     write(shard, run)
     assert shard.known.start_ms == shard.now_ms
 
@@ -89,7 +89,7 @@ def test_a_late_copy_of_a_begin_fences_nobody(shard: Any) -> None:
 def test_a_begin_names_the_newest_run_or_is_told_it(shard: Any) -> None:
     reply = shard.begin("a", 5)
     assert (reply.error, reply.number) == (ErrorCode.CONCURRENT_TRANSACTIONS, 0)
-    assert shard.machine.metadata("loader") is None
+    assert shard.machine.ids.metadata("loader") is None
     assert begun(shard, "a", after=reply.number).number == 1
 
 
@@ -229,22 +229,22 @@ def test_a_version_is_known_however_it_is_written(shard: Any) -> None:
 
 
 def gone(shard: Any, driver: DriverProcess = DRIVER) -> None:
-    shard.commit(shard.machine.decide_driver_gone("loader", driver, shard.now_ms))
+    shard.commit(shard.machine.runs.decide_driver_gone("loader", driver, shard.now_ms))
 
 
 def test_an_open_run_whose_driver_is_gone_is_aborted_with_all_its_members(shard: Any) -> None:
     run = begun(shard, "a", driver=DRIVER)
-    assert shard.machine.open_drivers() == ()
+    assert shard.machine.runs.open_drivers() == ()
     write(shard, run)
     shard.fail_over()
-    assert shard.machine.open_drivers() == (("loader", DRIVER),)
+    assert shard.machine.runs.open_drivers() == (("loader", DRIVER),)
     gone(shard)
     assert shard.known.state is S.PREPARE_ABORT
-    assert [marker.committed for marker in shard.machine.markers_due("loader")] == [False]
+    assert [marker.committed for marker in shard.machine.upkeep.markers_due("loader")] == [False]
     shard.complete()
     assert shard.end_run(run).error is ErrorCode.INVALID_TXN_STATE
     assert shard.enlist(run).error is ErrorCode.PRODUCER_FENCED
-    assert shard.machine.open_drivers() == ()
+    assert shard.machine.runs.open_drivers() == ()
 
 
 def test_what_is_decided_stays_so_when_its_driver_goes(shard: Any) -> None:
@@ -274,7 +274,7 @@ def test_only_the_run_of_the_driver_that_went_is_aborted(shard: Any) -> None:
 def test_a_run_without_a_driver_ends_by_its_timeout_alone(shard: Any) -> None:
     write(shard, begun(shard, "a"))
     gone(shard)
-    assert shard.machine.open_drivers() == ()
+    assert shard.machine.runs.open_drivers() == ()
     assert shard.known.state is S.ONGOING
 
 
@@ -282,5 +282,5 @@ def test_nothing_is_asked_about_an_id_that_is_just_changing(shard: Any) -> None:
     run = begun(shard, "a", driver=DRIVER)
     member = shard.enlist(run)
     shard.add_decision(member.producer_id, member.producer_epoch, FLIGHTS)
-    assert shard.machine.open_drivers() == ()
-    assert not shard.machine.decide_driver_gone("loader", DRIVER, shard.now_ms).records
+    assert shard.machine.runs.open_drivers() == ()
+    assert not shard.machine.runs.decide_driver_gone("loader", DRIVER, shard.now_ms).records

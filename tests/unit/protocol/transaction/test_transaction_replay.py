@@ -68,17 +68,17 @@ class CoordinatorRules(RuleBasedStateMachine):
         )
 
     def states(self, machine: TransactionMachine) -> dict[str, TransactionMetadata | None]:
-        return {name: machine.metadata(name) for name in IDS}
+        return {name: machine.ids.metadata(name) for name in IDS}
 
     def settle(self, decision: Decision[Any], fate: str) -> Any:
         """Check that deciding changed nothing; then commit, lose or half-lose the records."""
         if fate == "lost" and decision.records:
             for name in IDS:
-                self.machine.abandon(name)
+                self.machine.ids.abandon(name)
             return None
         for record in decision.records:
             self.log.append(record)
-            self.machine.apply(record)
+            self.machine.ids.apply(record)
         return decision.reply
 
     def decide(self, fate: str, decide: Any) -> Any:
@@ -92,7 +92,7 @@ class CoordinatorRules(RuleBasedStateMachine):
     def check_moves(self, before: dict[str, TransactionMetadata | None]) -> None:
         """A verdict never changes, and neither an epoch nor a version ever goes back."""
         for name, old in before.items():
-            new = self.machine.metadata(name)
+            new = self.machine.ids.metadata(name)
             if old is None or new is None:
                 continue
             committed = version_in(old.commit_token or b"")
@@ -125,7 +125,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         )
         record = LogRecord(encode_key(name), encode_value(metadata))
         self.log.append(record)
-        self.machine.apply(record)
+        self.machine.ids.apply(record)
         self.given.append((7, epoch))
 
     @rule(
@@ -139,7 +139,7 @@ class CoordinatorRules(RuleBasedStateMachine):
             transactional_id=name, producer_id=producer_id, producer_epoch=epoch
         )
         reply = self.decide(
-            fate, lambda: self.machine.decide_init_producer_id(request, self.now_ms)
+            fate, lambda: self.machine.producers.decide_init_producer_id(request, self.now_ms)
         )
         if reply is not None and reply.error is ErrorCode.NONE:
             self.given.append((reply.producer_id, reply.producer_epoch))
@@ -162,7 +162,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         fate: str,
     ) -> None:
         """Begin a run, or one that began before again, or after one that is not the newest."""
-        before = self.machine.metadata(name)
+        before = self.machine.ids.metadata(name)
         newest = newest_run_number(before)
         request = BeginRunRequest(
             transactional_id=name,
@@ -171,21 +171,21 @@ class CoordinatorRules(RuleBasedStateMachine):
             token=token or b"",
             driver=driver,
         )
-        reply = self.decide(fate, lambda: self.machine.decide_begin_run(request, self.now_ms))
+        reply = self.decide(fate, lambda: self.machine.runs.decide_begin_run(request, self.now_ms))
         if reply is None or reply.error is not ErrorCode.NONE:
             return
         self.runs.append(Run(number=reply.number, id=run_id))
         is_repeated = before is not None and before.run is not None and before.run.id == run_id
         assert reply.number == newest + (not is_repeated)
         if is_repeated:
-            assert self.machine.metadata(name) == before
+            assert self.machine.ids.metadata(name) == before
 
     @rule(name=st.sampled_from(IDS), fate=st.sampled_from(["kept", "lost"]))
     def driver_goes(self, name: str, fate: str) -> None:
-        before = self.machine.metadata(name)
-        self.decide(fate, lambda: self.machine.decide_driver_gone(name, DRIVER, self.now_ms))
+        before = self.machine.ids.metadata(name)
+        self.decide(fate, lambda: self.machine.runs.decide_driver_gone(name, DRIVER, self.now_ms))
         if before is None or before.driver is None or before.state is not TransactionState.ONGOING:
-            assert self.machine.metadata(name) == before
+            assert self.machine.ids.metadata(name) == before
 
     @rule(
         name=st.sampled_from(IDS),
@@ -196,8 +196,8 @@ class CoordinatorRules(RuleBasedStateMachine):
     def enlist(self, name: str, run: int, token: bytes | None, fate: str) -> None:
         named = self.runs[-1 - run % len(self.runs)]
         request = EnlistRequest(transactional_id=name, run=named, token=token or b"")
-        before = self.machine.metadata(name)
-        reply = self.decide(fate, lambda: self.machine.decide_enlist(request, self.now_ms))
+        before = self.machine.ids.metadata(name)
+        reply = self.decide(fate, lambda: self.machine.runs.decide_enlist(request, self.now_ms))
         if reply is not None and reply.error is ErrorCode.NONE:
             assert before is not None
             assert before.run == named
@@ -222,7 +222,10 @@ class CoordinatorRules(RuleBasedStateMachine):
             partitions=partitions,
         )
         self.decide(
-            fate, lambda: self.machine.decide_add_partitions(request, self.now_ms, {"flights": 4})
+            fate,
+            lambda: self.machine.producers.decide_add_partitions(
+                request, self.now_ms, {"flights": 4}
+            ),
         )
 
     @rule(
@@ -262,7 +265,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         is_honest: bool,
         fate: str,
     ) -> None:
-        metadata = self.machine.metadata(name)
+        metadata = self.machine.ids.metadata(name)
         members = sorted(metadata.members) if metadata is not None else []
         winners = tuple(
             Winner(producer_id=number, record_count=0 if is_honest else 3) for number in members[:2]
@@ -274,18 +277,18 @@ class CoordinatorRules(RuleBasedStateMachine):
             run=self.runs[-1 - run % len(self.runs)],
             winners=winners,
         )
-        held = HeldRecords(answered=frozenset(self.machine.winner_partitions(request)))
+        held = HeldRecords(answered=frozenset(self.machine.runs.winner_partitions(request)))
         self.decide(fate, lambda: self.machine.decide_end_txn(request, self.now_ms, held))
 
     @rule(name=st.sampled_from(IDS), fate=st.sampled_from(["kept", "kept", "lost"]))
     def complete(self, name: str, fate: str) -> None:
-        self.decide(fate, lambda: self.machine.decide_complete(name, self.now_ms))
+        self.decide(fate, lambda: self.machine.upkeep.decide_complete(name, self.now_ms))
 
     @rule(passed_ms=st.sampled_from([1, 70_000, 1_000_001]), name=st.sampled_from(IDS))
     def time_passes(self, passed_ms: int, name: str) -> None:
         self.now_ms += passed_ms
-        self.decide("kept", lambda: self.machine.decide_timeout(name, self.now_ms))
-        self.decide("kept", lambda: self.machine.decide_expire(name, self.now_ms))
+        self.decide("kept", lambda: self.machine.upkeep.decide_timeout(name, self.now_ms))
+        self.decide("kept", lambda: self.machine.upkeep.decide_expire(name, self.now_ms))
 
     @rule()
     def fail_over(self) -> None:
@@ -294,7 +297,7 @@ class CoordinatorRules(RuleBasedStateMachine):
     def reload(self) -> TransactionMachine:
         machine = self.new_machine()
         for record in self.log:
-            machine.apply(record)
+            machine.ids.apply(record)
         return machine
 
     @invariant()
@@ -310,7 +313,7 @@ class CoordinatorRules(RuleBasedStateMachine):
             kept = [clean[number] for number in sorted(last.values())]
             machine = self.new_machine()
             for record in (*kept, *dirty):
-                machine.apply(record)
+                machine.ids.apply(record)
             assert self.states(machine) == self.states(self.machine)
 
     @invariant()
@@ -319,7 +322,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         for key, value in last.items():
             member = decode_member_key(key or b"")
             if member is not None and value is not None:
-                metadata = self.machine.metadata(member.transactional_id)
+                metadata = self.machine.ids.metadata(member.transactional_id)
                 assert metadata is not None
                 assert metadata.state not in AT_REST
 
@@ -363,6 +366,6 @@ def test_reload_loses_no_field_of_the_metadata() -> None:
         transaction_max_timeout_ms=1,
         transactional_id_expiration_ms=1,
     )
-    machine.apply(LogRecord(encode_key("loader"), encode_value(metadata)))
-    found = machine.metadata("loader")
+    machine.ids.apply(LogRecord(encode_key("loader"), encode_value(metadata)))
+    found = machine.ids.metadata("loader")
     assert {name for name in names if getattr(found, name) != getattr(metadata, name)} == set()

@@ -1,0 +1,170 @@
+"""All transactional ids of one coordinator shard: what is logged, and what is on its way.
+
+Rules. ``apply`` is the one mutator, live and on reload. A *pending mark* stands from the decision
+of a move until its record is applied or abandoned; meanwhile nothing else may move the id (I-18).
+Moves follow the table of legal states, or the process ends (I-12).
+Source: KIP-98, "Transaction Coordinator".
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.actors.protocol.transaction.checks import FINE, Refusal
+from oncelog.actors.protocol.transaction.log import (
+    decode_key,
+    decode_member_key,
+    decode_member_value,
+    decode_value,
+    encode_key,
+    encode_member_key,
+    encode_member_value,
+    encode_value,
+)
+from oncelog.actors.protocol.transaction.members import Member, with_member
+from oncelog.actors.protocol.transaction.resting_ids import RestingIds
+from oncelog.actors.protocol.transaction.state import (
+    AT_REST,
+    LEGAL_PREDECESSORS,
+    TransactionMetadata,
+    TransactionState,
+)
+from oncelog.storage.errors import ErrorCode
+
+
+class TransactionalIds:
+    """What each id's log records make of it, and which ids are about to move."""
+
+    def __init__(self) -> None:
+        self._transactions: dict[str, TransactionMetadata] = {}
+        self._pending: set[str] = set()
+        # Views of ``_transactions``, kept by ``apply``: a scan must not read 100,000 idle ids.
+        self._unsettled: dict[str, None] = {}
+        self._forgettable = RestingIds()
+
+    # --- apply ------------------------------------------------------------------------------
+
+    def apply(self, record: LogRecord) -> None:
+        """Apply one committed record; the only way an id changes, live and on reload.
+
+        Raises ``CorruptDataError`` for bytes that do not fit their version.
+        """
+        if record.key is None:
+            return
+        transactional_id = decode_key(record.key)
+        if transactional_id is None:
+            self._apply_member(record.key, record.value)
+            return
+        self._pending.discard(transactional_id)
+        if record.value is None:
+            self._transactions.pop(transactional_id, None)
+            self._classify(transactional_id, None)
+            return
+        metadata = decode_value(transactional_id, record.value)
+        if metadata is not None:
+            self._transactions[transactional_id] = metadata
+            self._classify(transactional_id, metadata)
+
+    def _apply_member(self, encoded_key: bytes, value: bytes | None) -> None:
+        """One member of the run that is open now; of any other run it means nothing."""
+        key = decode_member_key(encoded_key)
+        if key is None or value is None:
+            return
+        self._pending.discard(key.transactional_id)
+        metadata = self._transactions.get(key.transactional_id)
+        found = decode_member_value(key.producer_id, value)
+        if metadata is None or found is None:
+            return
+        owner = (metadata.producer_id, metadata.producer_epoch)
+        is_open = metadata.state is TransactionState.ONGOING and metadata.is_run_current
+        if is_open and owner == (found.owner_producer_id, found.owner_epoch):
+            self._transactions[key.transactional_id] = structs.replace(
+                metadata,
+                members=with_member(metadata.members, found.member),
+                last_update_ms=found.last_update_ms,
+            )
+
+    def _classify(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
+        """Keep the views: what is open or prepared, and what may expire."""
+        self._unsettled.pop(transactional_id, None)
+        self._forgettable.discard(transactional_id)
+        if metadata is None:
+            return
+        if metadata.state not in AT_REST:
+            self._unsettled[transactional_id] = None
+        elif metadata.commit_token is None:
+            self._forgettable.add(transactional_id, metadata.last_update_ms)
+
+    def abandon(self, transactional_id: str) -> None:
+        """Take the pending mark back: the records were not committed under this coordinator."""
+        self._pending.discard(transactional_id)
+
+    # --- questions --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many ids the shard remembers."""
+        return len(self._transactions)
+
+    def metadata(self, transactional_id: str) -> TransactionMetadata | None:
+        """What is known of an id, or ``None``."""
+        return self._transactions.get(transactional_id)
+
+    def all(self) -> tuple[TransactionMetadata, ...]:
+        """What is known of every id, by id."""
+        return tuple(metadata for _, metadata in sorted(self._transactions.items()))
+
+    def unsettled(self) -> tuple[TransactionMetadata, ...]:
+        """The ids with a transaction that is open, or prepared and not complete."""
+        return tuple(self._transactions[transactional_id] for transactional_id in self._unsettled)
+
+    def forgettable(self, bound_ms: int) -> tuple[TransactionMetadata, ...]:
+        """The ids without a token that are at rest since ``bound_ms`` or longer."""
+        found = self._forgettable.until(bound_ms)
+        return tuple(self._transactions[transactional_id] for transactional_id in found)
+
+    def is_pending(self, transactional_id: str) -> bool:
+        """Whether a record that moves the id is on its way to the log."""
+        return transactional_id in self._pending
+
+    def check_not_pending(self, transactional_id: str) -> Refusal:
+        """Whether the id may be moved now."""
+        return (
+            (ErrorCode.CONCURRENT_TRANSACTIONS, "") if self.is_pending(transactional_id) else FINE
+        )
+
+    # --- moves ------------------------------------------------------------------------------
+
+    def move(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
+        """Lead one id through ``steps``, each a record of the whole id; it is pending meanwhile."""
+        transactional_id = steps[-1].transactional_id
+        stored = self._transactions.get(transactional_id)
+        state = TransactionState.EMPTY if stored is None else stored.state
+        for step in steps:
+            invariant(
+                state in LEGAL_PREDECESSORS[step.state],
+                "I-12",
+                f"{transactional_id!r} cannot go from {state.value} to {step.state.value}",
+            )
+            state = step.state
+        self._pending.add(transactional_id)
+        key = encode_key(transactional_id)
+        records = tuple(LogRecord(key, encode_value(step)) for step in steps)
+        return Decision(reply=reply, records=records)
+
+    def move_member(
+        self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int
+    ) -> Decision[ReplyT]:
+        """Add or change one member of the open run of ``metadata``, with a record of its own."""
+        self._pending.add(metadata.transactional_id)
+        key = encode_member_key(metadata.transactional_id, member.producer_id)
+        value = encode_member_value(metadata, member, now_ms)
+        return Decision(reply=reply, records=(LogRecord(key, value),))
+
+    def forget(self, reply: ReplyT, transactional_id: str) -> Decision[ReplyT]:
+        """Remove an id at rest, with a tombstone."""
+        self._pending.add(transactional_id)
+        tombstone = LogRecord(encode_key(transactional_id), None)
+        return Decision(reply=reply, records=(tombstone,))

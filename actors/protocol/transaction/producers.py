@@ -1,0 +1,320 @@
+"""One producer and its transactional id: it gets an epoch, enrols partitions, and ends.
+
+| request | unknown id | at rest | Ongoing | Prepare* |
+|---|---|---|---|---|
+| init_producer_id | new id, epoch 0 | next epoch | abort; CONCURRENT | CONCURRENT |
+| add_partitions | INVALID_MAPPING | begin | enrol | CONCURRENT, a member: PRODUCER_FENCED |
+| end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | table |
+
+A member of a distributed write enrols partitions here as well; the rest of it is in ``runs``.
+Source: KIP-98, KIP-360, KIP-890.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.transaction import (
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    PartitionEnrolment,
+)
+from oncelog.actors.protocol.transaction.ahead import ahead_partitions
+from oncelog.actors.protocol.transaction.causes import cause_text, outdated
+from oncelog.actors.protocol.transaction.checks import (
+    FINE,
+    Refusal,
+    bad_partition,
+    check_init_producer_id,
+    check_version,
+)
+from oncelog.actors.protocol.transaction.end import (
+    EndAction,
+    EndAge,
+    end_age,
+    end_verdict,
+    is_retry_of_previous_id,
+)
+from oncelog.actors.protocol.transaction.ids import TransactionalIds
+from oncelog.actors.protocol.transaction.members import Member, MemberStatus
+from oncelog.actors.protocol.transaction.producer_ids import (
+    ProducerIdBlocks,
+    waiting_for_producer_ids,
+)
+from oncelog.actors.protocol.transaction.state import (
+    AT_REST,
+    PREPARED,
+    TRANSACTION_PARTITIONS_MAX,
+    EpochCause,
+    TransactionMetadata,
+    TransactionState,
+    aborted,
+    begun,
+    created,
+    initialised,
+    next_producer,
+    prepared,
+    raised,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+_NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED})
+
+
+@dataclass(eq=False)
+class Producers:
+    """What becomes of the id of one producer."""
+
+    ids: TransactionalIds
+    producer_ids: ProducerIdBlocks
+    transaction_max_timeout_ms: int
+
+    # --- epochs -----------------------------------------------------------------------------
+
+    @waiting_for_producer_ids
+    def decide_init_producer_id(
+        self, request: InitProducerIdRequest, now_ms: int
+    ) -> Decision[InitProducerIdReply]:
+        """Give the id's owner its next epoch, fencing the owner before (KIP-98, KIP-360).
+
+        An open transaction is aborted first: the caller is told ``CONCURRENT_TRANSACTIONS`` and
+        asks again. ``transactional_id`` must not be ``None``: that needs no record.
+        """
+        transactional_id = request.transactional_id or ""
+        metadata = self.ids.metadata(transactional_id)
+        refusal = check_init_producer_id(request, self.transaction_max_timeout_ms)
+        if refusal is FINE:
+            refusal = self.ids.check_not_pending(transactional_id)
+        if refusal is FINE and metadata is not None:
+            refusal = _init_refusal(metadata, request)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
+        if metadata is None:
+            metadata = created(
+                transactional_id,
+                producer_id=self.producer_ids.take(),
+                transaction_timeout_ms=request.transaction_timeout_ms,
+                now_ms=now_ms,
+            )
+        elif metadata.state in PREPARED:
+            return Decision(reply=request.failed(ErrorCode.CONCURRENT_TRANSACTIONS))
+        elif metadata.state not in AT_REST:
+            spare = self.producer_ids.spare(metadata)
+            return self.ids.move(
+                request.failed(ErrorCode.CONCURRENT_TRANSACTIONS),
+                aborted(metadata, EpochCause.PRODUCER, now_ms, spare),
+            )
+        elif not _is_last_epoch(metadata, request):
+            is_owner = request.producer_id != NO_PRODUCER_ID
+            metadata = raised(
+                metadata,
+                spare_producer_id=self.producer_ids.spare(metadata),
+                last_producer_epoch=metadata.producer_epoch if is_owner else NO_PRODUCER_EPOCH,
+                cause=EpochCause.OWNER if is_owner else EpochCause.PRODUCER,
+            )
+        following = initialised(
+            metadata, transaction_timeout_ms=request.transaction_timeout_ms, now_ms=now_ms
+        )
+        reply = InitProducerIdReply(
+            producer_id=following.producer_id,
+            producer_epoch=following.producer_epoch,
+            commit_token=following.commit_token,
+        )
+        return self.ids.move(reply, following)
+
+    # --- partitions -------------------------------------------------------------------------
+
+    def decide_add_partitions(
+        self,
+        request: AddPartitionsToTxnRequest,
+        now_ms: int,
+        partition_counts: Mapping[str, int],
+    ) -> Decision[AddPartitionsToTxnReply]:
+        """Enrol partitions in the transaction of the id's own producer or of one member.
+
+        ``partition_counts`` has the number of partitions of each topic that exists. One bad
+        partition refuses them all. What is enrolled already is answered without a record.
+        """
+        metadata = self.ids.metadata(request.transactional_id)
+        member = metadata.members.get(request.producer_id) if metadata is not None else None
+        if metadata is None:
+            return Decision(reply=request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+        # Before the producer id: a client may know of a change of it that is not applied yet.
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is FINE and member is not None:
+            refusal = _member_refusal(metadata, member, request)
+        elif refusal is FINE:
+            refusal = _producer_refusal(metadata, request)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
+        bad, detail = bad_partition(request.partitions, partition_counts)
+        if bad:
+            return Decision(reply=_not_attempted(request, bad, detail))
+        wanted = frozenset(request.partitions)
+        if len(metadata.all_partitions | wanted) > TRANSACTION_PARTITIONS_MAX:
+            detail = f"a transaction has at most {TRANSACTION_PARTITIONS_MAX} partitions"
+            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+        reply = AddPartitionsToTxnReply(
+            enrolments=tuple(
+                PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE)
+                for tp in request.partitions
+            )
+        )
+        if wanted <= (metadata.partitions if member is None else member.partitions):
+            return Decision(reply=reply)
+        if member is None:
+            return self.ids.move(reply, begun(metadata, wanted, now_ms))
+        enrolled = structs.replace(member, partitions=member.partitions | wanted)
+        return self.ids.move_member(reply, metadata, enrolled, now_ms)
+
+    # --- ends -------------------------------------------------------------------------------
+
+    @waiting_for_producer_ids
+    def decide_end(
+        self, request: EndTxnRequest, now_ms: int, partition_counts: Mapping[str, int]
+    ) -> Decision[EndTxnReply]:
+        """Decide the producer's own transaction, or tell how it was decided: see ``end``."""
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return Decision(reply=request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+        caller = (request.producer_id, request.producer_epoch)
+        refusal = _mapping_refusal(metadata, caller)
+        if refusal is FINE:
+            refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not FINE:
+            return Decision(reply=request.failed(*refusal))
+        age = end_age(metadata, producer_id=caller[0], producer_epoch=caller[1])
+        if age is None:
+            return Decision(reply=request.failed(*outdated(metadata, *caller)))
+        steps: tuple[TransactionMetadata, ...] = ()
+        if _is_token_alone(metadata, request, age):
+            # A commit of nothing but its token: it begins and ends in one batch of the log.
+            metadata = begun(metadata, frozenset(), now_ms)
+            steps = (metadata,)
+        verdict = end_verdict(metadata, committed=request.committed, age=age)
+        if verdict is EndAction.ENDED:
+            return Decision(reply=_end_reply(metadata))
+        if verdict is not EndAction.PREPARE:
+            is_taken_over = age is EndAge.RETRY and metadata.epoch_cause is not EpochCause.OWNER
+            if is_taken_over and verdict in _NOT_ITS_END:
+                return Decision(reply=request.failed(*outdated(metadata, *caller)))
+            return Decision(reply=request.failed(verdict))
+        if request.committed:
+            refusal = check_version(request.transactional_id, request.token, metadata.commit_token)
+            if refusal is not FINE:
+                return Decision(reply=request.failed(*refusal))
+        following = prepared(
+            metadata,
+            committed=request.committed,
+            now_ms=now_ms,
+            spare_producer_id=self.producer_ids.spare(metadata),
+            token=request.token,
+            ahead_partitions=ahead_partitions(metadata, request, partition_counts),
+        )
+        return self.ids.move(_end_reply(following), *steps, following)
+
+
+def _init_refusal(metadata: TransactionMetadata, request: InitProducerIdRequest) -> Refusal:
+    """Whether the caller may have the next epoch: anyone new, or the present owner."""
+    if request.producer_id == NO_PRODUCER_ID:
+        return FINE
+    if _is_coming(metadata, request.producer_id):
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    is_current_id = request.producer_id == metadata.producer_id
+    if not is_current_id and not _is_last_epoch(metadata, request):
+        return ErrorCode.PRODUCER_FENCED, ""
+    if metadata.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    if is_current_id and request.producer_epoch == metadata.producer_epoch:
+        return FINE
+    # Only the present owner may abort what is open: a late copy of its last call must not.
+    is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
+    return FINE if is_retry else (ErrorCode.PRODUCER_FENCED, "")
+
+
+def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> Refusal:
+    """Whether the caller's producer id is that of the id, or was until its last reply."""
+    if _is_coming(metadata, caller[0]):
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    is_known = caller[0] == metadata.producer_id or is_retry_of_previous_id(
+        metadata, producer_id=caller[0], producer_epoch=caller[1]
+    )
+    return FINE if is_known else (ErrorCode.INVALID_PRODUCER_ID_MAPPING, "")
+
+
+def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
+    """Whether the caller has the epoch before the present one, and only missed a reply."""
+    if request.producer_epoch != metadata.last_producer_epoch:
+        return False
+    return request.producer_id == metadata.producer_id or is_retry_of_previous_id(
+        metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
+    )
+
+
+def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
+    """Whether the id's owner was told this producer id already, ahead of COMPLETE."""
+    return metadata.state in PREPARED and producer_id == metadata.next_producer_id
+
+
+def _producer_refusal(metadata: TransactionMetadata, request: AddPartitionsToTxnRequest) -> Refusal:
+    """Whether the caller is the id's own producer and may enrol partitions now."""
+    caller = (request.producer_id, request.producer_epoch)
+    refusal = _mapping_refusal(metadata, caller)
+    if refusal is not FINE:
+        return refusal
+    if caller != (metadata.producer_id, metadata.producer_epoch):
+        return outdated(metadata, *caller)
+    if metadata.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+    is_open = metadata.state is TransactionState.ONGOING
+    if metadata.is_run_waiting or (is_open and metadata.is_run_current):
+        return ErrorCode.PRODUCER_FENCED, cause_text(metadata)
+    return FINE
+
+
+def _member_refusal(
+    metadata: TransactionMetadata, member: Member, request: AddPartitionsToTxnRequest
+) -> Refusal:
+    """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
+    is_enlisted = member.status is MemberStatus.ENLISTED
+    if is_enlisted and request.producer_epoch == member.producer_epoch:
+        return FINE
+    return ErrorCode.PRODUCER_FENCED, f"the member's run is over: {cause_text(metadata)}"
+
+
+def _not_attempted(
+    request: AddPartitionsToTxnRequest, bad: Mapping[TopicPartition, ErrorCode], detail: str
+) -> AddPartitionsToTxnReply:
+    """The answer when one partition is bad: its error, and nothing attempted for the others."""
+    return AddPartitionsToTxnReply(
+        error=next(iter(bad.values())),
+        detail=detail,
+        enrolments=tuple(
+            PartitionEnrolment(
+                topic_partition=tp, error=bad.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED)
+            )
+            for tp in request.partitions
+        ),
+    )
+
+
+def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: EndAge) -> bool:
+    """Whether this commits nothing but its token: no partition was enrolled in this epoch."""
+    is_current_commit = request.committed and age is EndAge.CURRENT
+    return is_current_commit and bool(request.token) and metadata.state in AT_REST
+
+
+def _end_reply(metadata: TransactionMetadata) -> EndTxnReply:
+    """With what the caller goes on."""
+    producer_id, producer_epoch = next_producer(metadata)
+    return EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)
