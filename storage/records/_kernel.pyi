@@ -119,11 +119,5 @@ def state_batches(
 ) -> tuple[int, int, int, list[int]]:
     """See ``state_scan.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
 
-def client_fault(data: Buffer, message_max_bytes: int) -> int:
-    """See ``client_batch.check_client_batch``; the number of the ``ErrorCode``, 0 if it is right.
-
-    Computes the CRC itself, so it is for processors that have more than tables for that.
-    """
-
 def has_whole_records(data: Buffer) -> bool:
     """Whether the records of the one uncompressed batch in ``data`` are dense and fill it."""

@@ -8,7 +8,6 @@ still meet records that cannot be decoded, and is told at which offset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from oncelog.storage.errors import ErrorCode
@@ -30,15 +29,6 @@ _CODEC_MAX: Final = int(max(Codec))
 _CODEC_MASK: Final = 0x07
 _TRANSACTIONAL: Final = 0x10
 _CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
-_CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
-    code: code
-    for code in (
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.INVALID_TIMESTAMP,
-        ErrorCode.INVALID_RECORD,
-    )
-}
 
 
 def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
@@ -48,24 +38,6 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
     ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
     bytes (role, sequences, tickets) is checked elsewhere.
     """
-    if _client_fault is None:
-        return _check_in_python(buffer, message_max_bytes)
-    fault = _client_fault(buffer, message_max_bytes)
-    if fault:
-        return _CLIENT_FAULTS[fault]
-    return parse_header(buffer)
-
-
-def _find_client_fault() -> Callable[[Buffer, int], int] | None:
-    """The kernel's check; None if it was not built, or by tables alone would be the slower one."""
-    kernel = scan_kernel.kernel
-    return None if kernel is None or len(kernel.CRC_METHODS) == 1 else kernel.client_fault
-
-
-_client_fault: Final = _find_client_fault()
-
-
-def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:
     if not buffer:
         return ErrorCode.INVALID_RECORD
     try:

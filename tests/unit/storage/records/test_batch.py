@@ -10,7 +10,7 @@ import pytest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import SEQUENCE_MAX
-from oncelog.storage.records import client_batch, scan_kernel
+from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import (
     HEADER_BYTES,
     BatchHeader,
@@ -266,7 +266,6 @@ def test_client_batch_of_records_that_no_reader_can_decode_is_invalid(
     records: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "python":
-        monkeypatch.setattr(client_batch, "_client_fault", None)
         monkeypatch.setattr(scan_kernel, "kernel", None)
     assert check(make_batch(bytes.fromhex(records))) is ErrorCode.INVALID_RECORD
     assert isinstance(check(make_batch()), BatchHeader)
