@@ -12,7 +12,6 @@ cdef enum:
     TRANSACTIONAL = 0x10
     CONTROL = 0x20
     EPOCH_PAIR_BYTES = 16
-    SLOTS = 256
 
 cdef struct Head:
     # ``next_offset`` is ``base_offset`` if the batch ends beyond all offsets.
@@ -197,97 +196,3 @@ def scan_batches(data, checksum, int64_t position, int64_t segment_base, int64_t
             since_index += head.size
             at += head.size
     return at - start, expected, (since_index, max_time, max_offset), entries.packed(), new_epochs
-
-
-cdef struct Slot:
-    int64_t producer_id
-    int32_t later
-    int16_t producer_epoch
-
-
-cdef inline Py_ssize_t slot_of(int64_t producer_id) noexcept nogil:
-    return <Py_ssize_t>((<uint64_t>producer_id * <uint64_t>0x9E3779B97F4A7C15) >> 56)
-
-
-cdef Py_ssize_t drop_forgotten(
-    const uint8_t *start, int32_t *places, Py_ssize_t count, int32_t window
-) noexcept nogil:
-    """Leave out what ``window`` later batches make a producer's state forget; how many remain.
-
-    The first of each producer stays, so that producers become known in the same order.
-    """
-    cdef int64_t first[SLOTS]
-    cdef Slot slots[SLOTS]
-    cdef Slot *slot
-    cdef Head head
-    cdef Py_ssize_t index, kept = 0, number
-    for index in range(SLOTS):
-        first[index] = slots[index].producer_id = -2
-        slots[index].later = slots[index].producer_epoch = 0
-    for index in range(count - 1, -1, -1):
-        read_fields(start + places[index], &head)
-        slot = &slots[slot_of(head.producer_id)]
-        if head.attributes & (TRANSACTIONAL | CONTROL) or head.base_sequence < 0:
-            if slot.producer_id == head.producer_id:
-                slot.producer_id = -1
-        elif slot.producer_id != head.producer_id or slot.producer_epoch != head.producer_epoch:
-            slot.producer_id, slot.producer_epoch = head.producer_id, head.producer_epoch
-            slot.later = 1
-        elif slot.later < window:
-            slot.later += 1
-        else:
-            # Marked by a place that no batch has; the next loop closes the gaps.
-            places[index] = ~places[index]
-    for index in range(count):
-        number = places[index] if places[index] >= 0 else ~places[index]
-        read_fields(start + number, &head)
-        if first[slot_of(head.producer_id)] != head.producer_id:
-            first[slot_of(head.producer_id)] = head.producer_id
-        elif places[index] < 0:
-            continue
-        places[kept] = <int32_t>number
-        kept += 1
-    return kept
-
-
-def state_batches(data, checksum, bint is_checked, int64_t expected, known_epochs,
-                  int64_t last_epoch, int32_t window):
-    cdef BatchBytes batches = BatchBytes(data, checksum)
-    cdef KnownEpochs known = KnownEpochs(known_epochs)
-    cdef const uint8_t *start = batches.view.at
-    cdef const uint8_t *end
-    cdef const uint8_t *at = start
-    cdef Py_ssize_t count = 0, index, last = -1
-    cdef Memory memory
-    cdef int32_t *places
-    cdef Head head
-    # Places are int32, and one bit of them is a mark; the caller reads on where this ends.
-    end = start + min(batches.view.size, <Py_ssize_t>INT32_MAX)
-    memory = Memory((end - start) // HEADER_BYTES, sizeof(int32_t))
-    places = <int32_t *>memory.at
-    with nogil:
-        while at < end:
-            if get_head(at, end - at, &head) != WHOLE or not (
-                expected <= head.base_offset < head.next_offset
-            ):
-                break
-            if not is_checked and not (
-                batches.matches(at, head.size) and known.allow(head.base_offset, head.leader_epoch)
-            ):
-                break
-            if head.leader_epoch > last_epoch:
-                # Where an epoch begins must be told, and the first batch is never left out.
-                if at > start:
-                    break
-                last_epoch = head.leader_epoch
-            last = at - start
-            if head.producer_id >= 0 or head.attributes & CONTROL or last == 0:
-                places[count] = <int32_t>last
-                count += 1
-            expected = head.next_offset
-            at += head.size
-        count = drop_forgotten(start, places, count, window)
-    found = [places[index] for index in range(count)]
-    if last >= 0 and (not found or found[count - 1] != last):
-        found.append(last)
-    return at - start, expected, last_epoch, found
