@@ -32,9 +32,8 @@ from oncelog.storage.log.checkpoint import (
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.log.producer_snapshot import SnapshotStore
 from oncelog.storage.log.tail import Tail, TailCut, settle_tail
-from oncelog.storage.segments.frames import BatchPlace
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
-from oncelog.storage.segments.leader_epochs import OFFSET_MAX, note_epoch, without_start
+from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX, without_start
 from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segments.summary import SegmentSummary, epochs_of
@@ -321,33 +320,15 @@ class LogLoader:
     def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
         """Read all batches; where that ended, the offset expected there, and why."""
         segment.begin_scan()
-        stored_epochs = self._stored_epochs
         scan = SegmentScan(
             segment,
             gaps_end=gaps_end,
             leader_epochs=self._epochs_seen,
-            known_epochs=stored_epochs,
+            known_epochs=self._stored_epochs,
             synced_offset=self._known,
         )
-        scan.run()
-        end, expected = scan.position, scan.expected_offset
-        for position, frame in segment.frames(end):
-            found = inspect_batch(
-                frame, expected, may_skip=expected < gaps_end, leader_epochs=stored_epochs
-            )
-            if isinstance(found, TailDefect):
-                return position, expected, found
-            end = position + len(frame)
-            segment.counting.account(
-                BatchPlace(
-                    position, end, found.base_offset, found.last_offset, found.max_timestamp_ms
-                )
-            )
-            note_epoch(self._epochs_seen, found.leader_epoch, found.base_offset)
-            expected = found.next_offset
-            if expected > self._known:
-                segment.log.write_at(position, frame)
-        return end, expected, TailDefect.NONE
+        defect = scan.run()
+        return scan.position, scan.expected_offset, defect
 
     def _cut_after(
         self, segments: list[Segment], slot: int, position: int, next_offset: int

@@ -87,10 +87,8 @@ def crc32c(data: Buffer) -> int:
 def crc32c_by(method: str, data: Buffer) -> int:
     """The same by one of them. Raises ``ValueError`` if the processor cannot."""
 
-def find_damage(
-    data: Buffer, checksum: Callable[[Any], int], lowest_offset: int
-) -> tuple[int, int, int]:
-    """See ``batch_check.find_damage``; the damage as a number, 0 if there is none."""
+def skip_sound(data: Buffer, checksum: Callable[[Any], int], lowest_offset: int) -> tuple[int, int]:
+    """Where whole, intact batches of ``data`` that follow on one another end; the offset there."""
 
 def scan_batches(
     data: Buffer,

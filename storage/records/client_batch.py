@@ -13,22 +13,14 @@ from typing import Final
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_PRODUCER_ID
-from oncelog.storage.records import checksum, scan_kernel
-from oncelog.storage.records.batch import (
-    HEADER_BYTES,
-    RECORD_BYTES_MIN,
-    BatchHeader,
-    Buffer,
-    parse_header,
-)
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import CODEC_MASK, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
 from oncelog.storage.records.rows import decode_rows
 
-_CHECKED_AT: Final = 21
 _CODEC_MAX: Final = int(max(Codec))
-_CODEC_MASK: Final = 0x07
-_TRANSACTIONAL: Final = 0x10
-_CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
+_CLIENT_ATTRIBUTES: Final = CODEC_MASK | TRANSACTIONAL
 
 
 def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
@@ -49,7 +41,7 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
         return ErrorCode.CORRUPT_MESSAGE
     if size_bytes > message_max_bytes:
         return ErrorCode.MESSAGE_TOO_LARGE
-    if checksum.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
+    if not crc_matches(buffer, header):
         return ErrorCode.CORRUPT_MESSAGE
     if header.is_log_append_time:
         return ErrorCode.INVALID_TIMESTAMP
@@ -66,7 +58,7 @@ def _has_client_shape(header: BatchHeader) -> bool:
     compression that is only seen by whoever decompresses, which a leader does not.
     """
     attributes, record_count = header.attributes, header.record_count
-    codec = attributes & _CODEC_MASK
+    codec = attributes & CODEC_MASK
     return (
         header.base_offset == 0
         and record_count > 0
@@ -89,7 +81,7 @@ def _has_producer_fields(header: BatchHeader) -> bool:
 
 def _has_whole_records(buffer: Buffer, header: BatchHeader) -> bool:
     """Whether every reader can decode the records, if they are not compressed."""
-    if header.attributes & _CODEC_MASK:
+    if header.attributes & CODEC_MASK:
         return True
     if scan_kernel.kernel is not None:
         return scan_kernel.kernel.has_whole_records(buffer)

@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
-from oncelog.storage.segments.frames import LENGTH_FIELD_END, Gap
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
+from oncelog.storage.records.batch import BatchHeader, claimed_bytes, parse_header
+from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_AT, LENGTH_END
+from oncelog.storage.segments.frames import Gap
+from oncelog.storage.segments.inspection import TailDefect, batch_places, inspect_batch
 from oncelog.storage.segments.segment import Segment
 
 SEARCH_BYTES_MAX: Final = 8_388_608
@@ -167,12 +168,12 @@ def _gap(segment: Segment, position: int, expected: int, defect: TailDefect) -> 
 
 def _find_sound(segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
     """Position and base offset of the first sound batch after the damage at ``position``."""
-    field = _read(segment, position + LENGTH_FIELD_END - 4, 4) or b""
-    length = int.from_bytes(field, "big", signed=True)
-    if length >= HEADER_BYTES - LENGTH_FIELD_END:
-        claimed = _sound_at(segment, position + LENGTH_FIELD_END + length, expected + 1)
+    head = _read(segment, position, LENGTH_END) or b""
+    if len(head) == LENGTH_END and claimed_bytes(head) >= HEADER_BYTES:
+        end = position + claimed_bytes(head)
+        claimed = _sound_at(segment, end, expected + 1)
         if claimed is not None:
-            return position + LENGTH_FIELD_END + length, claimed.header.base_offset
+            return end, claimed.header.base_offset
     limit, limit_offset = segment.size_bytes, segment.next_offset
     for last_offset, at in segment.indexes[0].entries_after(position):
         sound = _sound_at(segment, at, expected, last_offset)
@@ -191,15 +192,12 @@ def _search(
     """The same among the bytes from ``position`` to ``limit``."""
     end = min(limit, position + SEARCH_BYTES_MAX)
     data = _read_blocks(segment, position, end - position)
-    magic_at = data.find(b"\x02", 16)
-    while magic_at >= 0:
-        at = magic_at - 16
-        base_offset = int.from_bytes(data[at : at + 8], "big", signed=True)
+    for at in batch_places(data):
+        base_offset = int.from_bytes(data[at : at + LENGTH_AT], "big", signed=True)
         if lowest_offset <= base_offset < upper_offset:
             sound = _sound_at(segment, position + at, lowest_offset)
             if sound is not None and sound.header.next_offset <= upper_offset:
                 return position + at, base_offset
-        magic_at = data.find(b"\x02", magic_at + 1)
     return None
 
 

@@ -24,19 +24,19 @@ from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
+from oncelog.storage.records.layout import LENGTH_AT
 from oncelog.storage.segments.aborted_index import TxnIndex
-from oncelog.storage.segments.batch_check import find_damage
 from oncelog.storage.segments.frames import (
     WALK_BYTES,
     BatchPlace,
     Gap,
     LogFile,
     begins_with_batch,
-    read_frames,
+    check_batches,
     walk_batches,
 )
 from oncelog.storage.segments.indexes import SegmentIndexes
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
+from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
 from oncelog.storage.segments.offset_index import OffsetIndex
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
@@ -399,17 +399,13 @@ class Segment:
             # Compaction keeps the last batch of a segment, so none may be missing after it.
             is_right = expected == self.next_offset
         else:
-            is_right = expected <= int.from_bytes(self.log.read(end, 8), "big", signed=True)
+            is_right = expected <= int.from_bytes(self.log.read(end, LENGTH_AT), "big", signed=True)
         if not (is_right and offset < expected):
             self._refuse(end, TailDefect.WRONG_OFFSET.value)
 
     def walk(self, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
         """The places of all batches from the one at ``position``: see ``walk_batches``."""
-        return walk_batches(self._log_file, position, head)
-
-    def frames(self, position: int) -> Iterator[tuple[int, memoryview]]:
-        """Position and bytes of each batch from ``position``, unchecked: see ``read_frames``."""
-        return read_frames(self._log_file, position)
+        return walk_batches(self.log_file, position, head)
 
     def replay(
         self, from_offset: int, leader_epochs: LeaderEpochPairs = ()
@@ -424,8 +420,9 @@ class Segment:
         if start is None:
             self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
-        for position, frame in self.frames(start):
-            found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
+        for position, found, frame in check_batches(
+            self.log_file, start, expected, leader_epochs=leader_epochs
+        ):
             if isinstance(found, TailDefect):
                 self._refuse(position, found.value)
             expected = found.next_offset
@@ -537,8 +534,9 @@ class Segment:
         return end, next_offset
 
     @property
-    def _log_file(self) -> LogFile:
+    def log_file(self) -> LogFile:
+        """The ``.log`` file for those who walk it."""
         return LogFile(self.log, self.log_path, self.base_offset, self.size_bytes)
 
     def _refuse(self, position: int, reason: str) -> NoReturn:
-        self._log_file.refuse(position, reason)
+        self.log_file.refuse(position, reason)

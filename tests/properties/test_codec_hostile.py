@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
 from oncelog.storage.records import scan_kernel
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, seal
+from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong
 
 FUZZ = Path(__file__).resolve().parent.parent / "helpers" / "codec_fuzz.py"

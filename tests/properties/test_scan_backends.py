@@ -17,7 +17,7 @@ from oncelog.storage.records import checksum, scan_kernel
 from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
-from oncelog.storage.segments.batch_check import find_damage
+from oncelog.storage.segments.inspection import find_damage
 from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import Segment
 

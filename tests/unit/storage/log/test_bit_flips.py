@@ -15,10 +15,10 @@ from crash_disk import CrashDisk
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition_log import LogSettings, PartitionLog
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.segments import offset_index, segment
-from oncelog.storage.segments.batch_check import find_damage
-from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.inspection import TailDefect, find_damage
 
 DIRECTORY = Path("/data/flights-0")
 BATCH_BYTES = 80

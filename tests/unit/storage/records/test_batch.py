@@ -12,7 +12,6 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import SEQUENCE_MAX
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import (
-    HEADER_BYTES,
     BatchHeader,
     crc_matches,
     iterate_batches,
@@ -24,6 +23,7 @@ from oncelog.storage.records.batch import (
 )
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 
 RECORDS = bytes.fromhex("0e00000001027800" + "0e00000201027800")
 """Two records without keys."""

@@ -4,6 +4,7 @@ import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import parse_header
+from oncelog.storage.segments.frames import read_frames
 from oncelog.storage.segments.segment import Segment
 
 
@@ -96,7 +97,7 @@ def test_position_after_is_the_end_of_the_last_batch_below(segment, offset, end,
 
 
 def test_frames_give_each_batch_once(segment):
-    assert [(position, len(frame)) for position, frame in segment.frames(300)] == [
+    assert [(position, len(frame)) for position, frame in read_frames(segment.log_file, 300)] == [
         (position, 100) for position in range(300, 1_000, 100)
     ]
 
