@@ -32,16 +32,19 @@ def extension(module: str, source: str, *parts: str) -> Extension:
     )
 
 
+LAYOUT = "storage/records/_layout.pxi"
+
 EXTENSIONS = [
     extension(
         "oncelog.storage.records._kernel",
         "storage/records/_kernel.pyx",
+        LAYOUT,
         *(
             f"storage/records/_kernel_{part}.pxi"
-            for part in ("bytes", "crc", "encode", "decode", "scan", "client")
+            for part in ("bytes", "crc", "batch", "encode", "decode", "scan")
         ),
     ),
-    extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx"),
+    extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx", LAYOUT),
 ]
 
 extensions = cythonize(EXTENSIONS, build_dir="build") if cythonize else []

@@ -19,8 +19,9 @@ from oncelog.storage.disk.file_system import Buffer, RealFileHandle, RealFileSys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header, patch, seal
+from oncelog.storage.records.batch import parse_header, patch, seal
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

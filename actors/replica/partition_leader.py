@@ -1,7 +1,7 @@
 """The leader of one partition: what clients and coordinators call.
 
-Nothing here is per record: a batch's 61-byte header is all that this looks at. One compiled call
-checks its CRC, and that uncompressed records can be decoded.
+Nothing here is per record: a batch's 61-byte header is all that this looks at. Compiled calls check
+its CRC, and that uncompressed records can be decoded.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ INTERFACE = 4
 if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:
     raise ImportError("ONCELOG_CODEC=python: nothing compiled is wanted")
 
+include "../../storage/records/_layout.pxi"
+
 cdef enum:
-    HEADER_BYTES = 61
     RECORD_OVERHEAD_BYTES = 21
     # What a record's numbers take at their longest, rounded up; its headers are counted apart.
     NUMBERS_BYTES_MAX = 48

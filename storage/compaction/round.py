@@ -22,7 +22,7 @@ from oncelog.storage.log.body import Replacement
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset, write_first_dirty_offset
 from oncelog.storage.log.head import RemovedFiles
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
-from oncelog.storage.records.batch import BatchHeader, parse_header
+from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.block import open_block
 from oncelog.storage.records.control import decode_control
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
@@ -127,8 +127,7 @@ class CleaningRound:
         newest: dict[int, int] = {}
         for segment in self._segments if live else ():
             with _Reader(self._filesystem, self._directory, segment) as reader:
-                for _, frame in reader.frames(0):
-                    header = parse_header(frame)
+                for header, _ in reader.replay(segment.base_offset):
                     if header.is_control and header.record_count and header.producer_id in live:
                         newest[header.producer_id] = header.last_offset
                     yield from self._charge(header)

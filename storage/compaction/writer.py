@@ -47,18 +47,9 @@ class CleanedSegment:
     def append(self, batch: Buffer) -> None:
         """Add a batch; offsets must rise."""
         header = parse_header(batch)
-        end = self.size_bytes + len(batch)
         self._next_offset = header.next_offset
-        self._segment.counting.account(
-            BatchPlace(
-                self.size_bytes,
-                end,
-                header.base_offset,
-                header.last_offset,
-                header.max_timestamp_ms,
-            )
-        )
-        self.size_bytes = end
+        self._segment.counting.account(BatchPlace.of(self.size_bytes, header))
+        self.size_bytes += len(batch)
         # A copy: waiting batches would keep alive the whole chunk they were read with.
         self._waiting.append(bytes(batch))
         self._waiting_bytes += len(batch)

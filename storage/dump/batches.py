@@ -14,10 +14,12 @@ from typing import Any
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.dump.small_files import Row, offset_of
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, crc_matches, parse_header
+from oncelog.storage.records.batch import BatchHeader, crc_matches
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import decode_control
-from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.records.layout import CODEC_MASK
+from oncelog.storage.segments.frames import read_frames
+from oncelog.storage.segments.inspection import TailDefect, whole_header
 from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
 
 
@@ -57,28 +59,16 @@ def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogE
     try:
         segment.attach()
         end = 0
-        for position, frame in segment.frames(0):
-            defect = _defect_of(frame)
-            if defect is not TailDefect.NONE:
-                yield LogEnd(position, segment.size_bytes - position, defect)
+        for position, frame in read_frames(segment.log_file, 0):
+            header = whole_header(frame)
+            if isinstance(header, TailDefect):
+                yield LogEnd(position, segment.size_bytes - position, header)
                 return
-            header = parse_header(frame)
             yield ScannedBatch(position, header, frame, crc_matches(frame, header))
             end = position + len(frame)
         yield LogEnd(end, 0, TailDefect.NONE)
     finally:
         segment.close()
-
-
-def _defect_of(frame: memoryview) -> TailDefect:
-    """Why there is no whole batch here, in recovery's terms."""
-    if len(frame) < HEADER_BYTES:
-        return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
-    try:
-        header = parse_header(frame)
-    except CorruptDataError:
-        return TailDefect.BAD_HEADER if any(frame[:HEADER_BYTES]) else TailDefect.ZEROS
-    return TailDefect.SHORT_BATCH if header.size_bytes > len(frame) else TailDefect.NONE
 
 
 def batch_row(batch: ScannedBatch) -> Row:
@@ -126,7 +116,7 @@ def _codec_name(header: BatchHeader) -> str:
     try:
         return header.codec.name.lower()
     except CorruptDataError:
-        return f"unknown {header.attributes & 7}"
+        return f"unknown {header.attributes & CODEC_MASK}"
 
 
 def _control_name(batch: ScannedBatch) -> str:

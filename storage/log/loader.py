@@ -32,9 +32,8 @@ from oncelog.storage.log.checkpoint import (
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
 from oncelog.storage.log.producer_snapshot import SnapshotStore
 from oncelog.storage.log.tail import Tail, TailCut, settle_tail
-from oncelog.storage.segments.frames import BatchPlace
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
-from oncelog.storage.segments.leader_epochs import OFFSET_MAX, note_epoch, without_start
+from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX, without_start
 from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from oncelog.storage.segments.summary import SegmentSummary, epochs_of
@@ -47,7 +46,6 @@ _logger = logging.getLogger(__name__)
 class LoadedLog:
     """A log as it was loaded. ``recovery_point`` None: no readable checkpoint.
 
-    ``checked_from``: every batch of the segments from that base offset on has been found good.
     ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
     replay from there also restores the aborted-transaction entries that cannot be trusted.
     """
@@ -61,7 +59,6 @@ class LoadedLog:
     high_watermark: int
     recovery_point: int | None
     snapshot_limit: int
-    checked_from: int
     was_clean: bool
     is_new: bool
     cut: TailCut | None
@@ -144,7 +141,6 @@ class LogLoader:
             high_watermark=min(max(high_watermark, log_start_offset), log_end_offset),
             recovery_point=recovery_point,
             snapshot_limit=snapshot_limit,
-            checked_from=OFFSET_MAX if self._scanned_from is None else self._scanned_from,
             was_clean=was_clean,
             is_new=is_new,
             cut=self._cut,
@@ -324,33 +320,15 @@ class LogLoader:
     def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
         """Read all batches; return where that ended, the offset expected there, and why."""
         segment.begin_scan()
-        stored_epochs = self._stored_epochs
         scan = SegmentScan(
             segment,
             gaps_end=gaps_end,
             leader_epochs=self._epochs_seen,
-            known_epochs=stored_epochs,
+            known_epochs=self._stored_epochs,
             synced_offset=self._known,
         )
-        scan.run()
-        end, expected = scan.position, scan.expected_offset
-        for position, frame in segment.frames(end):
-            found = inspect_batch(
-                frame, expected, may_skip=expected < gaps_end, leader_epochs=stored_epochs
-            )
-            if isinstance(found, TailDefect):
-                return position, expected, found
-            end = position + len(frame)
-            segment.counting.account(
-                BatchPlace(
-                    position, end, found.base_offset, found.last_offset, found.max_timestamp_ms
-                )
-            )
-            note_epoch(self._epochs_seen, found.leader_epoch, found.base_offset)
-            expected = found.next_offset
-            if expected > self._known:
-                segment.log.write_at(position, frame)
-        return end, expected, TailDefect.NONE
+        defect = scan.run()
+        return scan.position, scan.expected_offset, defect
 
     def _cut_after(
         self, segments: list[Segment], slot: int, position: int, next_offset: int

@@ -21,17 +21,22 @@ from typing import Final
 
 from crc32c import crc32c
 
-from oncelog.storage.records.batch import HEADER_BYTES, MAGIC, Buffer
+from oncelog.storage.records.batch import Buffer, claimed_bytes
+from oncelog.storage.records.layout import (
+    CHECKED_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    LENGTH_AT,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+)
 from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch
 
 SECTOR_BYTES: Final = 512
 """The least that a disk writes wholly or not at all; aligned in the file as on the disk."""
 
-_OFFSET_BYTES: Final = 8
-_LENGTH_END: Final = 12
-_MAGIC_AT: Final = 16
-_CRC_AT: Final = 17
-_CRC_BEGIN: Final = 21
+_OFFSET_BYTES: Final = LENGTH_AT
 _ZEROS: Final = bytes(SECTOR_BYTES)
 
 _POLYNOMIAL: Final = 0x82F63B78
@@ -61,12 +66,8 @@ def looks_torn(defect: TailDefect, data: Buffer, position: int, expected_offset:
         case TailDefect.BAD_HEADER:
             may_be_torn = _has_empty_sector(data, position, HEADER_BYTES)
         case TailDefect.BAD_CRC:
-            may_be_torn = _has_empty_sector(data, position, _LENGTH_END + _length(data))
+            may_be_torn = _has_empty_sector(data, position, claimed_bytes(data))
     return may_be_torn and not _is_whole_but_for_a_bit(data)
-
-
-def _length(data: Buffer) -> int:
-    return int.from_bytes(data[_OFFSET_BYTES:_LENGTH_END], "big", signed=True)
 
 
 def _has_lost_offset(data: Buffer, position: int, expected_offset: int) -> bool:
@@ -97,24 +98,24 @@ def _is_whole_but_for_a_bit(data: Buffer) -> bool:
     Not in its base offset and leader epoch: these leave the CRC intact.
     """
     view = memoryview(data)
-    length = _length(data)
+    length = claimed_bytes(data) - LENGTH_END
     flipped_lengths = (length ^ 1 << bit for bit in range(31))
-    if (data[_MAGIC_AT] ^ MAGIC).bit_count() > 1:
+    if (data[MAGIC_AT] ^ MAGIC).bit_count() > 1:
         return False
-    if data[_MAGIC_AT] != MAGIC:
+    if data[MAGIC_AT] != MAGIC:
         return _syndrome(view, length) == 0
     if any(_syndrome(view, flipped) == 0 for flipped in flipped_lengths):
         return True
     syndrome = _syndrome(view, length)
-    return syndrome is not None and _is_of_one_bit(syndrome, _LENGTH_END + length - _CRC_BEGIN)
+    return syndrome is not None and _is_of_one_bit(syndrome, LENGTH_END + length - CHECKED_AT)
 
 
 def _syndrome(view: memoryview, length: int) -> int | None:
     """In which bits the CRC of a batch of ``length`` is wrong; ``None``: it cannot be so long."""
-    if not HEADER_BYTES <= _LENGTH_END + length <= len(view):
+    if not HEADER_BYTES <= LENGTH_END + length <= len(view):
         return None
-    found = crc32c(view[_CRC_BEGIN : _LENGTH_END + length])
-    return int(found) ^ int.from_bytes(view[_CRC_AT:_CRC_BEGIN], "big")
+    found = crc32c(view[CHECKED_AT : LENGTH_END + length])
+    return int(found) ^ int.from_bytes(view[CRC_AT:CHECKED_AT], "big")
 
 
 def _is_of_one_bit(syndrome: int, checked_bytes: int) -> bool:

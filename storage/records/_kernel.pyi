@@ -79,7 +79,7 @@ def decode_rows(
     """The records of one uncompressed block. Raises ``CorruptDataError``."""
 
 CRC_METHODS: tuple[str, ...]
-"""Of ``"tables"``, ``"instruction"`` and ``"folding"`` what this processor can do; fastest last."""
+"""Of ``"tables"`` and ``"instruction"`` what this processor can do; the fastest last."""
 
 def crc32c(data: Buffer) -> int:
     """CRC-32C by the fastest of them; holds the interpreter's lock."""
@@ -87,10 +87,8 @@ def crc32c(data: Buffer) -> int:
 def crc32c_by(method: str, data: Buffer) -> int:
     """The same by one of them. Raises ``ValueError`` if the processor cannot."""
 
-def find_damage(
-    data: Buffer, checksum: Callable[[Any], int], lowest_offset: int
-) -> tuple[int, int, int]:
-    """See ``batch_check.find_damage``; the damage as a number, 0 if there is none."""
+def skip_sound(data: Buffer, checksum: Callable[[Any], int], lowest_offset: int) -> tuple[int, int]:
+    """Where whole, intact batches of ``data`` that follow on one another end; the offset there."""
 
 def scan_batches(
     data: Buffer,
@@ -106,24 +104,7 @@ def scan_batches(
 ) -> tuple[
     int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
 ]:
-    """See ``batch_scan.scan_batches``. ``known_epochs`` is a buffer of int64 pairs."""
-
-def state_batches(
-    data: Buffer,
-    checksum: Callable[[Any], int],
-    is_checked: bool,
-    expected: int,
-    known_epochs: Any,
-    last_epoch: int,
-    window: int,
-) -> tuple[int, int, int, list[int]]:
-    """See ``state_scan.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
-
-def client_fault(data: Buffer, message_max_bytes: int) -> int:
-    """See ``client_batch.check_client_batch``; the number of the ``ErrorCode``, 0 if it is right.
-
-    Computes the CRC itself, so it is for processors that have more than tables for that.
-    """
+    """See ``segments.scan``. ``known_epochs`` is a buffer of int64 pairs."""
 
 def has_whole_records(data: Buffer) -> bool:
     """Whether the records of the one uncompressed batch in ``data`` are dense and fill it."""

@@ -40,7 +40,7 @@ cdef extern from "Python.h":
 INTERFACE = 1
 """Changes with the functions below, so that a module built from older source is not used."""
 
-SCAN_INTERFACE = 3
+SCAN_INTERFACE = 4
 """The same of the functions that go over whole batches."""
 
 # Read here because this half of the storage layer does not know the operating system.
@@ -48,20 +48,14 @@ if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python")
     raise ImportError("ONCELOG_CODEC=python: the kernel is not wanted")
 
 cdef enum:
-    HEADER_BYTES = 61
-    LENGTH_END = 12
-    CHECKED_AT = 21
-    RECORD_BYTES_MIN = 7
     VARINT_BYTES_MAX = 10
-    MAGIC = 2
-    CODEC_MASK = 0x07
-    LOG_APPEND_TIME = 0x08
     # Up to here a CRC by tables costs less than the call of the library.
     TABLE_CRC_BYTES_MAX = 512
 
+include "_layout.pxi"
 include "_kernel_bytes.pxi"
 include "_kernel_crc.pxi"
+include "_kernel_batch.pxi"
 include "_kernel_encode.pxi"
 include "_kernel_decode.pxi"
 include "_kernel_scan.pxi"
-include "_kernel_client.pxi"

@@ -122,52 +122,58 @@ cdef object corrupt(int64_t base_offset, object what):
     return CorruptDataError(f"batch at offset {base_offset}: {what}")
 
 
-cdef Py_ssize_t size_of_batch(View view, Py_ssize_t position) except -1:
-    """The size of the batch at ``position``, all of which is there."""
+cdef int get_whole(View view, Py_ssize_t position, Head *head) except -1:
+    """Read the header of the batch at ``position``, all of which is there."""
     cdef const uint8_t *at = view.at + position
-    cdef Py_ssize_t room = view.size - position, size
-    if room < HEADER_BYTES:
+    cdef Py_ssize_t room = view.size - position
+    cdef Damage damage = get_head(at, room, head)
+    if damage == SHORT_HEADER:
         raise CorruptDataError(f"batch header at byte {position} is cut off")
-    if at[16] != MAGIC:
-        raise CorruptDataError(f"batch at byte {position} has magic {<int8_t>at[16]}, not {MAGIC}")
-    size = <Py_ssize_t>LENGTH_END + <int32_t>big32(at + 8)
-    if size < HEADER_BYTES:
-        raise CorruptDataError(f"batch at byte {position} has length {size - LENGTH_END}")
-    if size > room:
-        raise corrupt(big64(at), f"it is cut off or has a bad CRC: {room} of {size} bytes are left")
-    return size
+    if damage == BAD_HEADER and at[MAGIC_AT] != MAGIC:
+        magic = <int8_t>at[MAGIC_AT]
+        raise CorruptDataError(f"batch at byte {position} has magic {magic}, not {MAGIC}")
+    if damage == BAD_HEADER:
+        raise CorruptDataError(f"batch at byte {position} has length {head.size - LENGTH_END}")
+    if damage == SHORT_BATCH:
+        raise corrupt(
+            head.base_offset,
+            f"it is cut off or has a bad CRC: {room} of {head.size} bytes are left",
+        )
+    return 0
 
 
 cdef class Batches:
     """The uncompressed records of many batches, held while they are read."""
 
-    cdef list views
+    cdef list held
     cdef Memory memory
     cdef Batch *batches
     cdef Py_ssize_t count, record_count
     cdef int64_t size
 
     def __cinit__(self, buffers, checksum, open_compressed, int64_t block_limit, int64_t limit):
-        cdef list sources = list(buffers)
-        cdef View view
+        cdef list sources = [BatchBytes(buffer, checksum) for buffer in buffers]
+        cdef BatchBytes source
         cdef Batch *batch
-        cdef Py_ssize_t position, size
-        self.views = [View(source) for source in sources]
-        for view in self.views:
+        cdef Py_ssize_t position
+        cdef Head head
+        self.held = list(sources)
+        for source in sources:
             position = 0
-            while position < view.size:
-                position += size_of_batch(view, position)
+            while position < source.view.size:
+                get_whole(source.view, position, &head)
+                position += head.size
                 self.count += 1
         self.memory = Memory(self.count, sizeof(Batch))
         self.batches = batch = <Batch *>self.memory.at
-        for source, view in zip(sources, list(self.views)):
+        for source in sources:
             position = 0
-            while position < view.size:
+            while position < source.view.size:
                 # Sizes are read again, since the bytes may not be ours alone.
-                size = size_of_batch(view, position)
+                get_whole(source.view, position, &head)
                 if batch == self.batches + self.count:
                     raise CorruptDataError("the buffer changes while it is read")
-                self.open(batch, source, view, position, size, checksum, open_compressed)
+                self.open(batch, source, position, &head, open_compressed)
                 if batch.end - batch.at > block_limit:
                     raise corrupt(batch.base_offset, f"records exceed {block_limit} bytes")
                 if batch.count < 0 or batch.count > (batch.end - batch.at) // RECORD_BYTES_MIN:
@@ -180,36 +186,29 @@ cdef class Batches:
                 # Offsets into the bytes of a column are int32.
                 if self.size > min(limit, INT32_MAX):
                     raise ValueError(f"batches decompress to more than {limit} bytes; pass fewer")
-                position += size
+                position += head.size
                 batch += 1
         self.count = batch - self.batches
 
     cdef int open(
-        self, Batch *batch, object source, View view, Py_ssize_t position, Py_ssize_t size,
-        object checksum, object open_compressed,
+        self, Batch *batch, BatchBytes source, Py_ssize_t position, const Head *head,
+        object open_compressed,
     ) except -1:
-        cdef const uint8_t *at = view.at + position
+        cdef const uint8_t *at = source.view.at + position
         cdef View block
-        cdef uint32_t crc
-        batch.base_offset = big64(at)
-        batch.is_append_time = (at[22] & LOG_APPEND_TIME) != 0
-        batch.last_delta = <int32_t>big32(at + 23)
-        batch.base_time = big64(at + 27)
-        batch.max_time = big64(at + 35)
-        batch.count = <int32_t>big32(at + 57)
-        if at[22] & CODEC_MASK:
+        batch.base_offset, batch.last_delta = head.base_offset, head.last_delta
+        batch.base_time, batch.max_time = head.base_time, head.max_time
+        batch.is_append_time = (head.attributes & LOG_APPEND_TIME) != 0
+        batch.count = head.record_count
+        if head.attributes & CODEC_MASK:
             # Checks the CRC and decompresses within the limit.
-            block = View(open_compressed(source, position))
-            self.views.append(block)
+            block = View(open_compressed(source.source, position))
+            self.held.append(block)
             batch.at, batch.end = block.at, block.at + block.size
             return 0
-        if HAS_CRC_INSTRUCTION or size <= TABLE_CRC_BYTES_MAX:
-            crc = crc32c_of(at + CHECKED_AT, size - CHECKED_AT)
-        else:
-            crc = checksum(memoryview(source)[position + CHECKED_AT : position + size])
-        if crc != big32(at + 17):
+        if not source.matches(at, head.size):
             raise corrupt(batch.base_offset, "it is cut off or has a bad CRC")
-        batch.at, batch.end = at + HEADER_BYTES, at + size
+        batch.at, batch.end = at + HEADER_BYTES, at + head.size
         return 0
 
 

@@ -154,6 +154,7 @@ cdef object too_large(Py_ssize_t limit):
 
 def encode_columns(Py_ssize_t count, keys, values, timestamps, headers, Py_ssize_t head_room,
                    Py_ssize_t limit):
+    # One thing: sizes, then bytes, of the same columns; what one has checked the other relies on.
     cdef Column value_column = Column(values, count)
     cdef Column key_column = None if keys is None else Column(keys, count)
     cdef View times = None if isinstance(timestamps, int) else View(timestamps)
@@ -371,6 +372,7 @@ cdef int pick(tuple held, Py_ssize_t first, Py_ssize_t count, Picked *picked) ex
 
 
 def encode_rows(records, Py_ssize_t head_room, Py_ssize_t limit):
+    # One thing: sizes, then bytes, of the same rows; what one has checked the other relies on.
     # A tuple of tuples cannot change while pointers into its bytes are kept.
     cdef tuple held = tuple(records)
     cdef list kept = []

@@ -1,80 +1,7 @@
-# Going over whole batches by their headers: checks, index entries, producers. Part of _kernel.pyx.
-
-cdef enum Damage:
-    WHOLE = 0
-    SHORT_HEADER = 1
-    BAD_HEADER = 2
-    SHORT_BATCH = 3
-    BAD_CRC = 4
-    WRONG_OFFSET = 5
+# Going over whole batches by their headers: checks and index entries. Part of _kernel.pyx.
 
 cdef enum:
-    TRANSACTIONAL = 0x10
-    CONTROL = 0x20
     EPOCH_PAIR_BYTES = 16
-    SLOTS = 256
-
-cdef struct Head:
-    # ``next_offset`` is ``base_offset`` if the batch ends beyond all offsets.
-    int64_t base_offset
-    int64_t next_offset
-    int64_t max_time
-    int64_t producer_id
-    Py_ssize_t size
-    int32_t leader_epoch
-    int32_t base_sequence
-    int16_t producer_epoch
-    uint8_t attributes
-
-
-cdef inline void read_fields(const uint8_t *at, Head *head) noexcept nogil:
-    """Read the 61 bytes of a header."""
-    cdef int32_t delta = <int32_t>big32(at + 23)
-    head.size = <Py_ssize_t>LENGTH_END + <int32_t>big32(at + 8)
-    head.base_offset = big64(at)
-    head.leader_epoch = <int32_t>big32(at + 12)
-    head.attributes = at[22]
-    head.next_offset = head.base_offset
-    if delta >= 0 and head.base_offset < INT64_MAX - delta:
-        head.next_offset = head.base_offset + delta + 1
-    head.max_time = big64(at + 35)
-    head.producer_id = big64(at + 43)
-    head.producer_epoch = <int16_t>(<uint16_t>at[51] << 8 | at[52])
-    head.base_sequence = <int32_t>big32(at + 53)
-
-
-cdef inline Damage get_head(const uint8_t *at, Py_ssize_t room, Head *head) noexcept nogil:
-    """Read the header of a batch that has ``room`` bytes to lie in."""
-    if room < HEADER_BYTES:
-        return SHORT_HEADER
-    read_fields(at, head)
-    if at[16] != MAGIC or head.size < HEADER_BYTES:
-        return BAD_HEADER
-    return SHORT_BATCH if head.size > room else WHOLE
-
-
-cdef class BatchBytes:
-    """Batches one after the other, and what computes the CRC of large ones."""
-
-    cdef View view
-    cdef object source, checksum
-
-    def __cinit__(self, source, checksum):
-        self.source, self.checksum = source, checksum
-        self.view = View(source)
-
-    cdef inline int matches(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
-        """Whether the batch at ``at`` has the CRC of its header."""
-        if HAS_CRC_INSTRUCTION or size <= TABLE_CRC_BYTES_MAX:
-            return crc32c_of(at + CHECKED_AT, size - CHECKED_AT) == big32(at + 17)
-        return self.matches_by_library(at, size)
-
-    cdef int matches_by_library(self, const uint8_t *at, Py_ssize_t size) except -1 nogil:
-        # Apart, because a function that may take the lock does so at its beginning.
-        with gil:
-            position = at - self.view.at
-            crc = self.checksum(memoryview(self.source)[position + CHECKED_AT : position + size])
-            return crc == big32(at + 17)
 
 
 cdef class KnownEpochs:
@@ -95,26 +22,24 @@ cdef class KnownEpochs:
         return self.reached < 0 or load64(at, 2 * self.reached) == leader_epoch
 
 
-def find_damage(data, checksum, int64_t lowest_offset):
+def skip_sound(data, checksum, int64_t lowest_offset):
     cdef BatchBytes batches = BatchBytes(data, checksum)
     cdef const uint8_t *start = batches.view.at
     cdef const uint8_t *end = start + batches.view.size
     cdef const uint8_t *at = start
     cdef int64_t expected = lowest_offset
-    cdef Damage damage = WHOLE
     cdef Head head
     with nogil:
         while at < end:
-            damage = get_head(at, end - at, &head)
-            if damage == WHOLE and not batches.matches(at, head.size):
-                damage = BAD_CRC
-            elif damage == WHOLE and not expected <= head.base_offset < head.next_offset:
-                damage = WRONG_OFFSET
-            if damage != WHOLE:
+            if (
+                get_head(at, end - at, &head) != WHOLE
+                or not expected <= head.base_offset < head.next_offset
+                or not batches.matches(at, head.size)
+            ):
                 break
             at += head.size
             expected = head.next_offset
-    return at - start, expected, <int>damage
+    return at - start, expected
 
 
 cdef class IndexEntries:
@@ -199,95 +124,26 @@ def scan_batches(data, checksum, int64_t position, int64_t segment_base, int64_t
     return at - start, expected, (since_index, max_time, max_offset), entries.packed(), new_epochs
 
 
-cdef struct Slot:
-    int64_t producer_id
-    int32_t later
-    int16_t producer_epoch
+cdef bint has_whole(const uint8_t *at, Py_ssize_t size, const Head *head) noexcept nogil:
+    """Whether its records, with the offset deltas from 0 on, fill the batch at ``at``."""
+    cdef Batch batch
+    cdef Fields fields
+    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef int32_t index
+    batch.at, batch.end = at + HEADER_BYTES, at + size
+    batch.base_offset, batch.last_delta, batch.count = 0, head.record_count - 1, head.record_count
+    batch.base_time, batch.max_time, batch.is_append_time = head.base_time, 0, False
+    for index in range(head.record_count):
+        if get_record(&batch, batch.at, index, &fields) != FITS or fields.offset != index:
+            return False
+        if fields.header_count and not check_headers(&fields, &totals):
+            return False
+        batch.at = fields.end
+    return batch.at == batch.end
 
 
-cdef inline Py_ssize_t slot_of(int64_t producer_id) noexcept nogil:
-    return <Py_ssize_t>((<uint64_t>producer_id * <uint64_t>0x9E3779B97F4A7C15) >> 56)
-
-
-cdef Py_ssize_t drop_forgotten(
-    const uint8_t *start, int32_t *places, Py_ssize_t count, int32_t window
-) noexcept nogil:
-    """Leave out what ``window`` later batches make a producer's state forget; how many remain.
-
-    The first of each producer stays, so that producers become known in the same order.
-    """
-    cdef int64_t first[SLOTS]
-    cdef Slot slots[SLOTS]
-    cdef Slot *slot
+def has_whole_records(data):
+    """For who has checked all but the records of the one batch in ``data``."""
+    cdef View view = View(data)
     cdef Head head
-    cdef Py_ssize_t index, kept = 0, number
-    for index in range(SLOTS):
-        first[index] = slots[index].producer_id = -2
-        slots[index].later = slots[index].producer_epoch = 0
-    for index in range(count - 1, -1, -1):
-        read_fields(start + places[index], &head)
-        slot = &slots[slot_of(head.producer_id)]
-        if head.attributes & (TRANSACTIONAL | CONTROL) or head.base_sequence < 0:
-            if slot.producer_id == head.producer_id:
-                slot.producer_id = -1
-        elif slot.producer_id != head.producer_id or slot.producer_epoch != head.producer_epoch:
-            slot.producer_id, slot.producer_epoch = head.producer_id, head.producer_epoch
-            slot.later = 1
-        elif slot.later < window:
-            slot.later += 1
-        else:
-            # Marked by a place that no batch has; the next loop closes the gaps.
-            places[index] = ~places[index]
-    for index in range(count):
-        number = places[index] if places[index] >= 0 else ~places[index]
-        read_fields(start + number, &head)
-        if first[slot_of(head.producer_id)] != head.producer_id:
-            first[slot_of(head.producer_id)] = head.producer_id
-        elif places[index] < 0:
-            continue
-        places[kept] = <int32_t>number
-        kept += 1
-    return kept
-
-
-def state_batches(data, checksum, bint is_checked, int64_t expected, known_epochs,
-                  int64_t last_epoch, int32_t window):
-    cdef BatchBytes batches = BatchBytes(data, checksum)
-    cdef KnownEpochs known = KnownEpochs(known_epochs)
-    cdef const uint8_t *start = batches.view.at
-    cdef const uint8_t *end
-    cdef const uint8_t *at = start
-    cdef Py_ssize_t count = 0, index, last = -1
-    cdef Memory memory
-    cdef int32_t *places
-    cdef Head head
-    # Places are int32, and one bit of them is a mark; the caller reads on where this ends.
-    end = start + min(batches.view.size, <Py_ssize_t>INT32_MAX)
-    memory = Memory((end - start) // HEADER_BYTES, sizeof(int32_t))
-    places = <int32_t *>memory.at
-    with nogil:
-        while at < end:
-            if get_head(at, end - at, &head) != WHOLE or not (
-                expected <= head.base_offset < head.next_offset
-            ):
-                break
-            if not is_checked and not (
-                batches.matches(at, head.size) and known.allow(head.base_offset, head.leader_epoch)
-            ):
-                break
-            if head.leader_epoch > last_epoch:
-                # Where an epoch begins must be told, and the first batch is never left out.
-                if at > start:
-                    break
-                last_epoch = head.leader_epoch
-            last = at - start
-            if head.producer_id >= 0 or head.attributes & CONTROL or last == 0:
-                places[count] = <int32_t>last
-                count += 1
-            expected = head.next_offset
-            at += head.size
-        count = drop_forgotten(start, places, count, window)
-    found = [places[index] for index in range(count)]
-    if last >= 0 and (not found or found[count - 1] != last):
-        found.append(last)
-    return at - start, expected, last_epoch, found
+    return get_head(view.at, view.size, &head) == WHOLE and has_whole(view.at, view.size, &head)

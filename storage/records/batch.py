@@ -1,27 +1,7 @@
 """The header of record batch v2: parse, seal and patch.
 
-======  ====  ==========================================================================
-offset  size  field (big-endian)
-======  ====  ==========================================================================
-0       8     base_offset; set by the leader, a producer sends 0; outside the CRC
-8       4     batch_length: the bytes that follow this field, at least 49
-12      4     leader_epoch; set by the leader, a producer sends -1; outside the CRC
-16      1     magic: 2
-17      4     crc: CRC-32C of the bytes from 21 to the end
-21      2     attributes: bits 0-2 codec, 3 LogAppendTime, 4 transactional, 5 control,
-              6 base_timestamp holds a delete horizon, 7-15 zero
-23      4     last_offset_delta: last_offset - base_offset; survives compaction
-27      8     base_timestamp_ms: of the first record, not the smallest
-35      8     max_timestamp_ms; the append time if LogAppendTime
-43      8     producer_id, -1 if none
-51      2     producer_epoch, -1 if none
-53      4     base_sequence, -1 if none
-57      4     record_count; may be 0 after compaction
-61            records, compressed as one block if the codec is not NONE
-======  ====  ==========================================================================
-
-The leader rewrites base_offset and leader_epoch at each append; because neither is under the CRC,
-it need not read the records again. Source: KIP-98 with the layout that Kafka 0.11 shipped.
+Where its fields lie is in ``layout``. The leader rewrites base_offset and leader_epoch at each
+append; because neither is under the CRC, it need not read the records again.
 """
 
 from __future__ import annotations
@@ -34,23 +14,31 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_SEQUENCE, sequence_after
 from oncelog.storage.records import checksum
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import (
+    ATTRIBUTES_AT,
+    CHECKED_AT,
+    CODEC_MASK,
+    CONTROL,
+    CRC_AT,
+    DELETE_HORIZON,
+    HEADER,
+    HEADER_BYTES,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    LENGTH_END,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAX_TIMESTAMP_AT,
+    PRODUCER_AT,
+    TRANSACTIONAL,
+)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WritableBuffer: TypeAlias = bytearray | memoryview
 
-HEADER_BYTES: Final = 61
-"""The size of a batch without records."""
-
-RECORD_BYTES_MIN: Final = 7
-"""The smallest record: no key, no value, no headers, every number in one byte."""
-
 PLACEMENT_BYTES: Final = 16
 """What a leader writes anew of a batch: offset and leader epoch, with the length between them."""
 
-MAGIC: Final = 2
-
-_HEADER = struct.Struct(">qiibIhiqqqhii")
-_CHECKED = struct.Struct(">hiqqqhii")
 _PRODUCER = struct.Struct(">qhi")
 _PLACEMENT = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
@@ -58,26 +46,15 @@ _ATTRIBUTES = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 
-_LENGTH_END: Final = 12
-_LEADER_EPOCH_AT: Final = 12
-_CRC_AT: Final = 17
-_CHECKED_AT: Final = 21
-_MAX_TIMESTAMP_AT: Final = 35
-_PRODUCER_AT: Final = 43
-_BATCH_LENGTH_MIN: Final = HEADER_BYTES - _LENGTH_END
+_BATCH_LENGTH_MIN: Final = HEADER_BYTES - LENGTH_END
 _HEAD_ROOM: Final = bytes(HEADER_BYTES)
 
 _MAGIC_FIELD: Final = 3
-_CODEC_MASK: Final = 0x07
-_LOG_APPEND_TIME: Final = 0x08
-_TRANSACTIONAL: Final = 0x10
-_CONTROL: Final = 0x20
-_TRANSACTIONAL_OR_CONTROL: Final = _TRANSACTIONAL | _CONTROL
-_DELETE_HORIZON: Final = 0x40
+_TRANSACTIONAL_OR_CONTROL: Final = TRANSACTIONAL | CONTROL
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes before a batch's records, in the order of the layout above.
+    """The 61 bytes before a batch's records, in the order of ``layout``.
 
     A tuple, because one is built for every batch that is appended, scanned or replayed.
 
@@ -101,7 +78,7 @@ class BatchHeader(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """The size of the whole batch, header included."""
-        return _LENGTH_END + self.batch_length
+        return LENGTH_END + self.batch_length
 
     @property
     def last_offset(self) -> int:
@@ -124,26 +101,26 @@ class BatchHeader(NamedTuple):
     def codec(self) -> Codec:
         """How the records are compressed. Raises ``CorruptDataError`` for a codec id above 4."""
         try:
-            return Codec(self.attributes & _CODEC_MASK)
+            return Codec(self.attributes & CODEC_MASK)
         except ValueError as error:
             raise CorruptDataError(
-                f"batch at offset {self.base_offset}: unknown codec {self.attributes & _CODEC_MASK}"
+                f"batch at offset {self.base_offset}: unknown codec {self.attributes & CODEC_MASK}"
             ) from error
 
     @property
     def is_log_append_time(self) -> bool:
         """Whether every record has the time ``max_timestamp_ms``, at which it was appended."""
-        return bool(self.attributes & _LOG_APPEND_TIME)
+        return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def is_transactional(self) -> bool:
         """Whether the batch belongs to a transaction: as its data, or as its marker."""
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def is_control(self) -> bool:
         """Whether the batch holds a control record, which no user ever sees."""
-        return bool(self.attributes & _CONTROL)
+        return bool(self.attributes & CONTROL)
 
     @property
     def is_plain(self) -> bool:
@@ -153,7 +130,7 @@ class BatchHeader(NamedTuple):
     @property
     def has_delete_horizon(self) -> bool:
         """Whether ``base_timestamp_ms`` says from when on compaction may drop the batch."""
-        return bool(self.attributes & _DELETE_HORIZON)
+        return bool(self.attributes & DELETE_HORIZON)
 
     @property
     def has_producer_id(self) -> bool:
@@ -169,8 +146,8 @@ class BatchHeader(NamedTuple):
     def is_of(self, batch: Buffer) -> bool:
         """Whether ``batch`` has this size and CRC field; its bytes are not checked against it."""
         return (
-            len(batch) == self.batch_length + _LENGTH_END
-            and _CRC.unpack_from(batch, _CRC_AT)[0] == self.crc
+            len(batch) == self.batch_length + LENGTH_END
+            and _CRC.unpack_from(batch, CRC_AT)[0] == self.crc
         )
 
     def placement(self) -> bytes:
@@ -186,7 +163,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptDataError(f"batch header at byte {position} is cut off")
-    header = tuple.__new__(BatchHeader, _HEADER.unpack_from(buffer, position))
+    header = tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
     if header.magic == MAGIC and header.batch_length >= _BATCH_LENGTH_MIN:
         return header
     if header.magic != MAGIC:
@@ -194,12 +171,21 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     raise CorruptDataError(f"batch at byte {position} has length {header.batch_length}")
 
 
+def claimed_bytes(buffer: Buffer, position: int = 0) -> int:
+    """How long the batch at ``position`` says that it is, whether or not that can be.
+
+    ``buffer`` holds at least the length field.
+    """
+    length: int = _INT32.unpack_from(buffer, position + LENGTH_AT)[0]
+    return LENGTH_END + length
+
+
 def crc_matches(buffer: Buffer, header: BatchHeader, position: int = 0) -> bool:
     """Whether the batch at ``position`` is whole and its bytes have the CRC of its header."""
     end = position + header.size_bytes
     if end > len(buffer):
         return False
-    return checksum.crc32c(memoryview(buffer)[position + _CHECKED_AT : end]) == header.crc
+    return checksum.crc32c(memoryview(buffer)[position + CHECKED_AT : end]) == header.crc
 
 
 def patch(
@@ -207,7 +193,7 @@ def patch(
 ) -> None:
     """Write what the leader assigns into the batch at ``position``; its CRC stays right."""
     _INT64.pack_into(buffer, position, base_offset)
-    _INT32.pack_into(buffer, position + _LEADER_EPOCH_AT, leader_epoch)
+    _INT32.pack_into(buffer, position + LEADER_EPOCH_AT, leader_epoch)
 
 
 def stamp_log_append_time(buffer: WritableBuffer, timestamp_ms: int) -> None:
@@ -215,9 +201,9 @@ def stamp_log_append_time(buffer: WritableBuffer, timestamp_ms: int) -> None:
 
     Sets the LogAppendTime bit and the maximum timestamp, and so computes the CRC anew.
     """
-    (attributes,) = _ATTRIBUTES.unpack_from(buffer, _CHECKED_AT)
-    _ATTRIBUTES.pack_into(buffer, _CHECKED_AT, attributes | _LOG_APPEND_TIME)
-    _INT64.pack_into(buffer, _MAX_TIMESTAMP_AT, timestamp_ms)
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    _INT64.pack_into(buffer, MAX_TIMESTAMP_AT, timestamp_ms)
     _write_crc(buffer)
 
 
@@ -239,10 +225,10 @@ def with_producer(
 
     A batch is sealed before its sequence is known: that is assigned when the batch is first sent.
     """
-    (attributes,) = _ATTRIBUTES.unpack_from(buffer, _CHECKED_AT)
-    attributes = attributes | _TRANSACTIONAL if is_transactional else attributes & ~_TRANSACTIONAL
-    _ATTRIBUTES.pack_into(buffer, _CHECKED_AT, attributes)
-    _PRODUCER.pack_into(buffer, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
+    attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
+    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes)
+    _PRODUCER.pack_into(buffer, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     _write_crc(buffer)
 
 
@@ -321,15 +307,15 @@ def seal_in_place(
     last_offset_delta: int | None = None,
 ) -> None:
     """Write the header of ``batch``, whose records follow ``HEADER_BYTES`` of room; as ``seal``."""
-    _HEADER.pack_into(
+    HEADER.pack_into(
         batch,
         0,
         base_offset,
-        len(batch) - _LENGTH_END,
+        len(batch) - LENGTH_END,
         leader_epoch,
         MAGIC,
         0,
-        codec | _TRANSACTIONAL * is_transactional | _CONTROL * is_control,
+        codec | TRANSACTIONAL * is_transactional | CONTROL * is_control,
         record_count - 1 if last_offset_delta is None else last_offset_delta,
         base_timestamp_ms,
         max_timestamp_ms,
@@ -372,12 +358,12 @@ def reseal(
         leader_epoch=header.leader_epoch,
         last_offset_delta=header.last_offset_delta,
     )
-    kept = header.attributes & ~(_CODEC_MASK | _DELETE_HORIZON)
-    horizon = _DELETE_HORIZON if has_delete_horizon else 0
-    _ATTRIBUTES.pack_into(batch, _CHECKED_AT, kept | codec | horizon)
+    kept = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
+    horizon = DELETE_HORIZON if has_delete_horizon else 0
+    _ATTRIBUTES.pack_into(batch, ATTRIBUTES_AT, kept | codec | horizon)
     _write_crc(batch)
     return batch
 
 
 def _write_crc(batch: WritableBuffer) -> None:
-    _CRC.pack_into(batch, _CRC_AT, checksum.crc32c(memoryview(batch)[_CHECKED_AT:]))
+    _CRC.pack_into(batch, CRC_AT, checksum.crc32c(memoryview(batch)[CHECKED_AT:]))

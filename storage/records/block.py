@@ -7,8 +7,6 @@ from typing import Final, cast
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import (
-    HEADER_BYTES,
-    RECORD_BYTES_MIN,
     BatchHeader,
     Buffer,
     batch_with,
@@ -16,6 +14,7 @@ from oncelog.storage.records.batch import (
     seal_in_place,
 )
 from oncelog.storage.records.compression import Codec, compress, decompress
+from oncelog.storage.records.layout import HEADER_BYTES, RECORD_BYTES_MIN
 
 BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
 """The most that the records of one batch may decompress to; more is refused as corrupt."""

@@ -8,37 +8,19 @@ still meet records that cannot be decoded, and is told at which offset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_PRODUCER_ID
-from oncelog.storage.records import checksum, scan_kernel
-from oncelog.storage.records.batch import (
-    HEADER_BYTES,
-    RECORD_BYTES_MIN,
-    BatchHeader,
-    Buffer,
-    parse_header,
-)
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import CODEC_MASK, HEADER_BYTES, RECORD_BYTES_MIN, TRANSACTIONAL
 from oncelog.storage.records.rows import decode_rows
 
-_CHECKED_AT: Final = 21
 _CODEC_MAX: Final = int(max(Codec))
-_CODEC_MASK: Final = 0x07
-_TRANSACTIONAL: Final = 0x10
-_CLIENT_ATTRIBUTES: Final = _CODEC_MASK | _TRANSACTIONAL
-_CLIENT_FAULTS: Final[dict[int, ErrorCode]] = {
-    code: code
-    for code in (
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.MESSAGE_TOO_LARGE,
-        ErrorCode.INVALID_TIMESTAMP,
-        ErrorCode.INVALID_RECORD,
-    )
-}
+_CLIENT_ATTRIBUTES: Final = CODEC_MASK | TRANSACTIONAL
 
 
 def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader | ErrorCode:
@@ -48,24 +30,6 @@ def check_client_batch(buffer: Buffer, *, message_max_bytes: int) -> BatchHeader
     ``MESSAGE_TOO_LARGE``, ``INVALID_TIMESTAMP`` or ``INVALID_RECORD``. What needs more than the
     bytes (role, sequences, tickets) is checked elsewhere.
     """
-    if _client_fault is None:
-        return _check_in_python(buffer, message_max_bytes)
-    fault = _client_fault(buffer, message_max_bytes)
-    if fault:
-        return _CLIENT_FAULTS[fault]
-    return parse_header(buffer)
-
-
-def _find_client_fault() -> Callable[[Buffer, int], int] | None:
-    """The kernel's check; None if it was not built, or by tables alone would be the slower one."""
-    kernel = scan_kernel.kernel
-    return None if kernel is None or len(kernel.CRC_METHODS) == 1 else kernel.client_fault
-
-
-_client_fault: Final = _find_client_fault()
-
-
-def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | ErrorCode:
     if not buffer:
         return ErrorCode.INVALID_RECORD
     try:
@@ -77,7 +41,7 @@ def _check_in_python(buffer: Buffer, message_max_bytes: int) -> BatchHeader | Er
         return ErrorCode.CORRUPT_MESSAGE
     if size_bytes > message_max_bytes:
         return ErrorCode.MESSAGE_TOO_LARGE
-    if checksum.crc32c(memoryview(buffer)[_CHECKED_AT:size_bytes]) != header.crc:
+    if not crc_matches(buffer, header):
         return ErrorCode.CORRUPT_MESSAGE
     if header.is_log_append_time:
         return ErrorCode.INVALID_TIMESTAMP
@@ -94,7 +58,7 @@ def _has_client_shape(header: BatchHeader) -> bool:
     compression that is only seen by whoever decompresses, which a leader does not.
     """
     attributes, record_count = header.attributes, header.record_count
-    codec = attributes & _CODEC_MASK
+    codec = attributes & CODEC_MASK
     return (
         header.base_offset == 0
         and record_count > 0
@@ -117,7 +81,7 @@ def _has_producer_fields(header: BatchHeader) -> bool:
 
 def _has_whole_records(buffer: Buffer, header: BatchHeader) -> bool:
     """Whether every reader can decode the records, if they are not compressed."""
-    if header.attributes & _CODEC_MASK:
+    if header.attributes & CODEC_MASK:
         return True
     if scan_kernel.kernel is not None:
         return scan_kernel.kernel.has_whole_records(buffer)

@@ -26,8 +26,9 @@ from oncelog.storage.records.arrow_columns import (
     as_milliseconds,
     check_lengths,
 )
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, Buffer, parse_header
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import BLOCK_BYTES_MAX, RecordBlock, open_block
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import (
     COLUMNAR_RECORDS_MIN,
     INT64_MAX,

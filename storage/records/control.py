@@ -15,8 +15,9 @@ from typing import Final
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_COORDINATOR_EPOCH, NO_SEQUENCE
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, Buffer, seal
+from oncelog.storage.records.batch import BatchHeader, Buffer, seal
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import read_varint, read_varlong
 
 _ABORT: Final = 0

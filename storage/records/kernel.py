@@ -13,8 +13,9 @@ import crc32c as _crc32c
 
 from oncelog.storage.records import _kernel
 from oncelog.storage.records import block as record_block
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, Buffer, parse_header
+from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import RecordBlock, open_block
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import RecordInput, RecordTuple
 
 _INTERFACE: Final = 1

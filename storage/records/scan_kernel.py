@@ -1,14 +1,14 @@
 """The compiled loops over whole batches, where they were built: the one place that looks for them.
 
 ``kernel`` is None where they were not built, were built from older source, or are not wanted
-(``ONCELOG_CODEC=python``). Each loop has a twin in Python beside its caller.
+(``ONCELOG_CODEC=python``). They only skip what is plainly good: the rest is Python's.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_INTERFACE: Final = 3
+_INTERFACE: Final = 4
 
 __all__ = ["kernel"]
 

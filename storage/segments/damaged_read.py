@@ -8,7 +8,8 @@ the bytes before the next index entry whose batch is sound. What the disk does n
 damage as well, unless it gives nothing of the file: then it may be the disk, and pass.
 
 Where the damage is long that search is, too. So what it found is kept with the segment, and used as
-long as what stands there is damaged.
+long as what stands there is damaged; so is where sound batches were read last, since the index may
+end at the damage.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Final, NamedTuple
 
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
-from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
-from oncelog.storage.segments.frames import LENGTH_FIELD_END, Gap
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
+from oncelog.storage.records.batch import BatchHeader, claimed_bytes, parse_header
+from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_AT, LENGTH_END
+from oncelog.storage.segments.frames import Gap
+from oncelog.storage.segments.inspection import TailDefect, batch_places, inspect_batch
 from oncelog.storage.segments.segment import Segment
 
 SEARCH_BYTES_MAX: Final = 8_388_608
@@ -28,6 +30,9 @@ SEARCH_BYTES_MAX: Final = 8_388_608
 
 KNOWN_GAPS_MAX: Final = 64
 """Damaged places of one segment that are remembered; of more the oldest is forgotten."""
+
+SOUND_PLACES_MAX: Final = 64
+"""The same of where a sound batch begins or should, beyond damage."""
 
 BLOCK_BYTES = 4_096
 """What a disk that does not give a sector back withholds at once: a page of memory."""
@@ -37,11 +42,11 @@ _BAD_BLOCKS_MAX: Final = 16
 
 
 class _Sound(NamedTuple):
-    """A sound batch, its bytes and where they end."""
+    """A sound batch at ``position`` and its bytes."""
 
+    position: int
     header: BatchHeader
     frame: memoryview
-    end: int
 
 
 def read_sound(
@@ -52,7 +57,7 @@ def read_sound(
     CorruptRecordError if damage is what stands at ``offset``: it says where to go on.
     """
     taken: list[memoryview] = []
-    size, next_offset = 0, offset
+    size, next_offset, end = 0, offset, 0
     for found in _go_over(segment, _start_before(segment, offset)):
         if isinstance(found, Gap):
             if found.next_offset <= offset:
@@ -65,12 +70,20 @@ def read_sound(
         size += len(found.frame)
         if found.header.next_offset > upper_offset or (taken and size > max_bytes):
             break
-        if not taken and found.header.base_offset >= offset:
-            segment.remember(offset, found.end - len(found.frame))
+        if not taken:
+            _note_sound(segment, found.header.base_offset, found.position)
         taken.append(found.frame)
-        next_offset = found.header.next_offset
-        segment.remember(next_offset, found.end)
+        next_offset, end = found.header.next_offset, found.position + len(found.frame)
+    if taken:
+        _note_sound(segment, next_offset, end)
     return b"".join(taken), next_offset
+
+
+def _note_sound(segment: Segment, offset: int, position: int) -> None:
+    places = segment.sound_places
+    places[offset] = position
+    if len(places) > SOUND_PLACES_MAX:
+        del places[next(iter(places))]
 
 
 def _error(segment: Segment, gap: Gap, offset: int) -> CorruptRecordError:
@@ -91,6 +104,9 @@ def _start_before(segment: Segment, offset: int) -> tuple[int, int]:
             known = max(known, (gap.resume, gap.next_offset))
         elif gap.offset <= offset:
             return gap.position, gap.offset
+    for start, position in segment.sound_places.items():
+        if start <= offset:
+            known = max(known, (position, start))
     for last_offset, position in segment.indexes[0].entries_before(offset):
         if position <= known[0]:
             break
@@ -152,12 +168,12 @@ def _gap(segment: Segment, position: int, expected: int, defect: TailDefect) -> 
 
 def _find_sound(segment: Segment, position: int, expected: int) -> tuple[int, int] | None:
     """Position and base offset of the first sound batch after the damage at ``position``."""
-    field = _read(segment, position + LENGTH_FIELD_END - 4, 4) or b""
-    length = int.from_bytes(field, "big", signed=True)
-    if length >= HEADER_BYTES - LENGTH_FIELD_END:
-        claimed = _sound_at(segment, position + LENGTH_FIELD_END + length, expected + 1)
+    head = _read(segment, position, LENGTH_END) or b""
+    if len(head) == LENGTH_END and claimed_bytes(head) >= HEADER_BYTES:
+        end = position + claimed_bytes(head)
+        claimed = _sound_at(segment, end, expected + 1)
         if claimed is not None:
-            return position + LENGTH_FIELD_END + length, claimed.header.base_offset
+            return end, claimed.header.base_offset
     limit, limit_offset = segment.size_bytes, segment.next_offset
     for last_offset, at in segment.indexes[0].entries_after(position):
         sound = _sound_at(segment, at, expected, last_offset)
@@ -176,15 +192,12 @@ def _search(
     """The same among the bytes from ``position`` to ``limit``."""
     end = min(limit, position + SEARCH_BYTES_MAX)
     data = _read_blocks(segment, position, end - position)
-    magic_at = data.find(b"\x02", 16)
-    while magic_at >= 0:
-        at = magic_at - 16
-        base_offset = int.from_bytes(data[at : at + 8], "big", signed=True)
+    for at in batch_places(data):
+        base_offset = int.from_bytes(data[at : at + LENGTH_AT], "big", signed=True)
         if lowest_offset <= base_offset < upper_offset:
             sound = _sound_at(segment, position + at, lowest_offset)
             if sound is not None and sound.header.next_offset <= upper_offset:
                 return position + at, base_offset
-        magic_at = data.find(b"\x02", magic_at + 1)
     return None
 
 
@@ -222,7 +235,7 @@ def _inspect(segment: Segment, position: int, lowest_offset: int) -> _Sound | Ta
         return TailDefect.UNREADABLE
     frame = memoryview(data)
     found = inspect_batch(frame, lowest_offset, may_skip=True)
-    return found if isinstance(found, TailDefect) else _Sound(found, frame, position + len(frame))
+    return found if isinstance(found, TailDefect) else _Sound(position, found, frame)
 
 
 def _read(segment: Segment, position: int, size: int) -> bytes | None:

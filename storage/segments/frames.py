@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from oncelog.storage.disk.file_system import FileHandle
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.batch import HEADER_BYTES
+from oncelog.storage.records.batch import BatchHeader, Buffer, claimed_bytes
+from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_END, PLACE
 from oncelog.storage.segments.inspection import TailDefect, inspect_batch
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs
 from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
 WALK_BYTES: Final = 8_192
-"""How much a walk reads at once."""
+"""How much a walk by headers reads at once."""
 
-_FIELDS: Final = struct.Struct(">qi11xi8xq")
-"""Base offset, batch length, last offset delta and maximum timestamp of a batch header."""
-
-PLACE_BYTES: Final = _FIELDS.size
-"""As much of a batch as tells its place."""
-
-LENGTH_FIELD_END: Final = 12
 SCAN_BYTES: Final = 1_048_576
 """How much is read at once of a log that is read from one end to the other."""
 
@@ -35,6 +29,17 @@ class BatchPlace(NamedTuple):
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
+
+    @classmethod
+    def of(cls, position: int, header: BatchHeader) -> BatchPlace:
+        """The place of the batch of ``header`` at ``position``."""
+        return cls(
+            position,
+            position + header.size_bytes,
+            header.base_offset,
+            header.last_offset,
+            header.max_timestamp_ms,
+        )
 
 
 class Gap(NamedTuple):
@@ -75,12 +80,12 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
     chunk, chunk_at = head, position
     while position < size_bytes:
         at = position - chunk_at
-        if at + PLACE_BYTES > len(chunk):
+        if at + PLACE.size > len(chunk):
             chunk, chunk_at, at = read(position, WALK_BYTES), position, 0
-            if len(chunk) < PLACE_BYTES:
+            if len(chunk) < PLACE.size:
                 _refuse_walk(file, start, position, TailDefect.SHORT_HEADER)
-        base_offset, length, delta, max_timestamp_ms = _FIELDS.unpack_from(chunk, at)
-        end = position + LENGTH_FIELD_END + length
+        base_offset, length, delta, max_timestamp_ms = PLACE.unpack_from(chunk, at)
+        end = position + LENGTH_END + length
         if end - position < HEADER_BYTES or delta < 0 or end > size_bytes:
             _refuse_walk(file, start, position, TailDefect.BAD_HEADER)
         last_offset = base_offset + delta
@@ -93,21 +98,47 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
 
 def _refuse_walk(file: LogFile, start: int, position: int, defect: TailDefect) -> NoReturn:
     """A walk from ``start`` went astray by ``position``: name the batch that led it there."""
-    expected = file.base_offset
-    for at, frame in read_frames(file, start):
-        found = inspect_batch(frame, expected, may_skip=True)
+    for at, found, _ in check_batches(file, start, file.base_offset):
         if isinstance(found, TailDefect):
             file.refuse(at, found.value)
-        expected = found.next_offset
     file.refuse(position, defect.value)
 
 
 def begins_with_batch(head: bytes, last_offset: int) -> bool:
     """Whether ``head`` begins a batch that ends with ``last_offset``."""
-    if len(head) < PLACE_BYTES:
+    if len(head) < PLACE.size:
         return False
-    base_offset, _, delta, _ = _FIELDS.unpack_from(head)
+    base_offset, _, delta, _ = PLACE.unpack_from(head)
     return bool(base_offset + delta == last_offset)
+
+
+def check_batches(
+    file: LogFile,
+    position: int,
+    expected_offset: int,
+    *,
+    gaps_end: int = OFFSET_MAX,
+    leader_epochs: LeaderEpochPairs = (),
+) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
+    """Position, header and bytes of each batch from ``position``: see ``inspect_batch``.
+
+    Ends after the first defect, which stands for its header. Below ``gaps_end`` (exclusive)
+    compaction may have removed batches.
+    """
+    highest = file.base_offset + RELATIVE_OFFSET_MAX
+    for at, frame in read_frames(file, position):
+        found = inspect_batch(
+            frame,
+            expected_offset,
+            may_skip=expected_offset < gaps_end,
+            leader_epochs=leader_epochs,
+        )
+        if isinstance(found, BatchHeader) and found.last_offset > highest:
+            found = TailDefect.WRONG_OFFSET
+        yield at, found, frame
+        if isinstance(found, TailDefect):
+            return
+        expected_offset = found.next_offset
 
 
 def read_frames(file: LogFile, position: int) -> Iterator[tuple[int, memoryview]]:
@@ -117,23 +148,38 @@ def read_frames(file: LogFile, position: int) -> Iterator[tuple[int, memoryview]
     impossible length is given some bytes. The caller must check each and stop at a bad one.
     The views stay valid. CorruptDataError if the file has become shorter.
     """
-    size_bytes = file.size_bytes
-    chunk, chunk_at = memoryview(b""), position
-    while position < size_bytes:
-        rest = size_bytes - position
-        at = position - chunk_at
-        size = HEADER_BYTES
-        if len(chunk) - at >= LENGTH_FIELD_END:
-            length = int.from_bytes(chunk[at + 8 : at + LENGTH_FIELD_END], "big", signed=True)
-            size = max(HEADER_BYTES, LENGTH_FIELD_END + length)
-        # A length beyond the file is damage: its bytes are not worth the memory.
-        needed = size if size <= rest else min(rest, HEADER_BYTES)
-        if len(chunk) - at < needed:
-            wanted = min(rest, max(needed, SCAN_BYTES))
-            chunk, chunk_at = memoryview(file.handle.read(position, wanted)), position
-            if len(chunk) < wanted:
-                file.refuse(position, "the file has become shorter")
-            continue
-        frame = chunk[at : at + size]
-        yield position, frame
-        position += len(frame)
+    while position < file.size_bytes:
+        run = memoryview(read_run(file, position))
+        at = 0
+        while at < len(run):
+            size = _frame_bytes(run, at)
+            if at and size > len(run) - at:
+                break
+            frame = run[at : at + size]
+            yield position + at, frame
+            at += len(frame)
+        position += at
+
+
+def read_run(file: LogFile, position: int) -> bytes:
+    """Bytes from ``position`` on: many batches, or the whole of a large one.
+
+    CorruptDataError if the file has become shorter.
+    """
+    rest = file.size_bytes - position
+    wanted = min(rest, SCAN_BYTES)
+    run = file.handle.read(position, wanted)
+    # A length beyond the file is damage: its bytes are not worth the memory.
+    if wanted < _frame_bytes(run, 0) <= rest:
+        wanted = _frame_bytes(run, 0)
+        run = file.handle.read(position, wanted)
+    if len(run) < wanted:
+        file.refuse(position, "the file has become shorter")
+    return run
+
+
+def _frame_bytes(run: Buffer, at: int) -> int:
+    """The size of the batch there, or of a header if it cannot be one."""
+    if len(run) - at < LENGTH_END:
+        return HEADER_BYTES
+    return max(HEADER_BYTES, claimed_bytes(run, at))

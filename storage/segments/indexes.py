@@ -118,19 +118,6 @@ class SegmentIndexes:
     # Counting many batches at once
 
     @property
-    def room_before_entry(self) -> int:
-        """The batch after more than this many further bytes gets an entry."""
-        return self._interval_bytes - self._bytes_since_entry
-
-    def account_between(self, size_bytes: int, max_timestamp_ms: int, last_offset: int) -> None:
-        """Count batches that lie between two entries at once.
-
-        ``last_offset`` is that of the first batch with the largest timestamp.
-        """
-        self.note_time(max_timestamp_ms, last_offset)
-        self._bytes_since_entry += size_bytes
-
-    @property
     def interval_bytes(self) -> int:
         """An entry is made after more than so many bytes."""
         return self._interval_bytes

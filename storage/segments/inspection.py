@@ -1,21 +1,26 @@
 """Whether bytes of a log are its next batch, and if not, why.
 
-Everything that walks the batches of a file asks here: reads, replay, recovery and dump.
+Everything that walks the batches of a file asks here: reads, replay, recovery and dump. A disk may
+change what it holds long after the write. The CRC of a batch covers all of it but base offset,
+length, leader epoch, magic and the CRC itself: of these, offset and epoch are checked against what
+is known of the batches around.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from typing import Final
+
+from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.batch import (
-    HEADER_BYTES,
-    BatchHeader,
-    Buffer,
-    crc_matches,
-    parse_header,
-)
-from oncelog.storage.segments.leader_epochs import LeaderEpochPairs, epoch_span
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import BatchHeader, Buffer, crc_matches, parse_header
+from oncelog.storage.records.layout import HEADER_BYTES, MAGIC, MAGIC_AT
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs, epoch_span
+
+_MAGIC: Final = bytes((MAGIC,))
 
 
 class TailDefect(enum.Enum):
@@ -33,6 +38,17 @@ class TailDefect(enum.Enum):
     MISSING_RECORDS = "the next segment does not begin at the next offset"
 
 
+def whole_header(frame: Buffer) -> BatchHeader | TailDefect:
+    """The header of the batch in ``frame`` if it may be one and is whole; no CRC is looked at."""
+    if len(frame) < HEADER_BYTES:
+        return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
+    try:
+        header = parse_header(frame)
+    except CorruptDataError:
+        return TailDefect.BAD_HEADER if any(frame[:HEADER_BYTES]) else TailDefect.ZEROS
+    return header if header.size_bytes <= len(frame) else TailDefect.SHORT_BATCH
+
+
 def inspect_batch(
     frame: Buffer,
     expected_offset: int,
@@ -47,21 +63,16 @@ def inspect_batch(
     ``leader_epochs``: as far as they are known; each was durable before its first batch was
     written.
     """
-    if len(frame) < HEADER_BYTES:
-        return TailDefect.SHORT_HEADER if any(frame) else TailDefect.ZEROS
-    try:
-        header = parse_header(frame)
-    except CorruptDataError:
-        return TailDefect.BAD_HEADER if any(frame[:HEADER_BYTES]) else TailDefect.ZEROS
-    if header.size_bytes > len(frame):
-        return TailDefect.SHORT_BATCH
+    header = whole_header(frame)
+    if isinstance(header, TailDefect):
+        return header
     if not crc_matches(frame, header):
         return TailDefect.BAD_CRC
     # Base offset and leader epoch are not under the CRC, so damaged ones are only seen here.
     is_next = header.base_offset == expected_offset or (
         may_skip and header.base_offset > expected_offset
     )
-    if not is_next or header.last_offset_delta < 0:
+    if not (is_next and 0 <= header.last_offset_delta < OFFSET_MAX - header.base_offset):
         return TailDefect.WRONG_OFFSET
     known_epoch, _ = epoch_span(leader_epochs, header.base_offset)
     if known_epoch is not None and header.leader_epoch != known_epoch:
@@ -69,22 +80,40 @@ def inspect_batch(
     return header
 
 
+def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefect]:
+    """Where whole batches of ``data`` end, the offset after them (exclusive), and why there.
+
+    The first may begin at ``lowest_offset`` or later, each other one where the one before it
+    ended, or later: compaction leaves gaps. ``TailDefect.NONE``: all of it is good.
+    """
+    view, at, expected = memoryview(data), 0, lowest_offset
+    if scan_kernel.kernel is not None:
+        at, expected = scan_kernel.kernel.skip_sound(data, crc32c, lowest_offset)
+    while at < len(data):
+        found = inspect_batch(view[at:], expected, may_skip=True)
+        if isinstance(found, TailDefect):
+            return at, expected, found
+        at, expected = at + found.size_bytes, found.next_offset
+    return at, expected, TailDefect.NONE
+
+
+def batch_places(data: bytes) -> Iterator[int]:
+    """Where in ``data`` a batch may begin: the magic stands where it should."""
+    magic_at = data.find(_MAGIC, MAGIC_AT)
+    while magic_at >= 0:
+        yield magic_at - MAGIC_AT
+        magic_at = data.find(_MAGIC, magic_at + 1)
+
+
 def holds_intact_batch(data: Buffer, lowest_offset: int) -> bool:
     """Whether an intact batch of ``lowest_offset`` or later begins anywhere in ``data``."""
     view = memoryview(data)
-    whole = bytes(data)
-    magic_at = whole.find(b"\x02", 16)
-    while magic_at >= 0:
-        start = magic_at - 16
-        try:
-            header = parse_header(view, start)
-        except CorruptDataError:
-            header = None
+    for at in batch_places(bytes(data)):
+        header = whole_header(view[at:])
         if (
-            header is not None
+            isinstance(header, BatchHeader)
             and header.base_offset >= lowest_offset
-            and crc_matches(view, header, start)
+            and crc_matches(view, header, at)
         ):
             return True
-        magic_at = whole.find(b"\x02", magic_at + 1)
     return False

@@ -27,8 +27,6 @@ INDEX_MAX_BYTES: Final = 10_485_760
 
 _ENTRIES_MAX: Final = INDEX_MAX_BYTES // ENTRY_BYTES
 
-_LARGE_BYTES: Final = 8_192
-
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 """The largest last offset, relative to the base offset, that a segment can index."""
 
@@ -96,19 +94,6 @@ class OffsetIndex:
         if slot < 0:
             return None
         return self._base_offset + self._relative_offsets[slot], self._positions[slot]
-
-    def lookup_large(self, offset: int) -> tuple[int, int] | None:
-        """The first entry whose last offset is at least ``offset``, if it follows a large batch.
-
-        All large batches have an entry, so its own batch probably holds ``offset``. Else None.
-        """
-        slot = bisect_left(self._relative_offsets, offset - self._base_offset)
-        if not 0 < slot < len(self._positions):
-            return None
-        position = self._positions[slot]
-        if position - self._positions[slot - 1] <= _LARGE_BYTES:
-            return None
-        return self._base_offset + self._relative_offsets[slot], position
 
     def entries_before(self, offset: int) -> Iterator[tuple[int, int]]:
         """The entries (last offset, position) up to ``lookup(offset)``, that one first."""

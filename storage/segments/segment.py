@@ -22,25 +22,23 @@ from crc32c import crc32c
 from oncelog.storage.disk.errors import is_unreadable, read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
+from oncelog.storage.records.layout import LENGTH_AT
 from oncelog.storage.segments.aborted_index import TxnIndex
-from oncelog.storage.segments.batch_check import find_damage
 from oncelog.storage.segments.frames import (
-    PLACE_BYTES,
     WALK_BYTES,
     BatchPlace,
     Gap,
     LogFile,
     begins_with_batch,
-    read_frames,
+    check_batches,
     walk_batches,
 )
 from oncelog.storage.segments.indexes import SegmentIndexes
-from oncelog.storage.segments.inspection import TailDefect, inspect_batch
+from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
 from oncelog.storage.segments.offset_index import OffsetIndex
-from oncelog.storage.segments.state_replay import state_batches
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
 from oncelog.storage.segments.time_index import TimeIndex
 
@@ -60,8 +58,6 @@ TIMESTAMP_MAX: Final = 2**63 - 1
 """The largest timestamp of a segment of which nobody knows it: retention by time keeps that."""
 
 _NOTHING: Final = 2**63 - 1
-_KNOWN_PLACES_MAX: Final = 64
-"""Ends of recent reads whose positions are kept; the next fetch usually begins at one."""
 
 
 class Segment:
@@ -94,9 +90,10 @@ class Segment:
         self.txn_index = TxnIndex(filesystem, self.path_of(TXN_INDEX_SUFFIX))
         self._log: FileHandle | None = None
         self._indexes = SegmentIndexes(base_offset, index_interval_bytes)
-        self._known_places: dict[int, int] = {}
         self.known_gaps: list[Gap] = []
         """What was found to be damaged since the file was opened: see ``damaged_read``."""
+        self.sound_places: dict[int, int] = {}
+        """By offset, where reads beyond damage have been: see ``damaged_read``."""
         # What was written through the open file needs no check: its CRCs were checked before.
         self._own_from = _NOTHING
         self._is_closed = False
@@ -170,8 +167,8 @@ class Segment:
             self._log = None
             self._own_from = _NOTHING
         self._indexes.entries = None
-        self._known_places.clear()
         self.known_gaps = []
+        self.sound_places = {}
 
     def close(self) -> None:
         """Close every file for good; nothing is synced."""
@@ -306,8 +303,8 @@ class Segment:
 
     def _reset(self) -> None:
         self._indexes.reset()
-        self._known_places.clear()
         self.known_gaps = []
+        self.sound_places = {}
 
     @property
     def counting(self) -> SegmentIndexes:
@@ -375,20 +372,12 @@ class Segment:
         then as many as fit into ``max_bytes``. Nothing: ``(b"", offset)``. ``is_checked``: also
         what this process wrote. CorruptDataError for damage, and nothing of what is sound.
         """
-        place = self._place_of_large(offset)
-        start = self._find_start(offset) if place is None else place.position
+        start = self._find_start(offset)
         if start is None:
             if offset < self.next_offset:
                 self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
             return b"", offset
-        if (
-            place is not None
-            and place.end >= start + max_bytes
-            and place.last_offset < upper_offset
-        ):
-            end, next_offset = place.end, place.last_offset + 1
-        else:
-            end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
+        end, next_offset = self._find_end(start, max_bytes=max_bytes, upper_offset=upper_offset)
         if end == start:
             if upper_offset >= self.next_offset:
                 self._refuse(start, TailDefect.WRONG_OFFSET.value)
@@ -398,13 +387,11 @@ class Segment:
             self._refuse(start + len(data), "the file has become shorter")
         if is_checked or start < self._own_from:
             self._check_run(data, start, offset)
-        self.remember(next_offset, end)
         return data, next_offset
 
     def _check_run(self, data: bytes, start: int, offset: int) -> None:
         """Refuse what is not as it was written: CRCs, and offsets against the batch after it."""
-        lowest_offset = offset if offset in self._known_places else self.base_offset
-        at, expected, defect = find_damage(data, lowest_offset=lowest_offset)
+        at, expected, defect = find_damage(data, lowest_offset=self.base_offset)
         if defect is not TailDefect.NONE:
             self._refuse(start + at, defect.value)
         end = start + at
@@ -412,17 +399,13 @@ class Segment:
             # Compaction keeps the last batch of a segment, so none may be missing after it.
             is_right = expected == self.next_offset
         else:
-            is_right = expected <= int.from_bytes(self.log.read(end, 8), "big", signed=True)
+            is_right = expected <= int.from_bytes(self.log.read(end, LENGTH_AT), "big", signed=True)
         if not (is_right and offset < expected):
             self._refuse(end, TailDefect.WRONG_OFFSET.value)
 
     def walk(self, position: int, head: bytes = b"") -> Iterator[BatchPlace]:
         """The places of all batches from the one at ``position``: see ``walk_batches``."""
-        return walk_batches(self._log_file, position, head)
-
-    def frames(self, position: int) -> Iterator[tuple[int, memoryview]]:
-        """Position and bytes of each batch from ``position``, unchecked: see ``read_frames``."""
-        return read_frames(self._log_file, position)
+        return walk_batches(self.log_file, position, head)
 
     def replay(
         self, from_offset: int, leader_epochs: LeaderEpochPairs = ()
@@ -437,8 +420,9 @@ class Segment:
         if start is None:
             self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         expected = self.base_offset
-        for position, frame in self.frames(start):
-            found = inspect_batch(frame, expected, may_skip=True, leader_epochs=leader_epochs)
+        for position, found, frame in check_batches(
+            self.log_file, start, expected, leader_epochs=leader_epochs
+        ):
             if isinstance(found, TailDefect):
                 self._refuse(position, found.value)
             expected = found.next_offset
@@ -446,21 +430,23 @@ class Segment:
         self._check_replayed(expected)
 
     def replay_state(
-        self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
+        self, from_offset: int, leader_epochs: LeaderEpochPairs
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
-        if from_offset >= self.next_offset:
-            return
-        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
-        if start is None:
-            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
-        expected = self.base_offset
-        for header, frame in state_batches(
-            self._log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
-        ):
-            expected = header.next_offset
-            yield header, frame
-        self._check_replayed(expected)
+        """Of ``replay``, what a partition's state needs.
+
+        Data of producers and control batches, and of each leader epoch the first and the last batch
+        of the file.
+        """
+        last_epoch, skipped = NO_LEADER_EPOCH, None
+        for header, frame in self.replay(from_offset, leader_epochs):
+            if header.has_producer_id or header.is_control or header.leader_epoch > last_epoch:
+                last_epoch = max(last_epoch, header.leader_epoch)
+                skipped = None
+                yield header, frame
+            else:
+                skipped = header, frame
+        if skipped is not None:
+            yield skipped
 
     def _check_replayed(self, next_offset: int) -> None:
         """Refuse a file that has lost its last batches, or whose last one claims too many offsets.
@@ -512,27 +498,8 @@ class Segment:
                 self._refuse(entry[1], TailDefect.BAD_HEADER.value)
         return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
 
-    def _place_of_large(self, offset: int) -> BatchPlace | None:
-        """The batch that holds ``offset`` if it is found without the header of the one before it.
-
-        None for where a read has ended, too: that needs no header at all.
-        """
-        if offset in self._known_places:
-            return None
-        entry = self.indexes[0].lookup_large(offset)
-        if entry is None:
-            return None
-        head = self.log.read(entry[1], PLACE_BYTES)
-        if begins_with_batch(head, entry[0]):
-            for place in self.walk(entry[1], head):
-                return place if place.base_offset <= offset else None
-        return None
-
     def _find_start(self, offset: int) -> int | None:
         """The position of the first batch that ends at ``offset`` or later."""
-        known = self._known_places.get(offset)
-        if known is not None:
-            return known if known < self.size_bytes else None
         before: BatchPlace | None = None
         found: int | None = None
         for place in self._walk_from(lambda index: index.lookup(offset)):
@@ -566,16 +533,10 @@ class Segment:
             end, next_offset = place.end, place.last_offset + 1
         return end, next_offset
 
-    def remember(self, offset: int, position: int) -> None:
-        """Keep where the next sequential read begins; the oldest of many is forgotten."""
-        places = self._known_places
-        places[offset] = position
-        if len(places) > _KNOWN_PLACES_MAX:
-            del places[next(iter(places))]
-
     @property
-    def _log_file(self) -> LogFile:
+    def log_file(self) -> LogFile:
+        """The ``.log`` file for those who walk it."""
         return LogFile(self.log, self.log_path, self.base_offset, self.size_bytes)
 
     def _refuse(self, position: int, reason: str) -> NoReturn:
-        self._log_file.refuse(position, reason)
+        self.log_file.refuse(position, reason)

@@ -18,6 +18,12 @@ NOT_OURS = re.compile(r"(\.(?!ci\b|gitignore).*|__pycache__|build|dist|.*\.egg-i
 """Names left out where there is no git to ask."""
 
 
+DEFINITION = re.compile(
+    r"( *)(?:cpdef|cdef|def)\b(?!.*\b(?:struct|enum|class|extern)\b)[^=]*?(\w+)\("
+)
+"""A function of Cython, without a type that is called in an assignment."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One Python file: ``path`` is relative to the root, with slashes."""
@@ -90,6 +96,31 @@ def _dotted(node: ast.AST, aliases: dict[str, str]) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class CompiledSource:
+    """One Cython file; nothing parses these, so all is told by their text."""
+
+    path: str
+    text: str = field(repr=False)
+
+    def functions(self) -> Iterator[tuple[int, str, str]]:
+        """Line, name and text of each function: up to what is indented no deeper."""
+        lines = self.text.splitlines()
+        for number, line in enumerate(lines):
+            found = DEFINITION.match(line)
+            if found is None:
+                continue
+            depth, end = len(found[1]), number + 1
+            # The end of a signature over several lines is no deeper either.
+            while end < len(lines) and (
+                not lines[end].strip()
+                or len(lines[end]) - len(lines[end].lstrip()) > depth
+                or lines[end].lstrip().startswith(")")
+            ):
+                end += 1
+            yield number + 1, found[2], "\n".join(lines[number:end]).rstrip()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     return Path(__file__).resolve().parents[2]
@@ -140,3 +171,13 @@ def sources(root: Path, project_files: list[str]) -> list[Source]:
 def product(sources: list[Source]) -> list[Source]:
     """Every Python file that is installed."""
     return [source for source in sources if source.is_product]
+
+
+@pytest.fixture(scope="session")
+def compiled(root: Path, project_files: list[str]) -> list[CompiledSource]:
+    """Every Cython file of the project."""
+    return [
+        CompiledSource(name, (root / name).read_text(encoding="utf-8"))
+        for name in project_files
+        if name.endswith((".pyx", ".pxi"))
+    ]

@@ -115,6 +115,18 @@ def test_imports_never_point_to_a_higher_layer(product):
     assert not wrong, "\n".join(wrong)
 
 
+def test_compiled_code_imports_nothing_of_a_higher_layer(compiled):
+    wrong = [
+        f"{source.path} imports {name}"
+        for source in compiled
+        for name in re.findall(r"^ *(?:from|c?import) oncelog\.([\w.]+)", source.text, re.MULTILINE)
+        if (own := layer_of(source.path.rpartition(".")[0].replace("/", "."))) is not None
+        and (other := layer_of(name)) is not None
+        and other > own
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_machines_import_only_the_pure_half_of_storage_and_pure_libraries(product):
     disk_half = reaching(product, "oncelog.storage.disk.file_system")
     wrong = [

@@ -10,18 +10,24 @@ FUNCTION_LINES_MAX = 60
 BROAD = {"Exception", "BaseException"}
 
 
-def test_a_long_file_of_the_product_says_why_it_is_one_idea(product):
-    """Past the limit a reader asks "two ideas?"; a sentence of the docstring answers."""
+def test_a_long_file_of_the_product_says_why_it_is_one_idea(product, compiled):
+    """Past the limit a reader asks "two ideas?"; a sentence at its top answers."""
     long = [
         f"{source.path}: {count} lines; split it, or say 'One file: …' in its docstring"
         for source in product
         if (count := source.text.count("\n")) > FILE_LINES_MAX
         and "\nOne file: " not in (ast.get_docstring(source.tree) or "")
     ]
+    long += [
+        f"{source.path}: {count} lines; split it, or say 'One file: …' at its top"
+        for source in compiled
+        if (count := source.text.count("\n")) > FILE_LINES_MAX
+        and "One file: " not in source.text[:2_000]
+    ]
     assert not long, "\n".join(long)
 
 
-def test_a_long_function_of_the_product_says_why_it_is_one_thing(product):
+def test_a_long_function_of_the_product_says_why_it_is_one_thing(product, compiled):
     long = [
         f"{source.path}:{node.lineno} {node.name}: {count} lines; split it, or say '# One thing: …'"
         for source in product
@@ -29,6 +35,12 @@ def test_a_long_function_of_the_product_says_why_it_is_one_thing(product):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (count := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
         and "# One thing: " not in (ast.get_source_segment(source.text, node) or "")
+    ]
+    long += [
+        f"{source.path}:{line} {name}: {count} lines; split it, or say '# One thing: …'"
+        for source in compiled
+        for line, name, text in source.functions()
+        if (count := text.count("\n") + 1) > FUNCTION_LINES_MAX and "# One thing: " not in text
     ]
     assert not long, "\n".join(long)
 
@@ -75,12 +87,20 @@ def test_product_code_asserts_only_what_a_type_checker_needs(product):
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_is_left_for_later(sources):
+def test_no_error_is_swallowed_in_compiled_code(compiled):
+    swallowing = re.compile(
+        r"^ *except(?: *:| (?:Base)?Exception\b[^:\n]*:\s*\n\s*(?:pass|continue)\b)", re.MULTILINE
+    )
+    wrong = [source.path for source in compiled if swallowing.search(source.text)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_left_for_later(sources, compiled):
     words = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
-    word = re.compile(rf"#.*\b({words})\b")
+    word = re.compile(rf"(#|/\*).*\b({words})\b")
     wrong = [
         f"{source.path}:{number}"
-        for source in sources
+        for source in (*sources, *compiled)
         for number, line in enumerate(source.text.splitlines(), 1)
         if word.search(line)
     ]

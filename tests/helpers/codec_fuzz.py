@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
 from oncelog.storage.records.compression import Codec, compress
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong
 
 MIB = 1 << 20
@@ -260,9 +261,8 @@ def check_scan(kernel: Any, chance: random.Random) -> bool:
         )
     )
     lowest = chance.choice(numbers)
-    at, expected, damage = kernel.find_damage(data, crc32c.crc32c, lowest)
+    at, expected = kernel.skip_sound(data, crc32c.crc32c, lowest)
     assert 0 <= at <= len(data)
-    assert damage != 0 or at == len(data)
     assert expected >= lowest
     try:
         taken, after, _, columns, _ = kernel.scan_batches(
@@ -283,19 +283,7 @@ def check_scan(kernel: Any, chance: random.Random) -> bool:
         assert 2 * len(columns[3]) == len(columns[2])
     except ValueError:
         pass
-    end, _, _, places = kernel.state_batches(
-        data,
-        crc32c.crc32c,
-        chance.random() < 0.5,
-        chance.choice(numbers),
-        epochs,
-        chance.choice([-1, 0, 2**31]),
-        chance.choice([5, 1, 0, -1]),
-    )
-    assert places == sorted(set(places))
-    assert all(0 <= place < end for place in places)
-    assert end <= len(data)
-    return damage == 0
+    return at == len(data)
 
 
 def check_crcs(kernel: Any, chance: random.Random) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
 from oncelog.storage.records import columns as record_columns
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import (
     Record,
     RecordInput,
@@ -24,6 +24,7 @@ from oncelog.storage.records.codec import (
     encode_records,
 )
 from oncelog.storage.records.compression import Codec, compress, decompress
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong, read_varint, read_varlong
 
 pytestmark = pytest.mark.usefixtures("codec_backend")

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.records import checksum, client_batch, scan_kernel
+from oncelog.storage.records import checksum, scan_kernel
 from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
-from oncelog.storage.segments.batch_check import find_damage
+from oncelog.storage.segments.inspection import find_damage
 from oncelog.storage.segments.scan import SegmentScan
 from oncelog.storage.segments.segment import Segment
 
@@ -109,10 +109,6 @@ def checked(data, limit):
     return check_client_batch(data, message_max_bytes=limit)
 
 
-@pytest.mark.skipif(
-    client_batch._client_fault is None,
-    reason="this processor computes a CRC by tables only, which the library does faster",
-)
 @given(
     st.dictionaries(st.sampled_from(sorted(EDGES)), st.integers(0, 20), max_size=3),
     st.booleans(),
@@ -148,6 +144,6 @@ def test_both_say_the_same_of_what_a_client_sends(
         batch[damage[0]] ^= damage[1]
     data = bytes(batch[:tail] if tail < 0 else batch + bytes(tail))
     found = checked(data, limit)
-    with mock.patch.object(client_batch, "_client_fault", None):
+    with mock.patch.object(scan_kernel, "kernel", None):
         assert checked(data, limit) == found
     assert isinstance(found, (BatchHeader, ErrorCode))

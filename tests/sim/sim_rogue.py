@@ -29,9 +29,10 @@ from oncelog.actors.protocol.tickets import TICKET_BYTES
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import PRODUCER_EPOCH_MAX, TopicPartition, sequence_after
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header, seal
+from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import decode_records, encode_records
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 
 BROKER_ID = 1
 PAUSE_MS = 300.0

@@ -15,10 +15,10 @@ from crash_disk import CrashDisk
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.records.batch import HEADER_BYTES, parse_header
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.segments import offset_index, segment
-from oncelog.storage.segments.batch_check import find_damage
-from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.inspection import TailDefect, find_damage
 
 DIRECTORY = Path("/data/flights-0")
 BATCH_BYTES = 80
@@ -84,10 +84,8 @@ def read_all(log: PartitionLog, *, max_bytes: int) -> None:
 
 
 def seek_everywhere(log: PartitionLog) -> None:
-    """Read one batch at each offset, always with nothing remembered of the last read."""
+    """Read one batch at each offset."""
     for offset in range(log.log_end_offset - 1, -1, -1):
-        for known in log._segments.from_offset(0):
-            known._known_places.clear()
         log.fetch(offset, max_bytes=1, upper_offset=log.log_end_offset)
 
 

@@ -10,9 +10,8 @@ import pytest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import SEQUENCE_MAX
-from oncelog.storage.records import client_batch, scan_kernel
+from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import (
-    HEADER_BYTES,
     BatchHeader,
     crc_matches,
     iterate_batches,
@@ -24,6 +23,7 @@ from oncelog.storage.records.batch import (
 )
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import HEADER_BYTES
 
 RECORDS = bytes.fromhex("0e00000001027800" + "0e00000201027800")
 """Two records without keys."""
@@ -266,7 +266,6 @@ def test_client_batch_of_records_that_no_reader_can_decode_is_invalid(
     records: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if backend == "python":
-        monkeypatch.setattr(client_batch, "_client_fault", None)
         monkeypatch.setattr(scan_kernel, "kernel", None)
     assert check(make_batch(bytes.fromhex(records))) is ErrorCode.INVALID_RECORD
     assert isinstance(check(make_batch()), BatchHeader)

@@ -13,6 +13,7 @@ from oncelog.storage.exceptions import CorruptRecordError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.codec import encode_records
+from oncelog.storage.segments.damaged_read import SOUND_PLACES_MAX
 
 SETTINGS = LogSettings(segment_bytes=400_000, index_interval_bytes=0)
 LOG = DIRECTORY / f"{0:020d}.log"
@@ -108,5 +109,8 @@ def test_behind_damage_without_an_index_a_place_is_searched_once(disk, read_size
     found = log.fetch(late, max_bytes=5_000, upper_offset=log.log_end_offset)
     for offset in (late, found.next_offset):
         read_sizes.clear()
-        assert log.fetch(offset, max_bytes=5_000, upper_offset=log.log_end_offset).records
-        assert len(read_sizes) < 20
+        found = log.fetch(offset, max_bytes=5_000, upper_offset=log.log_end_offset)
+        assert len(read_sizes) < 20 + 2 * (found.next_offset - offset)
+    for offset in range(late - 200, late):
+        log.fetch(offset, max_bytes=1, upper_offset=log.log_end_offset)
+    assert len(log._segments.holding(late).sound_places) == SOUND_PLACES_MAX

@@ -58,27 +58,6 @@ def test_lookup_end_keeps_both_limits(index, limit_position, upper_offset, found
     assert index.lookup_end(limit_position=limit_position, upper_offset=upper_offset) == found
 
 
-@pytest.mark.parametrize(
-    ("offset", "found"),
-    [
-        (8, None),
-        (9, None),
-        (10, (29, 8_193)),
-        (29, (29, 8_193)),
-        (30, None),
-        (39, None),
-        (40, (49, 30_000)),
-        (49, (49, 30_000)),
-        (50, None),
-    ],
-)
-def test_lookup_large_gives_the_entry_behind_a_large_batch(offset, found):
-    index = OffsetIndex(0)
-    for entry in ((9, 0), (29, 8_193), (39, 16_385), (49, 30_000)):
-        index.append(*entry)
-    assert index.lookup_large(offset) == found
-
-
 def test_disordered_entries_never_lead_beyond_the_limits():
     index = OffsetIndex(0)
     for entry in ((900, 10), (20, 800), (30, 30)):

@@ -65,7 +65,7 @@ def state_of(segment):
         times.to_bytes(),
         segment.max_timestamp_ms,
         segment.first_timestamp_ms,
-        segment.counting.room_before_entry,
+        segment.counting.count,
     )
 
 

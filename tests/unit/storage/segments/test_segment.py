@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import parse_header
+from oncelog.storage.segments.frames import read_frames
 from oncelog.storage.segments.segment import Segment
 
 
@@ -71,57 +70,6 @@ def test_rebuilt_indexes_equal_those_of_the_appends(segment, filesystem, tmp_pat
     copy.close()
 
 
-def test_sequential_reads_find_their_place_without_a_walk(segment, monkeypatch):
-    data, next_offset = segment.read(40, max_bytes=300, upper_offset=60)
-    assert (len(data), next_offset) == (300, 46)
-
-    def refuse(offset: int) -> None:
-        raise AssertionError("the index was asked")
-
-    monkeypatch.setattr(segment.indexes[0].__class__, "lookup", lambda self, offset: refuse(offset))
-    assert segment.read(46, max_bytes=300, upper_offset=60)[1] == 52
-
-
-def test_random_read_of_a_large_batch_touches_no_other(filesystem, tmp_path, make_batch):
-    segment = Segment(
-        filesystem=filesystem,
-        directory=tmp_path,
-        base_offset=0,
-        next_offset=0,
-        index_interval_bytes=4_096,
-    )
-    segment.create()
-    for base_offset in range(0, 30, 5):
-        batch = make_batch(base_offset, 5, size_bytes=9_000)
-        segment.append(batch, parse_header(batch))
-    touched = []
-    read = segment.log.read
-
-    def note(position: int, size: int) -> bytes:
-        touched.append((position, position + size))
-        return read(position, size)
-
-    segment._log = SimpleNamespace(read=note, close=segment.log.close)
-    for offset in (14, 10, 29, 25, 17):
-        touched.clear()
-        data, next_offset = segment.read(offset, max_bytes=1, upper_offset=30)
-        assert (len(data), parse_header(data).base_offset) == (9_000, offset - offset % 5)
-        assert next_offset == offset - offset % 5 + 5
-        begin = 9_000 * (offset // 5)
-        assert all(begin <= first and end <= begin + 9_000 for first, end in touched)
-        segment._known_places.clear()
-    assert segment.read(17, max_bytes=20_000, upper_offset=30)[1] == 25
-    assert segment.read(12, max_bytes=1, upper_offset=14) == (b"", 12)
-    segment.close()
-
-
-def test_known_places_stay_few(segment):
-    for offset in range(40, 60):
-        for size in (100, 200, 300):
-            segment.read(offset, max_bytes=size, upper_offset=60)
-    assert len(segment._known_places) <= 64
-
-
 def test_released_segment_reads_on(segment):
     segment.release()
     assert not segment.is_open
@@ -149,7 +97,7 @@ def test_position_after_is_the_end_of_the_last_batch_below(segment, offset, end,
 
 
 def test_frames_give_each_batch_once(segment):
-    assert [(position, len(frame)) for position, frame in segment.frames(300)] == [
+    assert [(position, len(frame)) for position, frame in read_frames(segment.log_file, 300)] == [
         (position, 100) for position in range(300, 1_000, 100)
     ]
 

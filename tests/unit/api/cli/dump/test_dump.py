@@ -19,7 +19,7 @@ from partition_files import (
 from partition_logs import flip
 
 from oncelog.api.cli import main as cli
-from oncelog.storage.records.batch import HEADER_BYTES
+from oncelog.storage.records.layout import HEADER_BYTES
 
 
 def rows(lines):

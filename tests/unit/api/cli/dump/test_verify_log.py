@@ -23,7 +23,7 @@ from transactional_logs import TransactionalLog
 from oncelog.api.cli.dump import VERIFY_ATTEMPTS_MAX
 from oncelog.storage.disk.file_system import ReadOnlyFileSystem
 from oncelog.storage.log.partition import LogSettings
-from oncelog.storage.records.batch import HEADER_BYTES
+from oncelog.storage.records.layout import HEADER_BYTES
 
 
 @pytest.mark.parametrize(
