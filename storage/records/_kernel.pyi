@@ -79,7 +79,7 @@ def decode_rows(
     """The records of one uncompressed block. Raises ``CorruptDataError``."""
 
 CRC_METHODS: tuple[str, ...]
-"""Of ``"tables"`` and ``"instruction"`` what this processor can do; the fastest last."""
+"""Of ``"tables"``, ``"instruction"`` and ``"folding"`` what this processor can do; fastest last."""
 
 def crc32c(data: Buffer) -> int:
     """CRC-32C by the fastest of them; holds the interpreter's lock."""

@@ -1,6 +1,7 @@
 """CRC-32C: by the kernel where it was built and the processor helps, else by the library.
 
-Both hold the same numbers; of a small batch the kernel takes half the time, what a call costs.
+Both hold the same numbers; the kernel takes half the time or less of large batches, and of small
+ones what a call costs.
 """
 
 from __future__ import annotations
