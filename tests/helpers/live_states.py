@@ -36,7 +36,7 @@ from oncelog.actors.protocol.transaction.log import (
 )
 from oncelog.actors.protocol.transaction.members import Member
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
-from oncelog.storage.log.partition_log import PartitionLog
+from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import HEADER_BYTES, BatchHeader, parse_header
 
