@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from issued_certificates import Authority
 
-from oncelog.actors.config import RAY, ROADS
+from oncelog.actors.config import RAY, Road
 
 pytestmark = pytest.mark.ray
 
@@ -71,7 +72,7 @@ def run_slice(data_dir: Path, calls: str, **environment: str) -> str:
     return said.removeprefix("slice: ")
 
 
-@pytest.mark.parametrize("calls", ROADS)
+@pytest.mark.parametrize("calls", get_args(Road))
 def test_a_cluster_writes_reads_and_survives_on_either_road(tmp_path: Path, calls: str) -> None:
     is_connected = calls != RAY
     assert run_slice(tmp_path, calls) == f"0 1 2 3 {is_connected} False {is_connected} True"

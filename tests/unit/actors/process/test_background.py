@@ -200,9 +200,9 @@ def test_logs_of_one_process_do_not_wait_for_each_other():
         threads = DiskThreads()
         logs = [ThreadBackground(threads) for _ in range(THREADS_MAX)]
         together = threading.Barrier(THREADS_MAX)
-        await asyncio.gather(*(log.run(lambda: together.wait(10)) for log in logs))
+        return await asyncio.gather(*(log.run(lambda: together.wait(10)) for log in logs))
 
-    asyncio.run(body())
+    assert sorted(asyncio.run(body())) == list(range(THREADS_MAX))
 
 
 def test_more_logs_than_threads_take_turns():
