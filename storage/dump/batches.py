@@ -18,7 +18,7 @@ from oncelog.storage.records.batch import BatchHeader, crc_matches
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import decode_control
 from oncelog.storage.records.layout import CODEC_MASK
-from oncelog.storage.segments.frames import read_frames
+from oncelog.storage.segments.frames import read_batches
 from oncelog.storage.segments.inspection import TailDefect, whole_header
 from oncelog.storage.segments.segment import LOG_SUFFIX, Segment
 
@@ -59,8 +59,7 @@ def scan_log(filesystem: FileSystem, path: Path) -> Iterator[ScannedBatch | LogE
     try:
         segment.attach()
         end = 0
-        for position, frame in read_frames(segment.log_file, 0):
-            header = whole_header(frame)
+        for position, header, frame in read_batches(segment.log_file, 0, whole_header):
             if isinstance(header, TailDefect):
                 yield LogEnd(position, segment.size_bytes - position, header)
                 return

@@ -1,14 +1,14 @@
-"""Going over the batches of one ``.log`` file: by their headers alone, or as frames of bytes."""
+"""Going over the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from oncelog.storage.disk.file_system import FileHandle
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.batch import BatchHeader, Buffer, claimed_bytes
+from oncelog.storage.records.batch import BatchHeader, claimed_bytes
 from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_END, PLACE
 from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs
@@ -123,41 +123,42 @@ def check_batches(
     """Position, header and bytes of each batch from ``position``: see ``inspect_batch``.
 
     Ends after the first defect, which stands for its header. Below ``gaps_end`` (exclusive)
-    compaction may have removed batches.
+    compaction may have removed batches. The views stay valid.
     """
-    highest = file.base_offset + RELATIVE_OFFSET_MAX
-    for at, frame in read_frames(file, position):
+    expected, highest = expected_offset, file.base_offset + RELATIVE_OFFSET_MAX
+
+    def judge(bytes_: memoryview) -> BatchHeader | TailDefect:
+        nonlocal expected
         found = inspect_batch(
-            frame,
-            expected_offset,
-            may_skip=expected_offset < gaps_end,
-            leader_epochs=leader_epochs,
+            bytes_, expected, may_skip=expected < gaps_end, leader_epochs=leader_epochs
         )
-        if isinstance(found, BatchHeader) and found.last_offset > highest:
-            found = TailDefect.WRONG_OFFSET
-        yield at, found, frame
-        if isinstance(found, TailDefect):
-            return
-        expected_offset = found.next_offset
+        if isinstance(found, BatchHeader):
+            if found.last_offset > highest:
+                return TailDefect.WRONG_OFFSET
+            expected = found.next_offset
+        return found
+
+    return read_batches(file, position, judge)
 
 
-def read_frames(file: LogFile, position: int) -> Iterator[tuple[int, memoryview]]:
-    """Position and bytes of each batch from ``position``, unchecked, in large reads.
-
-    The last frame is shorter than its batch claims if the file ends first; one with an
-    impossible length is given some bytes. The caller must check each and stop at a bad one.
-    The views stay valid. CorruptDataError if the file has become shorter.
-    """
+def read_batches(
+    file: LogFile, position: int, judge: Callable[[memoryview], BatchHeader | TailDefect]
+) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
+    """The same of what ``judge`` says: it is given the bytes of a batch, and some that follow."""
     while position < file.size_bytes:
         run = memoryview(read_run(file, position))
         at = 0
         while at < len(run):
-            size = _frame_bytes(run, at)
-            if at and size > len(run) - at:
-                break
-            frame = run[at : at + size]
-            yield position + at, frame
-            at += len(frame)
+            found = judge(run[at:])
+            if isinstance(found, TailDefect):
+                if at:
+                    # The run may only end too early: read on from there.
+                    break
+                yield position, found, run
+                return
+            end = at + found.size_bytes
+            yield position + at, found, run[at:end]
+            at = end
         position += at
 
 
@@ -169,17 +170,11 @@ def read_run(file: LogFile, position: int) -> bytes:
     rest = file.size_bytes - position
     wanted = min(rest, SCAN_BYTES)
     run = file.handle.read(position, wanted)
+    claimed = claimed_bytes(run) if len(run) >= LENGTH_END else 0
     # A length beyond the file is damage: its bytes are not worth the memory.
-    if wanted < _frame_bytes(run, 0) <= rest:
-        wanted = _frame_bytes(run, 0)
+    if wanted < claimed <= rest:
+        wanted = claimed
         run = file.handle.read(position, wanted)
     if len(run) < wanted:
         file.refuse(position, "the file has become shorter")
     return run
-
-
-def _frame_bytes(run: Buffer, at: int) -> int:
-    """The size of the batch there, or of a header if it cannot be one."""
-    if len(run) - at < LENGTH_END:
-        return HEADER_BYTES
-    return max(HEADER_BYTES, claimed_bytes(run, at))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.storage.log.recovery import Durability, durability_of
-from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.segments.inspection import TailDefect, holds_intact_batch, inspect_batch
 
 
@@ -35,6 +35,14 @@ def test_batch_after_a_gap_of_compaction_is_only_good_where_there_may_be_gaps(ma
     assert inspect_batch(batch, 5) is TailDefect.WRONG_OFFSET
     assert inspect_batch(batch, 5, may_skip=True) == parse_header(batch)
     assert inspect_batch(batch, 8, may_skip=True) is TailDefect.WRONG_OFFSET
+
+
+def test_batch_that_ends_beyond_all_offsets_is_not_the_next(make_batch):
+    batch = bytearray(make_batch(0, 5))
+    patch(batch, base_offset=2**63 - 5, leader_epoch=0)
+    assert inspect_batch(batch, 2**63 - 5) is TailDefect.WRONG_OFFSET
+    patch(batch, base_offset=2**63 - 6, leader_epoch=0)
+    assert inspect_batch(batch, 2**63 - 6) == parse_header(batch)
 
 
 @pytest.mark.parametrize(

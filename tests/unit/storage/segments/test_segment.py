@@ -4,7 +4,8 @@ import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import parse_header
-from oncelog.storage.segments.frames import read_frames
+from oncelog.storage.segments.frames import read_batches
+from oncelog.storage.segments.inspection import whole_header
 from oncelog.storage.segments.segment import Segment
 
 
@@ -96,10 +97,11 @@ def test_position_after_is_the_end_of_the_last_batch_below(segment, offset, end,
     assert segment.position_after(offset) == (end, next_offset)
 
 
-def test_frames_give_each_batch_once(segment):
-    assert [(position, len(frame)) for position, frame in read_frames(segment.log_file, 300)] == [
-        (position, 100) for position in range(300, 1_000, 100)
-    ]
+def test_batches_are_given_once_each(segment):
+    assert [
+        (position, len(batch))
+        for position, _, batch in read_batches(segment.log_file, 300, whole_header)
+    ] == [(position, 100) for position in range(300, 1_000, 100)]
 
 
 @pytest.mark.parametrize("length", [2**31 - 1, 0, -5, 10**6])
