@@ -74,6 +74,7 @@ class Maintenance:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
+        self.is_running = False
         self._is_removing = False
 
     def start(self) -> None:
@@ -94,13 +95,9 @@ class Maintenance:
             _Chore(name, interval_ms / 1_000, work, now_s + interval_ms / 1_000)
             for name, interval_ms, work in plan
         ]
+        self.is_running = True
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._note_end)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the work goes on."""
-        return self._task is not None
 
     @property
     def may_compact(self) -> bool:
@@ -108,11 +105,14 @@ class Maintenance:
         return self.is_running and not self._is_removing
 
     async def stop(self) -> None:
-        """End, after the piece of work that is under way; call it before the replica stops."""
-        task, self._task = self._task, None
+        """End, after the piece of work that is under way; call it before the replica stops.
+
+        A second call waits for the same: a repeated shutdown must not take the log from this work.
+        """
+        self.is_running = False
         self._wake.set()
-        if task is not None:
-            await asyncio.wait({task})
+        if self._task is not None:
+            await asyncio.wait({self._task})
         await self._compaction_ended()
 
     def retain_soon(self) -> None:
@@ -125,7 +125,7 @@ class Maintenance:
     async def _run(self) -> None:
         """Do what is due, then sleep until the next work is or somebody calls."""
         loop = asyncio.get_running_loop()
-        while self._task is not None:
+        while self.is_running:
             chore = min(self._chores, key=lambda chore: chore.due_s)
             delay_s = chore.due_s - loop.time()
             if delay_s <= 0:

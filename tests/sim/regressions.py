@@ -10,6 +10,20 @@ from typing import Any
 
 SHORT: dict[str, Any] = {"duration_s": 8.0}
 
+REMADE: dict[str, Any] = {
+    "duration_s": 10.0,
+    "remakers": 6,
+    "delay": 0.1,
+    "delay_max_ms": 5_000.0,
+    "duplicate": 0.3,
+    "kill": 1.0,
+    "move": 0.0,
+    "peace": 0.0,
+} | dict.fromkeys(
+    ("copiers", "jobs", "plain_writers", "hijackers", "rogues", "intruders", "processors"), 0
+)
+"""Little but topics that are deleted and made again, by calls that come late and twice."""
+
 REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
     (
         39,
@@ -80,5 +94,11 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         {"duration_s": 30.0, "copiers": 1},
         "a start that had to index aborted transactions again wanted to count records of an open "
         "one that were damaged, and was refused for good",
+    ),
+    (
+        1108,
+        REMADE,
+        "a repeated shutdown closed the log while the first one waited for maintenance, which "
+        "then ended the process: it met no log",
     ),
 ]

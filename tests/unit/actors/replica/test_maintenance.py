@@ -286,7 +286,7 @@ def test_a_broken_invariant_is_handed_on(play: Any) -> None:
     assert isinstance(failure, InvariantViolation)
 
 
-def test_work_under_way_is_finished_before_the_end(play: Any) -> None:
+def test_work_under_way_is_finished_before_any_of_the_calls_that_end_it_returns(play: Any) -> None:
     finished = []
 
     async def scenario(house: House) -> None:
@@ -297,7 +297,10 @@ def test_work_under_way_is_finished_before_the_end(play: Any) -> None:
         house.maintenance._refresh = slow
         house.maintenance.retain_soon()
         await asyncio.sleep(1)
+        first = asyncio.ensure_future(house.maintenance.stop())
+        await asyncio.sleep(1)
         await house.maintenance.stop()
         assert finished == [5]
+        await first
 
     play(scenario)
