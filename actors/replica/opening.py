@@ -40,7 +40,7 @@ from oncelog.storage.log.checkpoint import (
 )
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.log.tail import TailCut
-from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
+from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, read_topic_id, write_topic_id
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import Record, decode_records
 from oncelog.storage.records.control import ControlRecord, decode_control
@@ -260,14 +260,18 @@ class ReplicaDirectory:
     def _remove_files(self) -> None:
         """Remove all but the lock; what is left if the process dies meanwhile can be opened.
 
-        What says how much there must be goes first, and is gone for good; then the oldest segment.
+        In three steps, each gone for good before the next: what says how much there must be; the
+        log, its oldest segment first; what says of which topic they are, as lost power may bring
+        back any file of a step, and nobody's records would be refused.
         """
-        for name in (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE):
-            self._filesystem.remove(self._path / name)
-        self._filesystem.sync_directory(self._path)
-        for name in self._filesystem.list_directory(self._path):
-            if name != LOCK_FILE:
+        sized = (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
+        named = (TOPIC_ID_FILE, PARTITION_METADATA_FILE)
+        found = self._filesystem.list_directory(self._path)
+        others = [name for name in found if name not in (*sized, *named, LOCK_FILE)]
+        for names in (sized, others, named):
+            for name in names:
                 self._filesystem.remove(self._path / name)
+            self._filesystem.sync_directory(self._path)
 
 
 def index_if_aborted(log: PartitionLog, completed: CompletedTransaction | None) -> None:

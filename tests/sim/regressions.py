@@ -96,6 +96,12 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "one that were damaged, and was refused for good",
     ),
     (
+        1052,
+        REMADE,
+        "lost power brought some files of a removed log back, but not those that say of which "
+        "topic, and the next topic of that name was refused for good",
+    ),
+    (
         1108,
         REMADE,
         "a repeated shutdown closed the log while the first one waited for maintenance, which "

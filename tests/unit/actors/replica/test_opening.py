@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from actor_surroundings import HeldBackground
+from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 
 TOPIC_ID = "a" * 32
+
+LOSSES_OF_POWER = 10
+"""At each step: every name that was removed since the last sync is there again, or is not."""
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -43,6 +50,41 @@ def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
         assert directory.exists() is not remove_data
         if not remove_data:
             RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
+
+
+def test_whatever_lost_power_leaves_of_a_removed_log_the_next_topic_of_that_name_is_led(
+    harness: Any, seed: int
+) -> None:
+    """1. The power fails at any step of the removal. 2. Another topic of that name is made."""
+
+    async def removed(stop_at: int = 0) -> CrashDisk:
+        harness.filesystem = disk = CrashDisk()
+        harness.topic_id = TOPIC_ID
+        harness.led_topics.clear()
+        await harness.start()
+        assert (await harness.produce(harness.batch(b"old"))).error is ErrorCode.NONE
+        disk.stop_after(stop_at)
+        with contextlib.suppress(Crash):
+            await harness.replica.stop(remove_data=True)
+        return disk
+
+    async def body() -> None:
+        harness.directory = Path("/data")
+        history = (await removed()).history
+        first = next(n for n, done in enumerate(history) if done.call == "remove")
+        random = Random(seed)
+        for operation in range(first, len(history) + 1):
+            disk = await removed(stop_at=operation)
+            for _ in range(LOSSES_OF_POWER):
+                harness.filesystem = disk.after_power_loss(DataLoss.ALL, NameLoss.SOME, random)
+                harness.topic_id = "b" * 32
+                harness.led_topics.clear()
+                await asyncio.wait_for(harness.start(), 10)
+                assert harness.replica.failure is None
+                assert harness.replica.machine.log_end_offset == 0
+                await harness.replica.stop()
 
     asyncio.run(body())
 
