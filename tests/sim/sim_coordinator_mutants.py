@@ -337,6 +337,7 @@ COORDINATOR_MUTANTS = (
         changes=ALONE
         | LATE
         | {"remakers": 6, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
+        runs=300,
     ),
     Saboteur(
         name="positions after their marker",

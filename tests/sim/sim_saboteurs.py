@@ -86,6 +86,8 @@ class Saboteur:
     checker: str = ""
     """Who must speak; "" while that is anybody."""
     changes: dict[str, Any] = field(default_factory=dict)
+    runs: int = 30
+    """How many it may take; more for what rarely comes to matter."""
 
 
 @contextmanager
