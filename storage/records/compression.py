@@ -83,7 +83,7 @@ def _arrow_codec(codec: Codec) -> pa.Codec:
 
     if codec is Codec.ZSTD:
         return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
-    return pa.Codec({Codec.SNAPPY: "snappy", Codec.LZ4: "lz4"}[codec])
+    return pa.Codec(codec.name.lower())
 
 
 def _decompress_gzip(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
@@ -164,7 +164,7 @@ def _decompress_stream(
     """Bounded by what is read, because the size that a frame declares may lie."""
     import pyarrow as pa
 
-    name = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}[codec]
+    name = codec.name.lower()
     parts: list[bytes] = []
     room = limit_bytes
     # pyarrow allocates what is asked for before it reads, so the first guess is not the limit.

@@ -98,9 +98,8 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
 
 def _refuse_walk(file: LogFile, start: int, position: int, defect: TailDefect) -> NoReturn:
     """A walk from ``start`` went astray by ``position``: name the batch that led it there."""
-    for at, found, _ in check_batches(file, start, file.base_offset):
-        if isinstance(found, TailDefect):
-            file.refuse(at, found.value)
+    for _ in sound_batches(file, start, file.base_offset):
+        pass
     file.refuse(position, defect.value)
 
 
@@ -139,6 +138,22 @@ def check_batches(
         return found
 
     return read_batches(file, position, judge)
+
+
+def sound_batches(
+    file: LogFile,
+    position: int,
+    expected_offset: int,
+    *,
+    leader_epochs: LeaderEpochPairs = (),
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Header and bytes of each batch of ``check_batches``; CorruptDataError names a defect."""
+    for at, found, frame in check_batches(
+        file, position, expected_offset, leader_epochs=leader_epochs
+    ):
+        if isinstance(found, TailDefect):
+            file.refuse(at, found.value)
+        yield found, frame
 
 
 def read_batches(
