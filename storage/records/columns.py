@@ -59,10 +59,10 @@ _GROUP_BITS: Final = 7
 _GROUP: Final = 0x7F
 _GOES_ON: Final = 0x80
 _NARROW_GROUPS: Final = 4
-"""So many groups fit into 32 bits."""
+"""The number of groups that fit into 32 bits."""
 
 _RUNS_MAX: Final = 4
-"""So many runs of equally long numbers are written one by one; more are not worth it."""
+"""At most this many runs of equally long numbers are written one by one; more do not pay."""
 
 _INLINE_BYTES: Final = 12
 _VIEW_TYPE = np.dtype([("length", "<i4"), ("inline", f"V{_INLINE_BYTES}")])
@@ -201,7 +201,7 @@ def _lengths(column: Any) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """One number per record, zig-zag, and between what they lie; None if all are the same.
+    """One zig-zag number per record and the largest of them; None if all are the same.
 
     ``sizes``: how many bytes each takes; one number if that is the same for all.
     """

@@ -1,4 +1,4 @@
-"""Codec ids of record batches, and what they do to the records of one batch.
+"""The codecs of record batches: compressing and decompressing the records of one batch.
 
 A batch's records are compressed as one block; the header never is. Decompression is bounded: a
 block that grows beyond the caller's limit is corrupt, so that a few bytes cannot fill the memory.

@@ -29,7 +29,7 @@ RecordTuple: TypeAlias = tuple[int, int, bytes | None, bytes | None, RecordHeade
 """The fields of a ``Record``, without its type."""
 
 COLUMNAR_RECORDS_MIN: Final = 128
-"""Below this the fixed cost of numpy and Arrow exceeds that of a Python loop."""
+"""For fewer records, the fixed cost of numpy and Arrow exceeds that of a Python loop."""
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1

@@ -1,4 +1,4 @@
-"""Going over the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
+"""Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WALK_BYTES: Final = 8_192
 """How much a walk by headers reads at once."""
 
 SCAN_BYTES: Final = 1_048_576
-"""How much is read at once of a log that is read from one end to the other."""
+"""How much is read at once when a log is read from end to end."""
 
 
 class BatchPlace(NamedTuple):
@@ -159,7 +159,7 @@ def sound_batches(
 def read_batches(
     file: LogFile, position: int, judge: Callable[[memoryview], BatchHeader | TailDefect]
 ) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
-    """The same of what ``judge`` says: it is given the bytes of a batch, and some that follow."""
+    """The same, as decided by ``judge``: it gets the bytes of a batch and some that follow."""
     while position < file.size_bytes:
         run = memoryview(read_run(file, position))
         at = 0

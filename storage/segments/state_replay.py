@@ -1,8 +1,8 @@
 """The batches of one segment that producer state is made of, in the order of the log.
 
-In a log without producers that is next to nothing, and with many small batches of a few producers
-it is little: what later batches make a state forget is left out. The kernel selects them; what it
-stops at, and everything where there is no kernel, is judged in Python.
+A log without producers has next to none, and one of many small batches from a few producers has
+few: batches that later ones push out of the state are left out. The kernel selects them; Python
+judges what it stops at, and everything where there is no kernel.
 """
 
 from __future__ import annotations
