@@ -45,7 +45,7 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.actors.protocol.transaction.checks import FINE, Refusal, check_transactional_id
+from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
 from oncelog.actors.protocol.transaction.machine import NOTHING_HELD, TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
@@ -202,9 +202,9 @@ class TransactionCoordinator:
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
-        error, detail = self._refusal(transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             transactional_id,
@@ -216,9 +216,9 @@ class TransactionCoordinator:
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write, durably; older ones are fenced."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -230,9 +230,9 @@ class TransactionCoordinator:
 
     async def enlist(self, request: EnlistRequest) -> EnlistReply:
         """Make the caller a member of the distributed write, durably."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -246,9 +246,9 @@ class TransactionCoordinator:
         self, request: AddPartitionsToTxnRequest
     ) -> AddPartitionsToTxnReply:
         """Enrol partitions, durably, and answer their tickets."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         names = {tp.topic for tp in request.partitions}
         error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
         if error is not ErrorCode.NONE and len(topics) < len(names):
@@ -288,9 +288,9 @@ class TransactionCoordinator:
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
         """Decide a transaction, durably; answer once it is visible, or soon if that takes long."""
         transactional_id = request.transactional_id
-        error, detail = self._refusal(transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         held = NOTHING_HELD
         partitions = self.machine.runs.winner_partitions(request)
         if partitions:
@@ -382,9 +382,9 @@ class TransactionCoordinator:
 
     async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
         """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         await self._reservation.ensure()
         reply = await self._runtime.execute(
             request.transactional_id,
@@ -400,27 +400,27 @@ class TransactionCoordinator:
         self, request: DeleteTransactionalIdRequest
     ) -> DeleteTransactionalIdReply:
         """Forget an id at rest, durably."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         return await self._runtime.execute(
             request.transactional_id,
             lambda _now_ms: self.machine.operations.decide_delete(request),
             refused=request.failed,
         )
 
-    def _refusal(self, transactional_id: str) -> Refusal:
+    def _refusal(self, transactional_id: str) -> Refusal | None:
         """What every request meets first: a sound id, a loaded shard, and the right one."""
-        error, detail = check_transactional_id(transactional_id)
-        if error is not ErrorCode.NONE:
-            return error, detail
+        refusal = check_transactional_id(transactional_id)
+        if refusal is not None:
+            return refusal
         error = self._runtime.unavailable()
         if error is not ErrorCode.NONE:
             return error, self.replica.failure or ""
         shard = shard_of(transactional_id, self.replica.leadership.transaction_state_partitions)
         if shard != self.replica.topic_partition.partition:
             return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
-        return FINE
+        return None
 
     def _hear_of_newer_keys(self) -> None:
         if self._cluster.cluster_key_version > self.replica.keys.version:

@@ -476,9 +476,7 @@ def _versions_without_order() -> Any:
 
 def _versions_forgotten_by_producers() -> Any:
     """The id's own producer commits what it likes, and the id remembers that instead."""
-    return mock.patch.object(
-        transaction_producers, "check_version", return_value=transaction_checks.FINE
-    )
+    return mock.patch.object(transaction_producers, "check_version", return_value=None)
 
 
 def _versions_without_a_name() -> Any:
