@@ -260,9 +260,9 @@ class AsyncAdmin:
     async def rotate_ticket_key(self) -> int:
         """Make a new secret for the tickets of transactions, durably; how often that was done.
 
-        Open transactions go on: tickets under the key before are honoured for the 12 hours that
-        the oldest of them may live. To revoke a leaked key at once, call it twice: transactions that
-        are enrolling partitions just then abort. Source: KIP-98, "Future work".
+        Open transactions go on: tickets under the previous key are honoured for the 12 hours that
+        the oldest of them may live. To revoke a leaked key at once, call it twice; transactions
+        that are enrolling partitions just then abort. Source: KIP-98, "Future work".
         """
         seen = await self.describe_cluster()
         request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)

@@ -12,9 +12,24 @@ from oncelog.actors.protocol.messages.admin import TransactionDescription
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
-from oncelog.api.cli.arguments import INT64_MAX, Commands, add_command, whole_number
+from oncelog.api.cli.arguments import (
+    INT64_MAX,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    whole_number,
+)
 from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import UsageError, bytes_as_json, duration_text, report, say, table
+from oncelog.api.cli.output import (
+    UsageError,
+    bytes_as_json,
+    duration_text,
+    report,
+    say,
+    say_list,
+    table,
+)
 from oncelog.storage.model import TopicPartition
 
 STATES: Final = tuple(
@@ -28,10 +43,7 @@ STATES: Final = tuple(
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog transactions`` and its actions."""
     text = "Look at transactional ids, find hanging transactions, abort and delete."
-    transactions = commands.add_parser(
-        "transactions", help=text, description=text, allow_abbrev=False
-    )
-    actions = transactions.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(commands, "transactions", text)
     _add_list(actions)
     describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
     describe.add_argument("transactional_id", metavar="ID")
@@ -52,7 +64,7 @@ def add_commands(commands: Commands) -> None:
     for name, action in actions.choices.items():
         add_cluster_arguments(action)
         if name not in {"abort", "delete"}:
-            action.add_argument("--json", action="store_true", help="for programs")
+            add_json(action)
 
 
 def _add_list(actions: Commands) -> None:
@@ -128,24 +140,20 @@ def list_transactions(args: argparse.Namespace) -> int:
             producer_ids=args.producer_id,
             running_longer_than_ms=args.running_longer_than_ms,
         )
-    if args.json:
-        say(json.dumps([as_json(one) for one in found], indent=2))
-    elif found:
-        headings = ("transactional id", "state", "producer id", "epoch", "open for", "partitions")
-        rows = (
-            (
-                one.transactional_id,
-                one.state,
-                str(one.producer_id),
-                one.producer_epoch,
-                _open_for(one),
-                len(one.partitions),
-            )
-            for one in found
-        )
-        say(table(headings, rows))
-    else:
-        say("no transactional ids")
+    say_list(
+        found,
+        ("transactional id", "state", "producer id", "epoch", "open for", "partitions"),
+        lambda one: (
+            one.transactional_id,
+            one.state,
+            str(one.producer_id),
+            one.producer_epoch,
+            _open_for(one),
+            len(one.partitions),
+        ),
+        as_json if args.json else None,
+        "no transactional ids",
+    )
     return 0
 
 
@@ -190,23 +198,19 @@ def describe_producers(args: argparse.Namespace) -> int:
     tp = TopicPartition(args.topic, args.partition)
     with connect(args) as cluster:
         producers = cluster.admin().describe_producers(tp)
-    if args.json:
-        say(json.dumps([_producer_as_json(one) for one in producers], indent=2))
-    elif producers:
-        headings = ("producer id", "epoch", "last sequence", "last record", "open since offset")
-        rows = (
-            (
-                str(one.producer_id),
-                one.producer_epoch,
-                one.last_sequence,
-                _utc(one.last_timestamp_ms),
-                one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
-            )
-            for one in producers
-        )
-        say(table(headings, rows))
-    else:
-        say(f"{tp} remembers no producers")
+    say_list(
+        producers,
+        ("producer id", "epoch", "last sequence", "last record", "open since offset"),
+        lambda one: (
+            str(one.producer_id),
+            one.producer_epoch,
+            one.last_sequence,
+            _utc(one.last_timestamp_ms),
+            one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
+        ),
+        _producer_as_json if args.json else None,
+        f"{tp} remembers no producers",
+    )
     return 0
 
 
