@@ -375,7 +375,7 @@ class AsyncAdmin:
 
         Its producer is told as after a timeout: a commit fails, an abort succeeds and it goes on.
         ``InvalidTxnStateError`` when none is open or its commit is decided,
-        ``TransactionalIdNotFoundError`` for an unknown id. One that begins meanwhile is left alone.
+        ``TransactionalIdNotFoundError`` for an unknown id. One that begins later is left alone.
         """
         seen = await self.describe_transaction(transactional_id)
         request = AbortTransactionRequest(
@@ -473,7 +473,7 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_partitions(partitions: object) -> None:
-    """Refuse what is no number here; which numbers are good the controller says."""
+    """Refuse what is not a number; the controller judges the number itself."""
     if not _is_whole(partitions):
         raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
 

@@ -83,7 +83,7 @@ class Unanswered:
 
 
 class IncompleteSearchError(RequestTimedOutError):
-    """Not everybody answered, so there may be more; ``found`` and ``unanswered`` say what is known.
+    """Some did not answer, so there may be more; ``found`` and ``unanswered`` say what is known.
 
     ``found`` is what is hanging for certain.
     """
@@ -112,7 +112,7 @@ async def find_hanging(
     """The hanging transactions of ``partitions``, by partition and start offset.
 
     Only those whose newest record is older than ``older_than_ms``, by this client's clock and
-    the records' timestamps. Raises ``IncompleteSearchError`` when somebody did not answer.
+    the records' timestamps. Raises ``IncompleteSearchError`` if some did not answer.
     """
     search = _Search(calls)
     wanted = sorted(set(partitions))
@@ -262,7 +262,7 @@ class _Search:
         return found
 
     def check(self) -> None:
-        """Raise what somebody answered instead: nothing may be done on half of the truth."""
+        """Raise the first error among the answers: never act on an incomplete picture."""
         for one in self.unanswered:
             raise exception_for(one.error, one.detail or f"producers of {one.topic_partition}")
 

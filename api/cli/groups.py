@@ -296,7 +296,7 @@ def _lag(offset: int, end: int | None) -> int | None:
 
 
 def _refuse_members(group: GroupDescription, verb: str) -> None:
-    """Whoever is in the group would go on where it is, and commit over what was set."""
+    """Refuse if the group has members: they would read on and overwrite what was set."""
     count = len(group.members)
     if count:
         raise CliError(

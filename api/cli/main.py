@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has left; nothing more can be written, also not at exit.
+        # The reader of the output is gone: nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STATUS_BROKEN_PIPE
     except cli_signals.EndedBySignal as ended:

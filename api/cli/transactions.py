@@ -97,7 +97,7 @@ def _add_find_hanging(actions: Commands) -> None:
     find = add_command(
         actions,
         "find-hanging",
-        "Find transactions that are open on a partition and that nobody will end.",
+        "Find transactions that are open on a partition and that no coordinator will end.",
         find_hanging,
     )
     find.add_argument("--broker", type=whole_number(0), metavar="N", help="led by this broker")
@@ -215,7 +215,7 @@ def describe_producers(args: argparse.Namespace) -> int:
 
 
 def find_hanging(args: argparse.Namespace) -> int:
-    """Show hanging transactions, and how to abort them; status 1 if somebody did not answer."""
+    """Show hanging transactions, and how to abort them; status 1 if the search was incomplete."""
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
     incomplete = None

@@ -295,7 +295,7 @@ class ProcessLoop:
             output = self._apply(batch)
         except BaseException as error:
             # Whatever a user's function raises, the answer is the same: take all of it back. Also
-            # SystemExit, or the panic of a native library: nobody would see this thread end.
+            # SystemExit, or the panic of a native library: otherwise this thread would end unseen.
             raise _FunctionFailure from error
         try:
             output.send(clients.producer, self._config.sink)
