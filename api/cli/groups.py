@@ -20,7 +20,7 @@ from oncelog.api.cli.arguments import (
     whole_number,
 )
 from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import CliError, UsageError, say, say_list, table
+from oncelog.api.cli.output import CliError, UsageError, say, table
 from oncelog.api.cli.topics import checked_partition, known_topic
 from oncelog.storage.exceptions import CorruptDataError, GroupIdNotFoundError
 from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
@@ -103,13 +103,16 @@ def list_groups(args: argparse.Namespace) -> int:
     """Show every group, one per line."""
     with connect(args) as cluster:
         groups = cluster.admin().list_groups()
-    say_list(
-        groups,
-        ("group", "state", "generation", "members"),
-        lambda group: (group.group_id, group.state, group.generation_id, len(group.members)),
-        as_json if args.json else None,
-        "no groups",
-    )
+    if args.json:
+        say(json.dumps([as_json(group) for group in groups], indent=2))
+    elif groups:
+        rows = (
+            (group.group_id, group.state, group.generation_id, len(group.members))
+            for group in groups
+        )
+        say(table(("group", "state", "generation", "members"), rows))
+    else:
+        say("no groups")
     return 0
 
 

@@ -7,19 +7,16 @@ joined by a colon or a semicolon; what has no advice of its own gets one by the 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import select
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError, OncelogError
-
-ItemT = TypeVar("ItemT")
 
 PROGRAM: Final = "oncelog"
 DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
@@ -167,20 +164,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for line in ([heading.upper() for heading in headings], *cells)
     ]
     return "\n".join(lines)
-
-
-def say_list(
-    items: Collection[ItemT],
-    headings: Sequence[str],
-    row: Callable[[ItemT], Sequence[object]],
-    as_json: Callable[[ItemT], Any] | None,
-    none: str,
-) -> None:
-    """Print ``items`` as JSON if ``as_json`` is given, else a row each, or ``none``."""
-    if as_json is not None:
-        say(json.dumps([as_json(item) for item in items], indent=2))
-    else:
-        say(table(headings, map(row, items)) if items else none)
 
 
 def size_text(size_bytes: int) -> str:

@@ -11,7 +11,7 @@ from oncelog.actors.config import TopicConfig, check_setting_name
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.api.cli.connect import connect
 from oncelog.api.cli.head import parse_settings
-from oncelog.api.cli.output import CliError, say, say_list, table
+from oncelog.api.cli.output import CliError, say, table
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
@@ -29,13 +29,13 @@ def list_topics(args: argparse.Namespace) -> int:
             )
             if args.internal or topic.name not in INTERNAL_TOPICS
         ]
-    say_list(
-        topics,
-        ("topic", "partitions", "id"),
-        lambda topic: (topic.name, len(topic.partitions), topic.topic_id),
-        as_json if args.json else None,
-        "no topics",
-    )
+    if args.json:
+        say(json.dumps([as_json(topic) for topic in topics], indent=2))
+    elif topics:
+        rows = ((topic.name, len(topic.partitions), topic.topic_id) for topic in topics)
+        say(table(("topic", "partitions", "id"), rows))
+    else:
+        say("no topics")
     return 0
 
 

@@ -27,7 +27,6 @@ from oncelog.api.cli.output import (
     duration_text,
     report,
     say,
-    say_list,
     table,
 )
 from oncelog.storage.model import TopicPartition
@@ -140,20 +139,24 @@ def list_transactions(args: argparse.Namespace) -> int:
             producer_ids=args.producer_id,
             running_longer_than_ms=args.running_longer_than_ms,
         )
-    say_list(
-        found,
-        ("transactional id", "state", "producer id", "epoch", "open for", "partitions"),
-        lambda one: (
-            one.transactional_id,
-            one.state,
-            str(one.producer_id),
-            one.producer_epoch,
-            _open_for(one),
-            len(one.partitions),
-        ),
-        as_json if args.json else None,
-        "no transactional ids",
-    )
+    if args.json:
+        say(json.dumps([as_json(one) for one in found], indent=2))
+    elif found:
+        headings = ("transactional id", "state", "producer id", "epoch", "open for", "partitions")
+        rows = (
+            (
+                one.transactional_id,
+                one.state,
+                str(one.producer_id),
+                one.producer_epoch,
+                _open_for(one),
+                len(one.partitions),
+            )
+            for one in found
+        )
+        say(table(headings, rows))
+    else:
+        say("no transactional ids")
     return 0
 
 
@@ -198,19 +201,23 @@ def describe_producers(args: argparse.Namespace) -> int:
     tp = TopicPartition(args.topic, args.partition)
     with connect(args) as cluster:
         producers = cluster.admin().describe_producers(tp)
-    say_list(
-        producers,
-        ("producer id", "epoch", "last sequence", "last record", "open since offset"),
-        lambda one: (
-            str(one.producer_id),
-            one.producer_epoch,
-            one.last_sequence,
-            _utc(one.last_timestamp_ms),
-            one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
-        ),
-        _producer_as_json if args.json else None,
-        f"{tp} remembers no producers",
-    )
+    if args.json:
+        say(json.dumps([_producer_as_json(one) for one in producers], indent=2))
+    elif producers:
+        headings = ("producer id", "epoch", "last sequence", "last record", "open since offset")
+        rows = (
+            (
+                str(one.producer_id),
+                one.producer_epoch,
+                one.last_sequence,
+                _utc(one.last_timestamp_ms),
+                one.current_txn_first_offset if one.current_txn_first_offset >= 0 else None,
+            )
+            for one in producers
+        )
+        say(table(headings, rows))
+    else:
+        say(f"{tp} remembers no producers")
     return 0
 
 
