@@ -72,6 +72,7 @@ _logger = logging.getLogger(__name__)
 class Surroundings:
     """What a process finds where it runs.
 
+    ``new_background`` makes the queue of one log; all share the threads of the process.
     ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
     another bug of ours, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process
     at once: it does not return.
@@ -79,7 +80,7 @@ class Surroundings:
 
     filesystem: FileSystem
     clock: Clock
-    background: Background
+    new_background: Callable[[], Background]
     transport: Transport
     drivers: DriverWatch
     random: Random
@@ -115,7 +116,7 @@ class ReplicaServer:
             config=config,
             filesystem=surroundings.filesystem,
             clock=surroundings.clock,
-            background=surroundings.background,
+            background=surroundings.new_background(),
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
         )

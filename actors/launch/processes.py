@@ -5,6 +5,7 @@ A broken invariant ends the process: Ray starts it again and it recovers from it
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -23,7 +24,7 @@ from oncelog.actors.launch.assembly import (
     Surroundings,
     TransactionCoordinatorServer,
 )
-from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.background import DiskThreads, ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -74,7 +75,7 @@ def production(config: ReplicaConfig) -> Surroundings:
     return Surroundings(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
-        background=ThreadBackground(),
+        new_background=functools.partial(ThreadBackground, DiskThreads()),
         transport=ActorTransport(RayTransport(), call_reports(config)),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
