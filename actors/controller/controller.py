@@ -214,24 +214,25 @@ class Controller:
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
         return await self._execute_and_start(
-            request, lambda _now_ms: self.machine.decide_create_topic(request)
+            request.name, request, lambda _now_ms: self.machine.decide_create_topic(request)
         )
 
     async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
         """Add partitions to a topic and start their replicas."""
         return await self._execute_and_start(
-            request, lambda _now_ms: self.machine.decide_create_partitions(request)
+            request.name, request, lambda _now_ms: self.machine.decide_create_partitions(request)
         )
 
     async def _execute_and_start(
         self,
-        request: CreateTopicRequest | CreatePartitionsRequest,
+        name: str,
+        request: Request[ReplyT],
         decide: Callable[[int], Decision[ReplyT]],
     ) -> ReplyT:
-        async with self._names.hold(request.name):
+        async with self._names.hold(name):
             reply = await self._execute(request, decide)
             if reply.error is ErrorCode.NONE:
-                await self._launcher.start(self.machine.placements(request.name))
+                await self._launcher.start(self.machine.placements(name))
             return reply
 
     async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
@@ -313,13 +314,12 @@ class Controller:
     # --- shared by requests ---------------------------------------------------------------
 
     async def _execute(
-        self, request: Request[Any], decide: Callable[[int], Decision[ReplyT]]
+        self, request: Request[ReplyT], decide: Callable[[int], Decision[ReplyT]]
     ) -> ReplyT:
         """Decide a request and log the decision, unless this controller cannot serve."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
-            refusal: ReplyT = request.failed(error)
-            return refusal
+            return request.failed(error)
         return await self._runtime.execute(_ALL, decide, refused=request.failed)
 
     async def _tell(
