@@ -110,10 +110,9 @@ class Controller:
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
 
-    async def start(self) -> None:
+    async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
-        await self.replica.start()
-        if self._runtime.replica.availability() is not ErrorCode.NONE:
+        if self.replica.availability() is not ErrorCode.NONE:
             return
         for batch in self.replica.replay():
             for record in batch.records:

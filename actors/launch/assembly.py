@@ -38,6 +38,7 @@ from oncelog.actors.process.metrics import (
     MetricSink,
     TransactionAges,
 )
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
@@ -143,9 +144,8 @@ class ReplicaServer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
 
-    async def start_serving(self) -> None:
-        """Open the replica and whatever is on top of it."""
-        await self.replica.start()
+    async def load(self) -> None:
+        """Load what is on top of the replica; for a partition, nothing."""
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
@@ -159,9 +159,7 @@ class ReplicaServer:
             incarnation=self.surroundings.incarnation,
             expected_epoch=last_epoch,
         )
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(request)
         if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
             # The log that was opened is a deleted topic's; a new start takes the directory anew.
             lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
@@ -170,10 +168,7 @@ class ReplicaServer:
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller whether our partition has been led; ``None`` if it does not say."""
-        request = MetadataRequest(topics=(self.config.topic,))
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             for known in topic.partitions:
                 if known.partition == self.config.partition:
@@ -185,10 +180,7 @@ class ReplicaServer:
 
     async def refresh_settings(self) -> None:
         """Follow the settings that the controller has of the topic, in case a call was lost."""
-        request = MetadataRequest(topics=(self.config.topic,))
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 self.replica.configure(topic.settings, topic.settings_version)
@@ -225,13 +217,13 @@ class ReplicaServer:
             self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
 
     async def _refresh_keys(self) -> None:
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR,
-            ClusterKeysRequest(),
-            timeout_ms=self.config.cluster.internal_call_timeout_ms,
-        )
+        reply = await self._ask_controller(ClusterKeysRequest())
         if reply.error is ErrorCode.NONE:
             self.replica.learn_keys(reply.keys)
+
+    async def _ask_controller(self, request: Request[ReplyT]) -> ReplyT:
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
     async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
         """Use new keys from now on; whoever is still starting gets them with its epoch."""
@@ -248,7 +240,8 @@ class ReplicaServer:
 
     async def _start(self) -> None:
         try:
-            await self.start_serving()
+            await self.replica.start()
+            await self.load()
             if not self.is_stopped:
                 self.maintenance.start()
         except InvariantViolation as error:
@@ -358,14 +351,9 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         )
         self.begin()
 
-    async def start_serving(self) -> None:
-        """Lead the log partition, then load the shard from it."""
-        await self.replica.start()
-        await TransactionCoordinator.start(self)
-
     async def stop_serving(self, *, remove_data: bool) -> None:
         """Stop what runs in the background, then the replica."""
-        await TransactionCoordinator.stop(self)
+        await self.stop()
         await self.replica.stop(remove_data=remove_data)
 
     def active_transactional_id_count(self) -> int:
@@ -394,11 +382,6 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
             on_failure=surroundings.die,
         )
         self.begin()
-
-    async def start_serving(self) -> None:
-        """Lead the log partition, then load the shard from it."""
-        await self.replica.start()
-        await self.load()
 
     async def stop_serving(self, *, remove_data: bool) -> None:
         """Send the parked members away, then stop the replica."""
@@ -446,10 +429,6 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def refresh_settings(self) -> None:
         """Nothing to ask for: the metadata log has no settings."""
-
-    async def start_serving(self) -> None:
-        """Load the metadata log and start every replica."""
-        await self.start()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""

@@ -23,6 +23,7 @@ from oncelog.actors.launch.assembly import (
     ReplicaServer,
     Surroundings,
     TransactionCoordinatorServer,
+    server_of,
 )
 from oncelog.actors.process.background import DiskThreads, ThreadBackground
 from oncelog.actors.process.clock import SystemClock
@@ -174,3 +175,14 @@ class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
     server_class = GroupCoordinatorServer
+
+
+_PROCESSES: Final = {
+    kind.server_class: kind
+    for kind in (PartitionProcess, TransactionCoordinatorProcess, GroupCoordinatorProcess)
+}
+
+
+def process_of(topic: str) -> type[ReplicaProcess]:
+    """The class of the process that serves a partition of ``topic``; not for the metadata log."""
+    return _PROCESSES[server_of(topic)]

@@ -75,7 +75,7 @@ LOAD_BATCHES_PER_TURN: Final = 500
 
 
 class TransactionCoordinator:
-    """Serves the transactional ids of one shard. Call ``start`` once the replica leads.
+    """Serves the transactional ids of one shard. Call ``load`` once the replica leads.
 
     ``on_failure`` gets what a background task died of; it is a bug, so production ends the process.
     """
@@ -141,7 +141,7 @@ class TransactionCoordinator:
 
     # --- start and stop -------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def load(self) -> None:
         """Load the log, resume what was decided and not completed, then serve.
 
         Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.

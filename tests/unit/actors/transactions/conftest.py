@@ -249,7 +249,7 @@ class World:
             **{"on_failure": _report, **fields},
         )
         await replica.start()
-        await coordinator.start()
+        await coordinator.load()
         self.running += [replica, coordinator]
         self.actors[transaction_actor(0, 1)] = coordinator
         return coordinator
