@@ -127,8 +127,8 @@ class Controller:
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
 
-        A metadata log of no cluster, or of another, is not the one to lead: nobody
-        is answered from it.
+        A metadata log of no cluster, or of another one, must not be led: no request is answered
+        from it.
         """
         directory = self.replica.directory
         identity = directory.identity()
@@ -167,7 +167,7 @@ class Controller:
         )
 
     async def _end_undeclared(self) -> None:
-        """End the replicas of topics whose deletion a dead controller did not finish."""
+        """End the replicas of topics whose deletion an earlier controller did not finish."""
         running = await self._launcher.running()
         declared = {actor_of(tp, broker_id) for tp, broker_id in self.machine.placements()}
         await self._launcher.end(
@@ -287,7 +287,7 @@ class Controller:
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
-        """Give a leader or coordinator the keys."""
+        """Give the keys to a leader or coordinator."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -324,7 +324,7 @@ class Controller:
     async def _tell(
         self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
     ) -> None:
-        """Send each actor its message, once: whoever misses it is only logged."""
+        """Send each actor its message, once; a failure is only logged."""
         limit_ms = timeout_ms or self._config.internal_call_timeout_ms
         replies = await asyncio.gather(
             *(

@@ -10,7 +10,7 @@ ResultT = TypeVar("ResultT")
 
 
 class OwnTasks:
-    """``on_failure`` gets what a task died of."""
+    """``on_failure`` gets the exception of a task that fails."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure

@@ -71,12 +71,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a process finds where it runs.
+    """What a process is given by its environment.
 
     ``new_background`` makes the queue of one log; all share the threads of the process.
-    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
-    another bug of ours, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process
-    at once: it does not return.
+    ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
+    bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
+    not return.
     """
 
     filesystem: FileSystem
@@ -100,11 +100,11 @@ class DiskRefusedError(Exception):
 
 
 DISK_RESTART_MS: Final = 2_000
-"""How long a process whose replica is offline for something that may pass waits with its end."""
+"""How long a process waits before it ends, when its replica is offline for a passing reason."""
 
 
 class ReplicaServer:
-    """What every process that holds a log has: its replica, its start and its maintenance."""
+    """What every process with a log has: its replica, start, maintenance and figures."""
 
     def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
         self.config = config
@@ -189,10 +189,10 @@ class ReplicaServer:
             await self._refresh_keys()
 
     def _check_given_epoch(self, topic: TopicMetadata) -> None:
-        """End the process if the controller has given its leadership on: a new start asks anew.
+        """End the process if the controller has given a newer epoch: the next start asks for one.
 
-        To a later start, beside which this one must not go on; or in answer to a late copy of what
-        an earlier start asked, and then nobody would lead: clients ask for the newest epoch.
+        It was given to a later start, beside which this one must not go on; or to a delayed request
+        of an earlier start, and then nobody would lead, as clients look for the newest epoch.
         """
         epoch = self.replica.leader_epoch
         for known in topic.partitions:
@@ -203,7 +203,7 @@ class ReplicaServer:
                 self.surroundings.die(LeadershipLostError(lost))
 
     def restart_later(self, reason: str) -> None:
-        """End the process in a while, unless it is stopped: it then recovers from its log."""
+        """End the process after ``DISK_RESTART_MS``, unless it is stopped: it starts again."""
 
         def restart() -> None:
             if not self.is_stopped:
@@ -226,12 +226,12 @@ class ReplicaServer:
         return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
 
     async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
-        """Use new keys from now on; whoever is still starting gets them with its epoch."""
+        """Use new keys from now on; a replica that is still starting gets them with its epoch."""
         self.replica.learn_keys(request.keys)
         return LearnKeysReply()
 
     async def compact_log(self) -> None:
-        """Compact the log, which is of a compacted topic, if it is worth while."""
+        """Compact the log of a compacted topic, if it is dirty enough."""
         await clean_if_dirty(
             self.replica,
             now_ms=self.clock.now_ms(),
@@ -269,7 +269,7 @@ class ReplicaServer:
     # --- figures --------------------------------------------------------------------------
 
     def observe_transactions(self) -> None:
-        """See for how long transactions have been open; log when one is late."""
+        """Update the ages of open transactions; log when one is late."""
         known_count = self.ages.late_count
         ongoing = self.replica.machine.producers.transactions.ongoing
         self.ages.observe(ongoing, self.clock.now_ms())
@@ -384,7 +384,7 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
         self.begin()
 
     async def stop_serving(self, *, remove_data: bool) -> None:
-        """Send the parked members away, then stop the replica."""
+        """Answer the parked calls, then stop the replica."""
         self.resign()
         await self.replica.stop(remove_data=remove_data)
 

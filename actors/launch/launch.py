@@ -17,14 +17,13 @@ from oncelog.actors.launch.processes import ReplicaProcess, process_of
 from oncelog.storage.model import TopicPartition
 
 MAX_CONCURRENCY: Final = 100_000
-"""Calls one actor may hold at once; long polls are many and cost nothing until they are."""
+"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
 
 
 def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
-    It survives its creator, restarts by itself, there and nowhere else, and never repeats a call by
-    itself.
+    It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
     """
     if config.pin is None:
         raise ValueError(f"{name} has to be pinned to the node of its data directory")

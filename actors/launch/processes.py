@@ -47,9 +47,9 @@ EXIT_STATUS_OF_BUG: Final = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a process says of itself, even while its data path is busy.
+    """What a process reports of itself, even while its data path is busy.
 
-    ``answered_calls`` counts those of the data path since the process began.
+    ``answered_calls`` counts calls of the data path since the process began.
     """
 
     process_id: int
@@ -71,7 +71,7 @@ def call_reports(config: ReplicaConfig) -> CallReports:
 
 
 def production(config: ReplicaConfig) -> Surroundings:
-    """The surroundings of a Ray actor; also sets up its log of messages and its machine."""
+    """The surroundings of a Ray actor; also sets up logging."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return Surroundings(
         filesystem=RealFileSystem(),
@@ -116,7 +116,7 @@ class ActorProcess:
         self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
-            # On the address that Ray has of this node.
+            # At the address by which Ray knows this node.
             host, token = ray.util.get_node_ip_address(), secrets.token_bytes(TOKEN_BYTES)
             self.listener = Listener(self.dispatch, host=host, token=token)
 

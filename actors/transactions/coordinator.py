@@ -77,7 +77,7 @@ LOAD_BATCHES_PER_TURN: Final = 500
 class TransactionCoordinator:
     """Serves the transactional ids of one shard. Call ``load`` once the replica leads.
 
-    ``on_failure`` gets what a background task died of; it is a bug, so production ends the process.
+    ``on_failure`` gets the exception of a background task: a bug, so production ends the process.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class TransactionCoordinator:
         )
         self._is_stopped = False
         self._refresh: asyncio.Task[Any] | None = None
-        """The one under way of what is known of topics, beside commits."""
+        """Refreshes what is known of topics beside commits, one at a time."""
 
     # --- start and stop -------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Load the log, resume what was decided and not completed, then serve.
+        """Load the log, resume what is decided but not complete, then serve.
 
         Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.
         Raises ``CorruptDataError``.
@@ -387,7 +387,7 @@ class TransactionCoordinator:
         return reply
 
     def _refusal(self, transactional_id: str) -> Refusal:
-        """What every request meets first: a sound id, a loaded shard, and the right one."""
+        """Why a request is refused: its id is invalid, or not of a shard that is served here."""
         error, detail = check_transactional_id(transactional_id)
         if error is not ErrorCode.NONE:
             return error, detail
