@@ -95,7 +95,9 @@ class GroupSync:
         self._is_awaited |= is_awaited
         self._unbegun_bytes += size_bytes
         if self._round is None and (self._next is None or self._is_next_later):
-            self._begin_at_end_of_turn(log)
+            # When all callers that are ready now have made their appends.
+            self._forget_next()
+            self._next = asyncio.get_running_loop().call_soon(self._begin_round, log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
         """Have what was appended, and nobody waits for, synced with the next append or in a while.
@@ -112,18 +114,11 @@ class GroupSync:
             await asyncio.wait({self._round})
         self._forget_next()
 
-    def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
-        """Begin the next round when all callers that are ready now have made their appends."""
-        if self._is_next_later:
-            self._forget_next()
-        if self._next is None:
-            self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
-
     def _begin_later(self, log: PartitionLog, delay_ms: int = UNAWAITED_SYNC_MS) -> None:
         """Begin the next round in a while, unless an append brings it sooner."""
         if self._next is None:
             loop = asyncio.get_running_loop()
-            self._next = loop.call_later(delay_ms / 1000, self._end_turn, log)
+            self._next = loop.call_later(delay_ms / 1000, self._begin_round, log)
             self._is_next_later = True
 
     def _forget_next(self) -> None:
@@ -131,12 +126,6 @@ class GroupSync:
             self._next.cancel()
             self._next = None
             self._is_next_later = False
-
-    def _end_turn(self, log: PartitionLog) -> None:
-        self._next = None
-        self._is_next_later = False
-        if self._round is None and not self._is_offline() and self._is_unbegun(log):
-            self._begin_round(log)
 
     def _is_unbegun(self, log: PartitionLog) -> bool:
         return (
@@ -147,6 +136,8 @@ class GroupSync:
     def _begin_round(self, log: PartitionLog) -> None:
         """Sync all that is unsynced now."""
         self._forget_next()
+        if self._round is not None or self._is_offline() or not self._is_unbegun(log):
+            return
         is_small = self._is_awaited and self._unbegun_bytes <= SMALL_BYTES
         self._unbegun_bytes, self._is_due, self._is_awaited = 0, False, False
         try:
@@ -194,7 +185,7 @@ class GroupSync:
         if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
             self._begin_later(log, DISK_RETRY_MS)
         elif self._is_due:
-            self._begin_at_end_of_turn(log)
+            self.request(log, 0, is_awaited=self._is_awaited)
         else:
             self._begin_later(log)
 

@@ -63,9 +63,3 @@ class ReplicaWaiters:
         for waiter in readers:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def answer(waiter: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
-    """Give a future its answer, unless whoever waited for it has gone."""
-    if not waiter.done():
-        waiter.set_result(error)

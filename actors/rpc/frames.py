@@ -207,7 +207,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if not self.is_held or self.transport is None or self.is_closing:
             return
         self.is_held = False
-        self._cut_frames()
+        self.buffer_updated(0)
         if not self.is_held and not self.is_closing:
             self.transport.resume_reading()
 
@@ -227,17 +227,15 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Cut the frames out of what has come."""
-        if self._large is None:
-            self._end += nbytes
-            self._cut_frames()
+        """Cut what has come into frames, as far as they are complete."""
+        if self._large is not None:
+            self._large_filled += nbytes
+            if self._large_filled == self._large_length:
+                frame, self._large = memoryview(self._large), None
+                correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+                self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
             return
-        self._large_filled += nbytes
-        if self._large_filled == self._large_length:
-            frame, self._large = memoryview(self._large), None
-            self._hand_over(frame)
-
-    def _cut_frames(self) -> None:
+        self._end += nbytes
         view = memoryview(self._buffer)
         while not self.is_held and self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, self._start)
@@ -254,7 +252,9 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             if self._end - begin < length:
                 break
             self._start = begin + length
-            self._hand_over(memoryview(bytes(view[begin : begin + length])))
+            frame = memoryview(bytes(view[begin : begin + length]))
+            correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+            self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
             if self.is_closing:
                 return
         rest = self._end - self._start
@@ -269,7 +269,3 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._large_filled = len(known)
         self._large[: len(known)] = known
         self._start = self._end = 0
-
-    def _hand_over(self, frame: memoryview) -> None:
-        correlation_id, kind = _BODY_HEAD.unpack_from(frame)
-        self.received(correlation_id, kind, frame[_BODY_HEAD.size :])

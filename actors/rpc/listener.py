@@ -149,9 +149,20 @@ class _Caller(FramedProtocol):
         """A request; ``kind`` is the length of its method's name."""
         method = bytes(body[:kind]).decode("ascii", "replace")
         message = body[kind:]
-        if self._is_trusted:
-            self._ask(correlation_id, method, message)
-        elif method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
+        if not self._is_trusted:
+            self._admit(correlation_id, method, message)
+            return
+        room_bytes, self._room_bytes = self._room_bytes, 0
+        if room_bytes:
+            self._patience.cancel()
+        self.last_used = self.loop.time()
+        self._listener.begin(self, correlation_id, method, message, room_bytes)
+        if self.is_congested or self._listener.progress.is_full(self):
+            self.hold()
+
+    def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
+        """The first frame: the token, or the connection is closed."""
+        if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
             self._patience.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
@@ -160,15 +171,6 @@ class _Caller(FramedProtocol):
         else:
             self._listener.warnings.warn("a connection without the right token was closed")
             self.close()
-
-    def _ask(self, correlation_id: int, method: str, message: memoryview) -> None:
-        room_bytes, self._room_bytes = self._room_bytes, 0
-        if room_bytes:
-            self._patience.cancel()
-        self.last_used = self.loop.time()
-        self._listener.begin(self, correlation_id, method, message, room_bytes)
-        if self.is_congested or self._listener.progress.is_full(self):
-            self.hold()
 
     # --- back-pressure --------------------------------------------------------------------
 
