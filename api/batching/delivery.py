@@ -99,18 +99,29 @@ class BatchDelivery:
                 return part.error
         return self._error
 
-    def succeed(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The batch stands at ``base_offset``; append time -1 if the log keeps the client's."""
-        if not self.is_done:
+    def finish(
+        self,
+        base_offset: int = NO_OFFSET,
+        log_append_time_ms: int = NO_TIMESTAMP,
+        *,
+        error: OncelogError | None = None,
+    ) -> None:
+        """The batch stands at ``base_offset``; append time -1 if the log keeps the client's.
+
+        With ``error`` it will not be delivered, or its outcome is unknown. Only the first counts.
+        """
+        with self._lock:
+            if self.is_done:
+                return
             self._base_offset = base_offset
             self._log_append_time_ms = log_append_time_ms
-            self._finish()
-
-    def fail(self, error: OncelogError) -> None:
-        """The batch will not be delivered, or its outcome is unknown."""
-        if not self.is_done:
             self._error = error
-            self._finish()
+            self.is_done = True
+            callbacks, self._callbacks = self._callbacks, []
+        if self._event is not None:
+            self._event.set()
+        for callback in callbacks:
+            callback()
 
     def split(self, counts: tuple[int, ...]) -> tuple[BatchDelivery, ...]:
         """Deliver the batch in parts of ``counts`` records; it is done when each part is."""
@@ -172,17 +183,8 @@ class BatchDelivery:
         return awaitable
 
     def _part_done(self) -> None:
-        if all(part.is_done for part in self._parts) and not self.is_done:
-            self._finish()
-
-    def _finish(self) -> None:
-        with self._lock:
-            self.is_done = True
-            callbacks, self._callbacks = self._callbacks, []
-        if self._event is not None:
-            self._event.set()
-        for callback in callbacks:
-            callback()
+        if all(part.is_done for part in self._parts):
+            self.finish()
 
 
 class RecordFuture(Future[RecordMetadata]):
