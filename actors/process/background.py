@@ -96,7 +96,7 @@ class ThreadBackground:
     def run(
         self, work: Callable[[], ResultT], *, is_small: bool = False
     ) -> asyncio.Future[ResultT]:
-        """See ``Background.run``; ``work`` is done even if nobody waits for the future any more."""
+        """See ``Background.run``; ``work`` is done even if its caller is cancelled."""
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         piece = _Piece(work, future, is_small)
         if self._is_busy:
@@ -145,7 +145,7 @@ class ThreadBackground:
 def settle(
     future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None = None
 ) -> None:
-    """Give ``future`` its result, or its error if there is one, unless its caller has gone."""
+    """Give ``future`` its result, or its error if there is one, unless it was cancelled."""
     if future.done():
         return
     if error is not None:

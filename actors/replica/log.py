@@ -3,8 +3,8 @@
 Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
 between. The high watermark, and so every acknowledgement and every reader, covers only what is on
 disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
-itself (``storage.disk_errors``); nobody guesses what reached the disk. How a replica comes to lead,
-and how it stops, is in ``replica``.
+itself (``storage.disk.errors``): there is no guessing what reached the disk. ``replica`` has how it
+comes to lead and how it stops.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AppendOutcome(NamedTuple):
     next_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     is_duplicate: bool = False
-    """The batch stood there before: its first copy tells what became of it."""
+    """The batch was in the log already: its first copy has the outcome."""
     is_ticket_old: bool = False
     """Its producer should renew its plain ticket."""
 
@@ -62,8 +62,8 @@ class ReplicaLog:
     """The log of one partition and everything that is known about it.
 
     ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
-    replica is offline for something that may pass. Whoever opens the log sets
-    ``_log``, ``_is_leading`` and ``leadership``.
+    replica is offline for something that may pass. Opening the log sets ``_log``, ``_is_leading``
+    and ``leadership``.
     """
 
     def __init__(self, *, config: ReplicaConfig, background: Background) -> None:

@@ -30,9 +30,9 @@ _HELLO_ID: Final = 0
 class Connection(FramedProtocol):
     """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
 
-    ``is_usable`` tells whether new calls may be made on it. It is no more, for good, once the
+    ``is_usable`` says whether new calls may be made on it. It turns false for good once the
     connection breaks, or a call gets no answer while nothing else comes in either: the process
-    may be stopped, or be one that Ray has replaced.
+    may be stopped, or Ray may have replaced it.
     """
 
     def __init__(self) -> None:
@@ -138,9 +138,9 @@ class Connection(FramedProtocol):
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
-    """Open a connection; ``None`` if nobody who knows the token answers there in time.
+    """Open a connection; ``None`` if no listener that accepts the token answers in time.
 
-    Or if Ray's certificates are to secure it and do not: then a warning says why.
+    Also ``None`` if Ray's certificates should secure it and cannot: then a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -164,7 +164,7 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
     if not is_accepted:
         connection.close()
         if context is not None:
-            # The other side says at most now what it thinks of our certificate.
+            # The other side rejects our certificate only after the handshake, if at all.
             _warn_insecure(address, connection.error or "closed by the other side")
     return connection if connection.is_usable else None
 

@@ -48,7 +48,7 @@ _KEEPALIVE: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 8_000,
 }
-"""In seconds, the last in milliseconds: how soon a machine that vanished without a word is gone.
+"""In seconds, the last in milliseconds: how soon a machine that vanished silently counts as gone.
 
 The last also counts against a process that is stopped and whose buffers are full: its connections
 end, and its callers come back when it goes on.
@@ -73,10 +73,10 @@ class Outcome(enum.IntEnum):
 
 
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
-    """Cuts what comes in into frames and gathers what goes out; ``received`` is the subclass's.
+    """Cuts the input into frames and gathers the output; subclasses implement ``received``.
 
-    Small frames that are sent in one turn of the loop leave in one write. What ``received`` is
-    given stays as it is: what comes in later is not read into it.
+    Small frames that are sent in one turn of the loop leave in one write. Later input
+    does not overwrite the body that ``received`` was passed.
 
     A subclass may ``hold`` the connection: what comes in then stays where it is until ``go_on``.
     """
@@ -105,11 +105,10 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     # --- what goes out --------------------------------------------------------------------
 
     def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
-        """Send one frame soon. Lost, like the connection, if that is closing.
+        """Send one frame at the end of this turn; it is lost if the connection is closing.
 
-        ``parts`` must not change any more: long ones are not copied.
-
-        ``ValueError`` if it is longer than ``FRAME_MAX_BYTES``.
+        ``parts`` must not change any more: long ones are not copied. ``ValueError`` if the frame
+        is longer than ``FRAME_MAX_BYTES``.
         """
         length = _BODY_HEAD.size + sum(map(len, parts))
         if length > FRAME_MAX_BYTES:
@@ -125,7 +124,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """What was written and not taken by the system yet, as the peer does not read."""
+        """What was written but not yet taken by the system, because the peer does not read."""
         if self.transport is None or self.is_closing:
             return 0
         return self.transport.get_write_buffer_size()

@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 TOKEN_BYTES: Final = 32
 FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
-"""A frame that takes longer gives its room to others: its caller has given up on it by then."""
+"""A frame that takes longer loses its room: its caller has given up by then."""
 
 FIRST_FRAME_MAX_BYTES: Final = 1_024
 
@@ -40,7 +40,7 @@ class ListenerAddress:
 class Listener:
     """Takes calls over connections, for ``dispatch`` to answer.
 
-    ``token`` is told only to those whom Ray lets call the actor, and new in each life of it.
+    Only processes that may call the actor through Ray learn ``token``; each start makes a new one.
     """
 
     def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
@@ -114,7 +114,7 @@ class Listener:
 
 
 class _Caller(FramedProtocol):
-    """One connection of one caller. Nothing but its token is looked at before that is right."""
+    """One connection of one caller. Until its token proves right, nothing else is read."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
@@ -134,7 +134,7 @@ class _Caller(FramedProtocol):
         self._make_way(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """What it asked for goes on: a caller may also have given up only on the answer."""
+        """Its requests run on: the caller may have given up on the answers only."""
         self._patience.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)

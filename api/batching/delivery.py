@@ -1,4 +1,4 @@
-"""Where a record came to stand, and the futures that say so.
+"""Where a record was written, and the futures that say so.
 
 All futures of a batch share one ``BatchDelivery``. A producer makes one future per record, and
 ``concurrent.futures.Future`` would make a lock for each; ``RecordFuture`` makes none until someone
@@ -71,7 +71,7 @@ class BatchDelivery:
         self.record_count = record_count
         self.is_done = False
         self.has_waiter = False
-        """Whether anybody has looked at the outcome of one of its records, or asked for it."""
+        """Whether the outcome of one of its records was examined or awaited."""
         self._whole: BatchDelivery | TableDelivery | None = None
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
@@ -84,11 +84,11 @@ class BatchDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether anybody hears of the outcome of the batch, or of what it is a part of."""
+        """Whether the outcome of the batch, or of what it is a part of, is observed."""
         return self.has_waiter or (self._whole is not None and self._whole.is_observed)
 
     def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
-        """Whoever looks at ``whole`` sees this outcome too."""
+        """The outcome of ``whole`` includes this one."""
         self._whole = whole
 
     @property
@@ -191,7 +191,7 @@ class RecordFuture(Future[RecordMetadata]):
     """A ``concurrent.futures.Future`` of one record; it cannot be cancelled.
 
     Callbacks run on the producer's event loop: they must be short and must not wait. Those of
-    records that were appended to one partition run in its order; a failure is told at once.
+    records that were appended to one partition run in its order; failures are reported at once.
     """
 
     # Without slots, so that the compiled send path may keep these in C.
@@ -199,8 +199,8 @@ class RecordFuture(Future[RecordMetadata]):
     _index: int
     _timestamp_ms: int
 
-    # Future's own __init__ is deliberately not called: it makes a lock per object. Whoever asks
-    # for its private fields (concurrent.futures.wait does) gets them made on the spot.
+    # Future's own __init__ is deliberately not called: it makes a lock per object. Its private
+    # fields, which concurrent.futures.wait uses, are made on first access.
     def __init__(self, delivery: BatchDelivery, index: int, timestamp_ms: int) -> None:
         self._delivery = delivery
         self._index = index
@@ -339,7 +339,7 @@ def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]
 
 
 class _TableFuture(Future[tuple[BatchMetadata, ...]]):
-    """The future of a table; notes whether anybody looks at it."""
+    """The future of a table; notes whether its outcome is observed."""
 
     def __init__(self, delivery: TableDelivery) -> None:
         super().__init__()
@@ -378,7 +378,7 @@ class TableDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether anybody hears of the outcome of the table."""
+        """Whether the outcome of the table is observed."""
         return self.has_waiter
 
     def awaitable(

@@ -55,7 +55,7 @@ ENROL_AFTER_S: Final = 0.001
 
 
 class RecordSender:
-    """Sends the records of one producer, in the transaction that ``state`` tells of, if any.
+    """Sends the records of one producer, in the transaction of ``state``, if any.
 
     ``loop`` is the event loop that runs its coroutines and calls the leaders.
     """
@@ -181,7 +181,7 @@ class RecordSender:
         return future
 
     def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
-        """Accept one batch of a table; ``has_room`` tells whether to await ``make_room`` first."""
+        """Accept one batch of a table; if not ``has_room``, await ``make_room`` first."""
         delivery, wake = self._accumulator.append_rows(
             batch.topic_partition, batch.rows, batch.size_bytes
         )
