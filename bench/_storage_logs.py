@@ -20,6 +20,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import parse_header, patch, seal
+from oncelog.storage.records.codec import encode_records
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
 
@@ -41,7 +42,7 @@ def client_batches(
 ) -> list[bytes]:
     """Batches of one idempotent producer, in sequence, each of exactly ``size_bytes``."""
     if body is None:
-        body = os.urandom(size_bytes - HEADER_BYTES)
+        body = _records(size_bytes - HEADER_BYTES)
     return [
         bytes(
             seal(
@@ -58,6 +59,17 @@ def client_batches(
         )
         for number in range(count)
     ]
+
+
+def _records(size_bytes: int) -> bytes:
+    """Whole records of random values that take ``size_bytes`` together."""
+    sizes = [max(size_bytes // RECORDS_PER_BATCH - 12, 0)] * RECORDS_PER_BATCH
+    while True:
+        rows = [(None, os.urandom(size), TIMESTAMP_MS, ()) for size in sizes]
+        body = bytes(encode_records(rows))[HEADER_BYTES:]
+        if len(body) == size_bytes:
+            return body
+        sizes[-1] += size_bytes - len(body)
 
 
 def ticket_of(batches: Sequence[bytes]) -> bytes:

@@ -71,9 +71,9 @@ class RayTransport:
             return request.failed(answer.error, answer.detail)
         if not is_encoded:
             return cast("ReplyT", answer)
-        metered.reply_bytes = len(answer)
         try:
             outcome, body = answer
+            metered.reply_bytes = len(body)
             return cast("ReplyT", read_answer(request, outcome, body))
         except (TypeError, ValueError) as error:
             # Another program's actor has the name, and such a method.

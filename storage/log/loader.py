@@ -46,6 +46,7 @@ _logger = logging.getLogger(__name__)
 class LoadedLog:
     """A log as it was loaded. ``recovery_point`` None: no readable checkpoint.
 
+    ``checked_from``: every batch of the segments from that base offset on has been found good.
     ``snapshot_limit``: the newest offset at which a producer snapshot may be used, so that the
     replay from there also restores the aborted-transaction entries that cannot be trusted.
     """
@@ -59,6 +60,7 @@ class LoadedLog:
     high_watermark: int
     recovery_point: int | None
     snapshot_limit: int
+    checked_from: int
     was_clean: bool
     is_new: bool
     cut: TailCut | None
@@ -141,6 +143,7 @@ class LogLoader:
             high_watermark=min(max(high_watermark, log_start_offset), log_end_offset),
             recovery_point=recovery_point,
             snapshot_limit=snapshot_limit,
+            checked_from=OFFSET_MAX if self._scanned_from is None else self._scanned_from,
             was_clean=was_clean,
             is_new=is_new,
             cut=self._cut,

@@ -28,6 +28,7 @@ class ReadableLog:
         self._epochs = epochs
         self._snapshots = loaded.snapshots
         self._snapshot_limit = loaded.snapshot_limit
+        self._checked_from = loaded.checked_from
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.segments[-1].next_offset
 
@@ -128,9 +129,12 @@ class ReadableLog:
         """``replay`` of only what producer state is made of, and the last batch.
 
         What is left out may mention leader epochs: all of them are in ``leader_epochs``.
+        For use right after ``open``: what that has read and checked is not checked again.
         """
+        pairs = self._epochs.pairs
         for segment in self._segments.opened_from(from_offset):
-            yield from segment.replay_state(from_offset, self._epochs.pairs)
+            is_checked = segment.base_offset >= self._checked_from
+            yield from segment.replay_state(from_offset, pairs, is_checked=is_checked)
 
     def replay_sound(
         self, from_offset: int, upper_offset: int

@@ -104,7 +104,18 @@ def scan_batches(
 ) -> tuple[
     int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
 ]:
-    """See ``segments.scan``. ``known_epochs`` is a buffer of int64 pairs."""
+    """See ``batch_scan.scan_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+
+def state_batches(
+    data: Buffer,
+    checksum: Callable[[Any], int],
+    is_checked: bool,
+    expected: int,
+    known_epochs: Any,
+    last_epoch: int,
+    window: int,
+) -> tuple[int, int, int, list[int]]:
+    """See ``state_replay.state_batches``. ``known_epochs`` is a buffer of int64 pairs."""
 
 def has_whole_records(data: Buffer) -> bool:
     """Whether the records of the one uncompressed batch in ``data`` are dense and fill it."""

@@ -2,6 +2,7 @@
 
 cdef enum:
     EPOCH_PAIR_BYTES = 16
+    SLOTS = 256
 
 
 cdef class KnownEpochs:
@@ -147,3 +148,113 @@ def has_whole_records(data):
     cdef View view = View(data)
     cdef Head head
     return get_head(view.at, view.size, &head) == WHOLE and has_whole(view.at, view.size, &head)
+
+
+cdef struct Sender:
+    int64_t producer_id
+    int32_t base_sequence
+    int16_t producer_epoch
+    uint8_t attributes
+
+
+cdef inline Sender sender_of(const uint8_t *at) noexcept nogil:
+    cdef Sender sender
+    sender.producer_id = big64(at + PRODUCER_AT)
+    sender.producer_epoch = <int16_t>(big32(at + PRODUCER_AT + 8) >> 16)
+    sender.base_sequence = <int32_t>big32(at + PRODUCER_AT + 10)
+    sender.attributes = at[ATTRIBUTES_AT + 1]
+    return sender
+
+
+cdef struct Slot:
+    int64_t producer_id
+    int32_t later
+    int16_t producer_epoch
+
+
+cdef inline Py_ssize_t slot_of(int64_t producer_id) noexcept nogil:
+    return <Py_ssize_t>((<uint64_t>producer_id * <uint64_t>0x9E3779B97F4A7C15) >> 56)
+
+
+cdef Py_ssize_t drop_forgotten(
+    const uint8_t *start, int32_t *places, Py_ssize_t count, int32_t window
+) noexcept nogil:
+    """Leave out what ``window`` later batches make a producer's state forget; how many remain.
+
+    The first of each producer stays, so that producers become known in the same order.
+    """
+    cdef int64_t first[SLOTS]
+    cdef Slot slots[SLOTS]
+    cdef Slot *slot
+    cdef Sender sender
+    cdef Py_ssize_t index, kept = 0, number
+    for index in range(SLOTS):
+        first[index] = slots[index].producer_id = -2
+        slots[index].later = slots[index].producer_epoch = 0
+    for index in range(count - 1, -1, -1):
+        sender = sender_of(start + places[index])
+        slot = &slots[slot_of(sender.producer_id)]
+        if sender.attributes & (TRANSACTIONAL | CONTROL) or sender.base_sequence < 0:
+            if slot.producer_id == sender.producer_id:
+                slot.producer_id = -1
+        elif slot.producer_id != sender.producer_id or slot.producer_epoch != sender.producer_epoch:
+            slot.producer_id, slot.producer_epoch = sender.producer_id, sender.producer_epoch
+            slot.later = 1
+        elif slot.later < window:
+            slot.later += 1
+        else:
+            # Marked by a place that no batch has; the next loop closes the gaps.
+            places[index] = ~places[index]
+    for index in range(count):
+        number = places[index] if places[index] >= 0 else ~places[index]
+        sender = sender_of(start + number)
+        if first[slot_of(sender.producer_id)] != sender.producer_id:
+            first[slot_of(sender.producer_id)] = sender.producer_id
+        elif places[index] < 0:
+            continue
+        places[kept] = <int32_t>number
+        kept += 1
+    return kept
+
+
+def state_batches(data, checksum, bint is_checked, int64_t expected, known_epochs,
+                  int64_t last_epoch, int32_t window):
+    cdef BatchBytes batches = BatchBytes(data, checksum)
+    cdef KnownEpochs known = KnownEpochs(known_epochs)
+    cdef const uint8_t *start = batches.view.at
+    cdef const uint8_t *end
+    cdef const uint8_t *at = start
+    cdef Py_ssize_t count = 0, index, last = -1
+    cdef Memory memory
+    cdef int32_t *places
+    cdef Head head
+    # Places are int32, and one bit of them is a mark; the caller reads on where this ends.
+    end = start + min(batches.view.size, <Py_ssize_t>INT32_MAX)
+    memory = Memory((end - start) // HEADER_BYTES, sizeof(int32_t))
+    places = <int32_t *>memory.at
+    with nogil:
+        while at < end:
+            if get_head(at, end - at, &head) != WHOLE or not (
+                expected <= head.base_offset < head.next_offset
+            ):
+                break
+            if not is_checked and not (
+                batches.matches(at, head.size) and known.allow(head.base_offset, head.leader_epoch)
+            ):
+                break
+            if head.leader_epoch > last_epoch:
+                # Where an epoch begins must be told, and the first batch is never left out.
+                if at > start:
+                    break
+                last_epoch = head.leader_epoch
+            last = at - start
+            if sender_of(at).producer_id >= 0 or head.attributes & CONTROL or last == 0:
+                places[count] = <int32_t>last
+                count += 1
+            expected = head.next_offset
+            at += head.size
+        count = drop_forgotten(start, places, count, window)
+    found = [places[index] for index in range(count)]
+    if last >= 0 and (not found or found[count - 1] != last):
+        found.append(last)
+    return at - start, expected, last_epoch, found

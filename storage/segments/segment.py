@@ -22,7 +22,7 @@ from crc32c import crc32c
 from oncelog.storage.disk.errors import is_unreadable, read_beside
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.model import NO_OFFSET, NO_TIMESTAMP
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.records.layout import LENGTH_AT
 from oncelog.storage.segments.aborted_index import TxnIndex
@@ -39,6 +39,7 @@ from oncelog.storage.segments.indexes import SegmentIndexes
 from oncelog.storage.segments.inspection import TailDefect, find_damage
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
 from oncelog.storage.segments.offset_index import OffsetIndex
+from oncelog.storage.segments.state_replay import state_batches
 from oncelog.storage.segments.summary import SUMMARY_SUFFIX, SegmentSummary, epochs_within
 from oncelog.storage.segments.time_index import TimeIndex
 
@@ -430,23 +431,21 @@ class Segment:
         self._check_replayed(expected)
 
     def replay_state(
-        self, from_offset: int, leader_epochs: LeaderEpochPairs
+        self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Of ``replay``, what a partition's state needs.
-
-        Data of producers and control batches, and of each leader epoch the first and the last batch
-        of the file.
-        """
-        last_epoch, skipped = NO_LEADER_EPOCH, None
-        for header, frame in self.replay(from_offset, leader_epochs):
-            if header.has_producer_id or header.is_control or header.leader_epoch > last_epoch:
-                last_epoch = max(last_epoch, header.leader_epoch)
-                skipped = None
-                yield header, frame
-            else:
-                skipped = header, frame
-        if skipped is not None:
-            yield skipped
+        """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        if from_offset >= self.next_offset:
+            return
+        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
+        if start is None:
+            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
+        expected = self.base_offset
+        for header, frame in state_batches(
+            self.log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
+        ):
+            expected = header.next_offset
+            yield header, frame
+        self._check_replayed(expected)
 
     def _check_replayed(self, next_offset: int) -> None:
         """Refuse a file that has lost its last batches, or whose last one claims too many offsets.

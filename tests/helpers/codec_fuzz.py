@@ -283,6 +283,18 @@ def check_scan(kernel: Any, chance: random.Random) -> bool:
         assert 2 * len(columns[3]) == len(columns[2])
     except ValueError:
         pass
+    end, _, _, places = kernel.state_batches(
+        data,
+        crc32c.crc32c,
+        chance.random() < 0.5,
+        chance.choice(numbers),
+        epochs,
+        chance.choice([-1, 0, 2**31]),
+        chance.choice([5, 1, 0, -1]),
+    )
+    assert places == sorted(set(places))
+    assert all(0 <= place < end for place in places)
+    assert end <= len(data)
     return at == len(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from crash_disk import CrashDisk
@@ -13,12 +14,19 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import parse_header, patch, seal
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.control import decode_control, encode_marker
 
 DIRECTORY = Path("/log")
 PARTITION = TopicPartition("t", 0)
+BACKENDS = [
+    pytest.param(
+        "kernel", marks=pytest.mark.skipif(scan_kernel.kernel is None, reason="kernel not built")
+    ),
+    "python",
+]
 # Few producers and long runs of plain data, so that much may be left out.
 STEP = st.tuples(
     st.sampled_from(["plain"] * 8 + ["nobody"] * 3 + ["transactional", "marker", "coordinator"]),
@@ -102,17 +110,22 @@ def state_of(log, snapshot_offset, entries, replay, from_offset):
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_clean", [False, True])
 @given(steps=STEPS, snapshot_at=SNAPSHOT_AT, from_start=st.booleans())
-def test_state_from_what_matters_is_the_state_from_all(is_clean, steps, snapshot_at, from_start):
+def test_state_from_what_matters_is_the_state_from_all(
+    backend, is_clean, steps, snapshot_at, from_start
+):
     disk, states = written(steps)
     if is_clean:
         open_log(disk).close([])
-    log = open_log(disk.after_kill())
-    snapshot_offset, entries = states[snapshot_at] if snapshot_at < len(states) else (0, [])
-    from_offset = 0 if from_start else snapshot_offset
-    some, found = state_of(log, snapshot_offset, entries, log.replay_state, from_offset)
-    all_, wanted = state_of(log, snapshot_offset, entries, log.replay, from_offset)
+    kernel = scan_kernel.kernel if backend == "kernel" else None
+    with mock.patch.object(scan_kernel, "kernel", kernel):
+        log = open_log(disk.after_kill())
+        snapshot_offset, entries = states[snapshot_at] if snapshot_at < len(states) else (0, [])
+        from_offset = 0 if from_start else snapshot_offset
+        some, found = state_of(log, snapshot_offset, entries, log.replay_state, from_offset)
+        all_, wanted = state_of(log, snapshot_offset, entries, log.replay, from_offset)
     event("some are left out" if some < all_ else "all are given")
     assert found[0] == wanted[0]
     assert found[1:3] == wanted[1:3]
@@ -120,17 +133,27 @@ def test_state_from_what_matters_is_the_state_from_all(is_clean, steps, snapshot
     assert found[4:] == wanted[4:]
 
 
-def test_much_is_left_out():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_much_is_left_out(backend):
     disk, _ = written([("nobody", 0, 0, 8)] * 10)
-    log = open_log(disk.after_kill())
-    # Of each segment without producers the first batch, which tells its epoch, and the last.
-    assert len(list(log.replay_state(0))) <= 2 * log.segment_count
+    with mock.patch.object(
+        scan_kernel, "kernel", scan_kernel.kernel if backend == "kernel" else None
+    ):
+        log = open_log(disk.after_kill())
+        # Of each segment without producers the first batch, which tells its epoch, and the last.
+        assert len(list(log.replay_state(0))) <= 2 * log.segment_count
 
 
-def test_damage_in_what_was_not_read_by_the_open_is_found():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_damage_in_what_was_not_read_by_the_open_is_found(backend):
     disk, _ = written([("nobody", 0, 0, 8)] * 10)
     log = open_log(disk)
     log.close([])
     disk.flip_bit(DIRECTORY / f"{0:020d}.log", 500, 1)
-    with pytest.raises(CorruptDataError, match=r"byte .*CRC"):
+    with (
+        mock.patch.object(
+            scan_kernel, "kernel", scan_kernel.kernel if backend == "kernel" else None
+        ),
+        pytest.raises(CorruptDataError, match=r"byte .*CRC"),
+    ):
         list(open_log(disk).replay_state(0))

@@ -25,7 +25,6 @@ from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.actors.protocol.messages.group import (
     JoinGroupRequest,
-    OffsetAndMetadata,
     TxnOffsetCommitRequest,
 )
 from oncelog.actors.protocol.messages.transaction import (
@@ -320,13 +319,17 @@ def _static_members_join_at_once() -> Iterator[None]:
 
 
 def _positions_of_a_name() -> Any:
-    """Positions are logged without the id of their topic."""
-    real = group_offsets.offset_record
+    """Positions are decided without the id of their topic."""
+    real = group_offsets.GroupOffsets.decide_commit
 
-    def offset_record(group_id: str, tp: Any, position: OffsetAndMetadata, now_ms: int) -> Any:
-        return real(group_id, tp, structs.replace(position, topic_id=""), now_ms)
+    def decide_commit(self: Any, request: Any, now_ms: int, topic_ids: dict[str, str]) -> Any:
+        offsets = tuple(
+            (tp, structs.replace(position, topic_id="")) for tp, position in request.offsets
+        )
+        nameless = structs.replace(request, offsets=offsets)
+        return real(self, nameless, now_ms, dict.fromkeys(topic_ids, ""))
 
-    return mock.patch.object(group_offsets, "offset_record", offset_record)
+    return mock.patch.object(group_offsets.GroupOffsets, "decide_commit", decide_commit)
 
 
 @contextmanager
