@@ -169,9 +169,7 @@ class BatchHeader(NamedTuple):
 
     def with_offset(self, base_offset: int, leader_epoch: int) -> BatchHeader:
         """This header after ``patch`` with the same arguments; the CRC stays right."""
-        return tuple.__new__(
-            BatchHeader, (base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
-        )
+        return BatchHeader(base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
 
     def is_of(self, batch: Buffer) -> bool:
         """Whether ``batch`` has this size and CRC field; its bytes are not checked against it."""
@@ -193,7 +191,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptDataError(f"batch header at byte {position} is cut off")
-    header = tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
+    header = BatchHeader._make(HEADER.unpack_from(buffer, position))
     if header.magic == MAGIC and header.batch_length >= _BATCH_LENGTH_MIN:
         return header
     if header.magic != MAGIC:
