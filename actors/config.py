@@ -108,7 +108,18 @@ def check_setting_name(kind: type[Any], name: str, value: object = None) -> None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
+class _Settings:
+    def to_text(self) -> tuple[tuple[str, str], ...]:
+        """Every setting that differs from its default, by name, with its value as text."""
+        return tuple(
+            (field.name, str(getattr(self, field.name)))
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig(_Settings):
     """Settings of one topic. ``flush="os"`` acknowledges before data is on disk, as Kafka does.
 
     Retention, for a policy with "delete", removes whole segments: -1 in ``retention_ms`` or
@@ -185,17 +196,9 @@ class TopicConfig:
                 ) from None
         return build_settings(cls, values)
 
-    def to_text(self) -> tuple[tuple[str, str], ...]:
-        """Every setting that differs from its default, by name, with its value as text."""
-        return tuple(
-            (field.name, str(getattr(self, field.name)))
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
+class ClusterConfig(_Settings):
     """Settings of a cluster; the two partition counts are fixed when it is founded.
 
     With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
@@ -253,14 +256,6 @@ class ClusterConfig:
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
                 f"group_max_session_timeout_ms={self.group_max_session_timeout_ms}"
             )
-
-    def to_text(self) -> tuple[tuple[str, str], ...]:
-        """Every setting that differs from its default, by name, with its value as text."""
-        return tuple(
-            (field.name, str(getattr(self, field.name)))
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        )
 
 
 class TopicOptions(TypedDict, total=False):

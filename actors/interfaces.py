@@ -1,7 +1,7 @@
 """What shells and clients need from the world, so that the simulator can be the world.
 
 Production: ``RayTransport``, ``SystemClock``, ``ThreadBackground``, ``ProcessTable`` and
-``storage.fs.FileSystem``.
+``storage.disk.file_system.FileSystem``.
 Timers and futures are asyncio's; the simulator brings an event loop with virtual time.
 """
 
@@ -52,7 +52,7 @@ class Background(Protocol):
         """Run ``work`` to its end; what is returned gives its result or raises its exception.
 
         ``work`` has its place in the order when this returns, or when that is first awaited.
-        ``is_small``: it takes so little, as a rule, that it may be done before this returns.
+        ``is_small``: it usually takes so little time that it may be done before this returns.
         """
         ...
 

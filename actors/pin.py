@@ -31,7 +31,7 @@ Ray counts: so a node without a label holds 10,000 actors."""
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A node, told by its label ``broker``, by its address or by its node id."""
+    """A node, identified by its label ``broker``, its address or its node id."""
 
     kind: str
     value: str
@@ -44,14 +44,14 @@ class Pin:
         }[self.kind]
 
     def options(self) -> dict[str, Any]:
-        """What an actor or task is started with to run there and nowhere else."""
+        """Options that make an actor or task run there and nowhere else."""
         if self.kind == BY_ADDRESS:
             return {"resources": {f"node:{self.value}": _ADDRESS_SHARE}}
         label = BROKER_LABEL if self.kind == BY_LABEL else NODE_ID_LABEL
         return {"label_selector": {label: self.value}}
 
     def is_at(self, node: Mapping[str, Any]) -> bool:
-        """Whether it means that entry of ``ray.nodes()``, and the node is alive."""
+        """Whether that entry of ``ray.nodes()`` is the node, and alive."""
         found = {
             BY_LABEL: node["Labels"].get(BROKER_LABEL),
             BY_ADDRESS: node["NodeManagerAddress"],

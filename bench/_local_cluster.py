@@ -167,7 +167,7 @@ class LocalCluster:
         return Surroundings(
             filesystem=RealFileSystem(),
             clock=SystemClock(),
-            background=self.background,
+            new_background=lambda: self.background,
             transport=self.transport,
             drivers=ProcessTable("here"),
             random=self._random,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from msgspec import structs
@@ -18,15 +18,11 @@ from oncelog import __version__
 from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.interfaces import (
-    Clock,
-    Transport,
-    actor_of,
-)
+from oncelog.actors.interfaces import Clock, Transport, actor_of
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -114,10 +110,9 @@ class Controller:
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
 
-    async def start(self) -> None:
+    async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
-        await self.replica.start()
-        if self._runtime.replica.availability() is not ErrorCode.NONE:
+        if self.replica.availability() is not ErrorCode.NONE:
             return
         for batch in self.replica.replay():
             for record in batch.records:
@@ -132,8 +127,8 @@ class Controller:
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
 
-        A metadata log of no cluster, or of another, is not the one to lead: nobody
-        is answered from it.
+        A metadata log of no cluster, or of another one, must not be led: no request is answered
+        from it.
         """
         directory = self.replica.directory
         identity = directory.identity()
@@ -172,7 +167,7 @@ class Controller:
         )
 
     async def _end_undeclared(self) -> None:
-        """End the replicas of topics whose deletion a dead controller did not finish."""
+        """End the replicas of topics whose deletion an earlier controller did not finish."""
         running = await self._launcher.running()
         declared = {actor_of(tp, broker_id) for tp, broker_id in self.machine.placements()}
         await self._launcher.end(
@@ -213,135 +208,86 @@ class Controller:
 
     async def create_topic(self, request: CreateTopicRequest) -> CreateTopicReply:
         """Create a topic and start its replicas."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         try:
             TopicConfig.from_text(dict(request.settings))
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
-        async with self._names.hold(request.name):
-            reply = await self._runtime.execute(
-                _ALL,
-                lambda _now_ms: self.machine.decide_create_topic(request),
-                refused=request.failed,
-            )
-            if reply.error is ErrorCode.NONE:
-                await self._launcher.start(self.machine.placements(request.name))
-            return reply
+        return await self._execute_and_start(
+            request.name, request, lambda _now_ms: self.machine.decide_create_topic(request)
+        )
 
     async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
         """Add partitions to a topic and start their replicas."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        async with self._names.hold(request.name):
-            reply = await self._runtime.execute(
-                _ALL,
-                lambda _now_ms: self.machine.decide_create_partitions(request),
-                refused=request.failed,
-            )
+        return await self._execute_and_start(
+            request.name, request, lambda _now_ms: self.machine.decide_create_partitions(request)
+        )
+
+    async def _execute_and_start(
+        self,
+        name: str,
+        request: Request[ReplyT],
+        decide: Callable[[int], Decision[ReplyT]],
+    ) -> ReplyT:
+        async with self._names.hold(name):
+            reply = await self._execute(request, decide)
             if reply.error is ErrorCode.NONE:
-                await self._launcher.start(self.machine.placements(request.name))
+                await self._launcher.start(self.machine.placements(name))
             return reply
 
     async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
         """Change a topic's settings, then tell its replicas; one that misses it asks later."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        reply = await self._runtime.execute(
-            _ALL,
-            lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings),
-            refused=request.failed,
+        reply = await self._execute(
+            request, lambda _now_ms: self.machine.decide_alter_topic(request, _checked_settings)
         )
-        found = self.machine.metadata([request.name])
-        if reply.error is ErrorCode.NONE and found:
-            await self._configure(found[0])
+        if reply.error is ErrorCode.NONE:
+            for topic in self.machine.metadata([request.name]):
+                await self._configure(topic)
         return reply
 
     async def _configure(self, topic: TopicMetadata) -> None:
         await self._tell(
-            [
-                (
-                    tp,
-                    broker_id,
-                    ConfigureRequest(
-                        topic_partition=tp,
-                        topic_id=topic.topic_id,
-                        settings=topic.settings,
-                        settings_version=topic.settings_version,
-                    ),
+            {
+                actor_of(tp, broker_id): ConfigureRequest(
+                    topic_partition=tp,
+                    topic_id=topic.topic_id,
+                    settings=topic.settings,
+                    settings_version=topic.settings_version,
                 )
                 for tp, broker_id in self.machine.placements(topic.name)
-            ]
+            }
         )
-
-    async def _tell(self, messages: Sequence[tuple[TopicPartition, int, Request[Any]]]) -> None:
-        """Tell replicas something once; they ask for what they miss."""
-        replies = await asyncio.gather(
-            *(
-                self._transport.call(
-                    actor_of(tp, broker_id),
-                    message,
-                    timeout_ms=self._config.internal_call_timeout_ms,
-                )
-                for tp, broker_id, message in messages
-            )
-        )
-        for (tp, _, message), reply in zip(messages, replies, strict=True):
-            if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s missed %s: %s", tp, message.method, reply.error.name)
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         """Delete a topic, then end its replicas and remove their files."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         async with self._names.hold(request.name):
-            return await self._delete_topic(request)
-
-    async def _delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
-        actors = self._topic_ids_of_actors(request.name)
-        reply = await self._runtime.execute(
-            _ALL,
-            lambda _now_ms: self.machine.decide_delete_topic(request),
-            refused=request.failed,
-        )
-        if reply.error is ErrorCode.NONE:
-            await self._stop(actors, remove_data=True)
-            await self._launcher.end(list(actors))
-        return reply
+            actors = self._topic_ids_of_actors(request.name)
+            reply = await self._execute(
+                request, lambda _now_ms: self.machine.decide_delete_topic(request)
+            )
+            if reply.error is ErrorCode.NONE:
+                await self._shut_down(actors, remove_data=True)
+                await self._launcher.end(list(actors))
+            return reply
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        return await self._runtime.execute(
-            _ALL,
-            lambda _now_ms: self.machine.decide_become_leader(request),
-            refused=request.failed,
+        return await self._execute(
+            request, lambda _now_ms: self.machine.decide_become_leader(request)
         )
 
     async def rotate_cluster_key(self, request: RotateClusterKeyRequest) -> RotateClusterKeyReply:
         """Make a new ticket key, then tell every actor; one that misses it asks later."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         cluster_key = self._token_bytes(CLUSTER_KEY_BYTES)
-        reply = await self._runtime.execute(
-            _ALL,
-            lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms),
-            refused=request.failed,
+        reply = await self._execute(
+            request, lambda now_ms: self.machine.decide_rotate_key(request, cluster_key, now_ms)
         )
         if reply.error is ErrorCode.NONE:
-            told = LearnKeysRequest(keys=self.machine.keys)
-            await self._tell([(tp, broker, told) for tp, broker in self.machine.placements()])
+            message = LearnKeysRequest(keys=self.machine.keys)
+            await self._tell(dict.fromkeys(self._topic_ids_of_actors(), message))
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
-        """Give a leader or coordinator the keys."""
+        """Give the keys to a leader or coordinator."""
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
@@ -351,13 +297,8 @@ class Controller:
         self, request: AllocateProducerIdsRequest
     ) -> AllocateProducerIdsReply:
         """Allocate a block of producer ids."""
-        error = self._unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        return await self._runtime.execute(
-            _ALL,
-            lambda _now_ms: self.machine.decide_allocate_producer_ids(request),
-            refused=request.failed,
+        return await self._execute(
+            request, lambda _now_ms: self.machine.decide_allocate_producer_ids(request)
         )
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
@@ -365,9 +306,45 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        await self._stop(self._topic_ids_of_actors(), remove_data=False)
+        await self._shut_down(self._topic_ids_of_actors(), remove_data=False)
         await self.replica.stop()
         return ShutdownReply()
+
+    # --- shared by requests ---------------------------------------------------------------
+
+    async def _execute(
+        self, request: Request[ReplyT], decide: Callable[[int], Decision[ReplyT]]
+    ) -> ReplyT:
+        """Decide a request and log the decision, unless this controller cannot serve."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await self._runtime.execute(_ALL, decide, refused=request.failed)
+
+    async def _tell(
+        self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
+    ) -> None:
+        """Send each actor its message, once; a failure is only logged."""
+        limit_ms = timeout_ms or self._config.internal_call_timeout_ms
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(actor, message, timeout_ms=limit_ms)
+                for actor, message in messages.items()
+            )
+        )
+        for (actor, message), reply in zip(messages.items(), replies, strict=True):
+            if reply.error is not ErrorCode.NONE:
+                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
+
+    async def _shut_down(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
+        """Stop actors, each only if it still belongs to its topic."""
+        await self._tell(
+            {
+                actor: ShutdownRequest(remove_data=remove_data, topic_id=topic_id)
+                for actor, topic_id in topic_ids.items()
+            },
+            timeout_ms=SHUTDOWN_TIMEOUT_MS,
+        )
 
     def _topic_ids_of_actors(self, *names: str) -> dict[str, str]:
         """The topic ids of all actors, or of those of some topics, by actor name."""
@@ -376,22 +353,6 @@ class Controller:
             for topic in self.machine.metadata(names or None)
             for tp, broker in self.machine.placements(topic.name)
         }
-
-    async def _stop(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
-        """Stop actors, each only if it still belongs to its topic."""
-        replies = await asyncio.gather(
-            *(
-                self._transport.call(
-                    actor,
-                    ShutdownRequest(remove_data=remove_data, topic_id=topic_id),
-                    timeout_ms=SHUTDOWN_TIMEOUT_MS,
-                )
-                for actor, topic_id in topic_ids.items()
-            )
-        )
-        for actor, reply in zip(topic_ids, replies, strict=True):
-            if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s did not stop cleanly: %s", actor, reply.error.name)
 
     def _unavailable(self) -> ErrorCode:
         error = self._runtime.unavailable()

@@ -1,4 +1,4 @@
-"""Keeps a coordinator supplied with blocks of producer ids, asked from the controller in time."""
+"""Keeps a coordinator supplied with blocks of producer ids from the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPARE_PRODUCER_IDS: Final = 3
 
 
 class ProducerIdReservation:
-    """Asks for the next block before the one at hand is used up; one question at a time."""
+    """Requests the next block before the current one runs out, one at a time."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ProducerIdReservation:
         self._asking: asyncio.Task[None] | None = None
 
     async def ensure(self) -> None:
-        """See to the next block in time; waits only when the ids at hand may not do."""
+        """Request the next block in time; wait only if the remaining ids may not suffice."""
         if not self._producer_ids.needs_block:
             return
         if self._asking is None or self._asking.done():

@@ -9,11 +9,13 @@ offsets under the new generation sees those commits: as committed, or as unstabl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial, wraps
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from oncelog.actors.config import ClusterConfig
+from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.runtime import client_error_of_append
 from oncelog.actors.groups.apply_queue import ApplyQueue
 from oncelog.actors.groups.topics import GroupTopics
@@ -29,7 +31,7 @@ from oncelog.actors.protocol.group.effects import (
     WriteGroup,
 )
 from oncelog.actors.protocol.group.machine import GroupMachine, is_valid_group_id
-from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.group import (
     DeleteGroupReply,
     DeleteGroupRequest,
@@ -82,6 +84,8 @@ PRODUCER_ERRORS: Final = frozenset(
 )
 """Refusals of a transactional batch that concern the producer itself: passed on as they are."""
 
+RequestT = TypeVar("RequestT", bound=Request[Any])
+
 
 def group_settings(config: ClusterConfig) -> GroupSettings:
     """The cluster's bounds for groups."""
@@ -90,6 +94,21 @@ def group_settings(config: ClusterConfig) -> GroupSettings:
         max_session_timeout_ms=config.group_max_session_timeout_ms,
         initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
     )
+
+
+def _if_available(
+    method: Callable[[GroupCoordinator, RequestT], Awaitable[ReplyT]],
+) -> Callable[[GroupCoordinator, RequestT], Coroutine[Any, Any, ReplyT]]:
+    """Answer a request for a group with an error while the group cannot be served here."""
+
+    @wraps(method)
+    async def answer(self: GroupCoordinator, request: Any) -> Any:
+        error = self._unavailable(request.group_id)
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return await method(self, request)
+
+    return answer
 
 
 class GroupCoordinator:
@@ -125,7 +144,7 @@ class GroupCoordinator:
         self._call_count = 0
         self._calls: dict[int, tuple[Request[Any], asyncio.Future[Any]]] = {}
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = OwnTasks(self._break)
         self._breakage: BaseException | None = None
 
     # --- load and resign ------------------------------------------------------------------
@@ -157,8 +176,8 @@ class GroupCoordinator:
         self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
         self._epoch = self.replica.leader_epoch
         self._run(machine.finish_load(self._clock.now_ms()))
-        self._spawn(self._expire_for_ever())
-        self._spawn(self._forget_deleted_topics_for_ever())
+        self._tasks.spawn(self._expire_for_ever())
+        self._tasks.spawn(self._forget_deleted_topics_for_ever())
 
     def resign(self) -> None:
         """Stop serving: parked calls are answered ``NOT_COORDINATOR``, timers are stopped."""
@@ -168,8 +187,7 @@ class GroupCoordinator:
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         calls, self._calls = self._calls, {}
         for request, reply in calls.values():
             if not reply.done():
@@ -203,63 +221,41 @@ class GroupCoordinator:
 
     # --- membership -----------------------------------------------------------------------
 
+    @_if_available
     async def join_group(self, request: JoinGroupRequest) -> JoinGroupReply:
         """Join or rejoin; answered when the rebalance has collected its members."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        call_id, reply = self._park(request)
         fresh_id = f"{self._random.getrandbits(128):032x}"
-        now_ms = self._clock.now_ms()
-        self._run(self._machine.join(request, call_id, now_ms, fresh_id=fresh_id))
-        joined: JoinGroupReply = await self._parked_reply(call_id, reply)
-        return joined
+        return await self._parked(request, partial(self._machine.join, fresh_id=fresh_id))
 
+    @_if_available
     async def sync_group(self, request: SyncGroupRequest) -> SyncGroupReply:
         """Submit or wait for the assignment; it is durable when answered."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        call_id, reply = self._park(request)
-        self._run(self._machine.sync(request, call_id, self._clock.now_ms()))
-        synced: SyncGroupReply = await self._parked_reply(call_id, reply)
-        return synced
+        return await self._parked(request, self._machine.sync)
 
+    @_if_available
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatReply:
         """Note that a member is alive."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         reply, effects = self._machine.heartbeat(request, self._clock.now_ms())
         self._run(effects)
         return reply
 
+    @_if_available
     async def leave_group(self, request: LeaveGroupRequest) -> LeaveGroupReply:
         """Remove members at once."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         reply, effects = self._machine.leave(request, self._clock.now_ms())
         self._run(effects)
         return reply
 
     # --- positions ------------------------------------------------------------------------
 
-    async def offset_commit(self, request: OffsetCommitRequest) -> OffsetCommitReply:
-        """Commit offsets, durably."""
-        return await self._commit(request)
-
-    async def txn_offset_commit(self, request: TxnOffsetCommitRequest) -> OffsetCommitReply:
-        """Commit offsets as part of a transaction: durable, and pending until its marker."""
-        return await self._commit(request)
-
-    async def _commit(
+    @_if_available
+    async def offset_commit(
         self, request: OffsetCommitRequest | TxnOffsetCommitRequest
     ) -> OffsetCommitReply:
-        """Look up the topics; admit and append, with no await in between; wait, apply, answer."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
+        """Commit offsets, durably; in a transaction they are pending until its marker.
+
+        After the topics are looked up, the check and the append are one turn.
+        """
         error, topic_ids = await self._topics.ids_named_by(request)
         if error is ErrorCode.NONE:
             error = self._unavailable(request.group_id)
@@ -278,11 +274,11 @@ class GroupCoordinator:
         error = await self._committed(outcome)
         return decision.reply if error is ErrorCode.NONE else request.failed(error)
 
+    txn_offset_commit = offset_commit
+
+    @_if_available
     async def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchReply:
         """Return the committed offsets."""
-        error = self._unavailable(request.group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         self._queue.catch_up()
         return self._machine.offsets.fetch(request)
 
@@ -329,12 +325,10 @@ class GroupCoordinator:
         self._queue.catch_up()
         return self._machine.describe(request)
 
+    @_if_available
     async def delete_group(self, request: DeleteGroupRequest) -> DeleteGroupReply:
         """Delete an empty group and its offsets, durably."""
         group_id = request.group_id
-        error = self._unavailable(group_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
         self._queue.catch_up()
         error = self._machine.begin_delete(group_id, self._clock.now_ms())
         if error is not ErrorCode.NONE:
@@ -359,12 +353,7 @@ class GroupCoordinator:
             return
         self._queue.catch_up()
         now_ms = self._clock.now_ms()
-        outcomes = [
-            self._queue.append(group_id, records, now_ms)
-            for group_id, records in self._machine.expired(now_ms, self._queue.group_ids)
-        ]
-        for outcome in outcomes:
-            await self._committed(outcome)
+        await self._append_all(self._machine.expired(now_ms, self._queue.group_ids), now_ms)
 
     async def _expire_for_ever(self) -> None:
         while True:
@@ -380,13 +369,8 @@ class GroupCoordinator:
         if not gone or self._unavailable(None) is not ErrorCode.NONE:
             return
         self._queue.catch_up()
-        now_ms = self._clock.now_ms()
-        outcomes = [
-            self._queue.append(group_id, records, now_ms)
-            for group_id, records in self._machine.of_deleted_topics(gone, self._queue.group_ids)
-        ]
-        for outcome in outcomes:
-            await self._committed(outcome)
+        removals = self._machine.of_deleted_topics(gone, self._queue.group_ids)
+        await self._append_all(removals, self._clock.now_ms())
 
     async def _forget_deleted_topics_for_ever(self) -> None:
         while True:
@@ -394,6 +378,14 @@ class GroupCoordinator:
             await asyncio.sleep(DELETED_TOPICS_SCAN_MS / 1000)
 
     # --- log ------------------------------------------------------------------------------
+
+    async def _append_all(
+        self, batches: Iterable[tuple[str, Sequence[LogRecord]]], now_ms: int
+    ) -> None:
+        """Append records of groups, all in this turn, and wait until they are applied."""
+        outcomes = [self._queue.append(group_id, records, now_ms) for group_id, records in batches]
+        for outcome in outcomes:
+            await self._committed(outcome)
 
     async def _committed(self, outcome: AppendOutcome) -> ErrorCode:
         """Wait until an append is durable and applied; returns the client's error."""
@@ -423,7 +415,7 @@ class GroupCoordinator:
                 case WriteGroup():
                     now_ms = self._clock.now_ms()
                     outcome = self._queue.append(effect.group_id, (effect.record,), now_ms)
-                    self._spawn(self._finish_write(effect, outcome))
+                    self._tasks.spawn(self._finish_write(effect, outcome))
 
     async def _finish_write(self, write: WriteGroup, outcome: AppendOutcome) -> None:
         error = await self._committed(outcome)
@@ -442,30 +434,19 @@ class GroupCoordinator:
             self._break(error)
             raise
 
-    def _park(self, request: Request[Any]) -> tuple[int, asyncio.Future[Any]]:
-        """A new parked call and its future reply."""
+    async def _parked(
+        self, request: Request[ReplyT], step: Callable[[Any, int, int], Iterable[Effect]]
+    ) -> ReplyT:
+        """Give the machine a call that it answers with an effect, at once or later."""
         self._call_count += 1
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[self._call_count] = (request, reply)
-        return self._call_count, reply
-
-    async def _parked_reply(self, call_id: int, reply: asyncio.Future[Any]) -> Any:
+        call_id = self._call_count
+        reply: asyncio.Future[ReplyT] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = (request, reply)
         try:
+            self._run(step(request, call_id, self._clock.now_ms()))
             return await reply
         finally:
             self._calls.pop(call_id, None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            error = task.exception()
-            if error is not None:
-                self._break(error)
 
     def _break(self, error: BaseException) -> None:
         """The shard is unusable: every call raises the reason until the process has ended."""

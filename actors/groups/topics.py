@@ -26,9 +26,9 @@ class GroupTopics:
     ) -> tuple[ErrorCode, dict[str, str]]:
         """The ids of those topics of a commit that exist, by name.
 
-        What is known is used if it agrees with the caller; else one of the two is out of date, and
-        the controller decides. So once an offset in a topic was accepted, none in an earlier topic
-        of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
+        What is known is used if it agrees with the caller; otherwise one of the two is out of date,
+        and the controller decides. So once an offset in a topic was accepted, none in an earlier
+        topic of that name is. ``COORDINATOR_NOT_AVAILABLE`` if the controller does not answer.
         """
         names = {tp.topic for tp, _ in request.offsets}
         known = self._cluster.cached(names)
@@ -43,7 +43,7 @@ class GroupTopics:
         return ErrorCode.NONE, {name: topic.topic_id for name, topic in known.items()}
 
     async def gone(self, named: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """Those of the ids in ``named``, by topic, whose topic is deleted; in doubt, none.
+        """Those of the ids in ``named``, by topic, whose topic is deleted; none if in doubt.
 
         ``named`` is older than the question, so the controller knows of every topic in it.
         """

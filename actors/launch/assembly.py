@@ -38,6 +38,7 @@ from oncelog.actors.process.metrics import (
     MetricSink,
     TransactionAges,
 )
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     BecomeLeaderRequest,
@@ -70,16 +71,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a process finds where it runs.
+    """What a process is given by its environment.
 
-    ``incarnation`` is of this life of the process only. ``die`` is given a broken invariant,
-    another bug of ours, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process
-    at once: it does not return.
+    ``new_background`` makes the queue of one log; all share the threads of the process.
+    ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
+    bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
+    not return.
     """
 
     filesystem: FileSystem
     clock: Clock
-    background: Background
+    new_background: Callable[[], Background]
     transport: Transport
     drivers: DriverWatch
     random: Random
@@ -98,11 +100,11 @@ class DiskRefusedError(Exception):
 
 
 DISK_RESTART_MS: Final = 2_000
-"""How long a process whose replica is offline for something that may pass waits with its end."""
+"""How long a process waits before it ends, when its replica is offline for a passing reason."""
 
 
 class ReplicaServer:
-    """What every process that holds a log has: its replica, its start and its maintenance."""
+    """What every process with a log has: its replica, start, maintenance and figures."""
 
     def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
         self.config = config
@@ -115,7 +117,7 @@ class ReplicaServer:
             config=config,
             filesystem=surroundings.filesystem,
             clock=surroundings.clock,
-            background=surroundings.background,
+            background=surroundings.new_background(),
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
         )
@@ -142,9 +144,8 @@ class ReplicaServer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config.topic}-{self.config.partition})"
 
-    async def start_serving(self) -> None:
-        """Open the replica and whatever is on top of it."""
-        await self.replica.start()
+    async def load(self) -> None:
+        """Load what is on top of the replica; for a partition, nothing."""
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Ask the controller for the epoch after ``last_epoch``, if that is the current one.
@@ -158,9 +159,7 @@ class ReplicaServer:
             incarnation=self.surroundings.incarnation,
             expected_epoch=last_epoch,
         )
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(request)
         if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
             # The log that was opened is a deleted topic's; a new start takes the directory anew.
             lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
@@ -169,10 +168,7 @@ class ReplicaServer:
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller whether our partition has been led; ``None`` if it does not say."""
-        request = MetadataRequest(topics=(self.config.topic,))
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             for known in topic.partitions:
                 if known.partition == self.config.partition:
@@ -184,10 +180,7 @@ class ReplicaServer:
 
     async def refresh_settings(self) -> None:
         """Follow the settings that the controller has of the topic, in case a call was lost."""
-        request = MetadataRequest(topics=(self.config.topic,))
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR, request, timeout_ms=self.config.cluster.internal_call_timeout_ms
-        )
+        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 self.replica.configure(topic.settings, topic.settings_version)
@@ -196,10 +189,10 @@ class ReplicaServer:
             await self._refresh_keys()
 
     def _check_given_epoch(self, topic: TopicMetadata) -> None:
-        """End the process if the controller has given its leadership on: a new start asks anew.
+        """End the process if the controller has given a newer epoch: the next start asks for one.
 
-        To a later start, beside which this one must not go on; or in answer to a late copy of what
-        an earlier start asked, and then nobody would lead: clients ask for the newest epoch.
+        It was given to a later start, beside which this one must not go on; or to a delayed request
+        of an earlier start, and then nobody would lead, as clients look for the newest epoch.
         """
         epoch = self.replica.leader_epoch
         for known in topic.partitions:
@@ -210,7 +203,7 @@ class ReplicaServer:
                 self.surroundings.die(LeadershipLostError(lost))
 
     def restart_later(self, reason: str) -> None:
-        """End the process in a while, unless it is stopped: it then recovers from its log."""
+        """End the process after ``DISK_RESTART_MS``, unless it is stopped: it starts again."""
 
         def restart() -> None:
             if not self.is_stopped:
@@ -224,21 +217,21 @@ class ReplicaServer:
             self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
 
     async def _refresh_keys(self) -> None:
-        reply = await self.transport.call(
-            CONTROLLER_ACTOR,
-            ClusterKeysRequest(),
-            timeout_ms=self.config.cluster.internal_call_timeout_ms,
-        )
+        reply = await self._ask_controller(ClusterKeysRequest())
         if reply.error is ErrorCode.NONE:
             self.replica.learn_keys(reply.keys)
 
+    async def _ask_controller(self, request: Request[ReplyT]) -> ReplyT:
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
+
     async def learn_keys(self, request: LearnKeysRequest) -> LearnKeysReply:
-        """Use new keys from now on; whoever is still starting gets them with its epoch."""
+        """Use new keys from now on; a replica that is still starting gets them with its epoch."""
         self.replica.learn_keys(request.keys)
         return LearnKeysReply()
 
     async def compact_log(self) -> None:
-        """Compact the log, which is of a compacted topic, if it is worth while."""
+        """Compact the log of a compacted topic, if it is dirty enough."""
         await clean_if_dirty(
             self.replica,
             now_ms=self.clock.now_ms(),
@@ -247,7 +240,8 @@ class ReplicaServer:
 
     async def _start(self) -> None:
         try:
-            await self.start_serving()
+            await self.replica.start()
+            await self.load()
             if not self.is_stopped:
                 self.maintenance.start()
         except InvariantViolation as error:
@@ -275,7 +269,7 @@ class ReplicaServer:
     # --- figures --------------------------------------------------------------------------
 
     def observe_transactions(self) -> None:
-        """See for how long transactions have been open; log when one is late."""
+        """Update the ages of open transactions; log when one is late."""
         known_count = self.ages.late_count
         ongoing = self.replica.machine.producers.transactions.ongoing
         self.ages.observe(ongoing, self.clock.now_ms())
@@ -357,14 +351,9 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
         )
         self.begin()
 
-    async def start_serving(self) -> None:
-        """Lead the log partition, then load the shard from it."""
-        await self.replica.start()
-        await TransactionCoordinator.start(self)
-
     async def stop_serving(self, *, remove_data: bool) -> None:
         """Stop what runs in the background, then the replica."""
-        await TransactionCoordinator.stop(self)
+        await self.stop()
         await self.replica.stop(remove_data=remove_data)
 
     def active_transactional_id_count(self) -> int:
@@ -394,13 +383,8 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
         )
         self.begin()
 
-    async def start_serving(self) -> None:
-        """Lead the log partition, then load the shard from it."""
-        await self.replica.start()
-        await self.load()
-
     async def stop_serving(self, *, remove_data: bool) -> None:
-        """Send the parked members away, then stop the replica."""
+        """Answer the parked calls, then stop the replica."""
         self.resign()
         await self.replica.stop(remove_data=remove_data)
 
@@ -445,10 +429,6 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def refresh_settings(self) -> None:
         """Nothing to ask for: the metadata log has no settings."""
-
-    async def start_serving(self) -> None:
-        """Load the metadata log and start every replica."""
-        await self.start()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""

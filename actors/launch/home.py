@@ -1,9 +1,9 @@
 """Where the log of a Ray cluster lives: which data directory, on which node.
 
-Ray remembers it, for as long as its control store lives; the data directory itself says whose it
-is, for good. So a log is started where its data is, however nodes come back, and a cluster is
-founded only where neither knows of one: on the node labelled ``broker=1``, or without such labels
-on the node of the program that starts the log.
+Ray remembers it while its control store lives; the data directory names its cluster permanently.
+So a log is started where its data is, however nodes come back, and a cluster is founded only where
+neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of the
+program that starts the log.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Whose log it is, and where: ``data_dir`` on the node that ``pin`` tells."""
+    """Which cluster's log it is, and where: ``data_dir`` on the node of ``pin``."""
 
     cluster_id: str
     broker_id: int
@@ -55,7 +55,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a node has in a data directory: whose it is, nothing, or why it cannot tell."""
+    """What a node has in its data directory: an identity, nothing, or why it cannot tell."""
 
     node: Node
     identity: DirectoryIdentity | None = None
@@ -63,7 +63,7 @@ class Look:
 
     @property
     def cluster_id(self) -> str | None:
-        """The cluster whose the directory is."""
+        """The cluster that the directory belongs to."""
         return None if self.identity is None else self.identity.cluster_id
 
 
@@ -192,7 +192,7 @@ def _look_of(node: Node, found: DirectoryIdentity | str | None) -> Look:
 
 
 def _look_here(data_dir: str) -> DirectoryIdentity | str | None:
-    """Whose the directory is on this node, ``None`` if it does not say, or why it cannot tell."""
+    """The directory's identity on this node, ``None`` without one, or why it cannot be read."""
     try:
         return read_identity(RealFileSystem(), Path(data_dir))
     except (OSError, CorruptDataError) as error:
@@ -200,7 +200,7 @@ def _look_here(data_dir: str) -> DirectoryIdentity | str | None:
 
 
 def _prepare_here(data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str:
-    """``prepare`` on this node, or why it cannot be."""
+    """``prepare`` on this node, or why that failed."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             identity = prepare(

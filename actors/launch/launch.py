@@ -13,27 +13,17 @@ import ray
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import NAMESPACE, actor_of
-from oncelog.actors.launch.processes import (
-    GroupCoordinatorProcess,
-    PartitionProcess,
-    ReplicaProcess,
-    TransactionCoordinatorProcess,
-)
-from oncelog.storage.model import (
-    CONSUMER_OFFSETS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
-    TopicPartition,
-)
+from oncelog.actors.launch.processes import ReplicaProcess, process_of
+from oncelog.storage.model import TopicPartition
 
 MAX_CONCURRENCY: Final = 100_000
-"""Calls one actor may hold at once; long polls are many and cost nothing until they are."""
+"""Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
 
 
 def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
-    It survives its creator, restarts by itself, there and nowhere else, and never repeats a call by
-    itself.
+    It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
     """
     if config.pin is None:
         raise ValueError(f"{name} has to be pinned to the node of its data directory")
@@ -70,7 +60,7 @@ class RayLauncher:
             config = dataclasses.replace(
                 self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
             )
-            launch_actor(_class_of(tp.topic), actor_of(tp, broker_id), config)
+            launch_actor(process_of(tp.topic), actor_of(tp, broker_id), config)
 
     async def end(self, actors: list[str]) -> None:
         """Kill actors for good, by name."""
@@ -95,11 +85,3 @@ def end_actors(actors: list[str]) -> None:
         except ValueError:
             continue
         ray.kill(handle)
-
-
-def _class_of(topic: str) -> type[ReplicaProcess]:
-    if topic == TRANSACTION_STATE_TOPIC:
-        return TransactionCoordinatorProcess
-    if topic == CONSUMER_OFFSETS_TOPIC:
-        return GroupCoordinatorProcess
-    return PartitionProcess

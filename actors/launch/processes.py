@@ -5,6 +5,7 @@ A broken invariant ends the process: Ray starts it again and it recovers from it
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -22,8 +23,9 @@ from oncelog.actors.launch.assembly import (
     ReplicaServer,
     Surroundings,
     TransactionCoordinatorServer,
+    server_of,
 )
-from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.background import DiskThreads, ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -45,9 +47,9 @@ EXIT_STATUS_OF_BUG: Final = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a process says of itself, even while its data path is busy.
+    """What a process reports of itself, even while its data path is busy.
 
-    ``answered_calls`` counts those of the data path since the process began.
+    ``answered_calls`` counts calls of the data path since the process began.
     """
 
     process_id: int
@@ -69,12 +71,12 @@ def call_reports(config: ReplicaConfig) -> CallReports:
 
 
 def production(config: ReplicaConfig) -> Surroundings:
-    """The surroundings of a Ray actor; also sets up its log of messages and its machine."""
+    """The surroundings of a Ray actor; also sets up logging."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return Surroundings(
         filesystem=RealFileSystem(),
         clock=SystemClock(),
-        background=ThreadBackground(),
+        new_background=functools.partial(ThreadBackground, DiskThreads()),
         transport=ActorTransport(RayTransport(), call_reports(config)),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),
@@ -114,7 +116,7 @@ class ActorProcess:
         self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
-            # On the address that Ray has of this node.
+            # At the address by which Ray knows this node.
             host, token = ray.util.get_node_ip_address(), secrets.token_bytes(TOKEN_BYTES)
             self.listener = Listener(self.dispatch, host=host, token=token)
 
@@ -173,3 +175,14 @@ class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
     server_class = GroupCoordinatorServer
+
+
+_PROCESSES: Final = {
+    kind.server_class: kind
+    for kind in (PartitionProcess, TransactionCoordinatorProcess, GroupCoordinatorProcess)
+}
+
+
+def process_of(topic: str) -> type[ReplicaProcess]:
+    """The class of the process that serves a partition of ``topic``; not for the metadata log."""
+    return _PROCESSES[server_of(topic)]

@@ -79,9 +79,9 @@ class ThreadBackground:
     """``Background`` of one log, on the threads of its process.
 
     Two switches between threads take longer than a short sync, so small work is done at once as
-    long as most of it was short of late. A disk that becomes slow holds up the loop once, or a few
-    times if it is not much slower; on a thread small work is timed too, so that a disk is noticed
-    that has become fast again.
+    long as most of the recent pieces were short. A disk that becomes slow holds up the loop once,
+    or a few times if it is only a little slower. Small work is timed on a thread too, so as to
+    notice when the disk becomes fast again.
     """
 
     def __init__(
@@ -96,62 +96,56 @@ class ThreadBackground:
     def run(
         self, work: Callable[[], ResultT], *, is_small: bool = False
     ) -> asyncio.Future[ResultT]:
-        """See ``Background.run``; ``work`` is done even if nobody waits for the future any more."""
+        """See ``Background.run``; ``work`` is done even if its caller is cancelled."""
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
         piece = _Piece(work, future, is_small)
         if self._is_busy:
             self._waiting.append(piece)
         elif is_small and self._points >= SHORT_POINTS:
-            self._settle(piece, *self._done(work))
+            settle(future, *self._do(piece))
         else:
             self._begin(piece)
         return future
 
     def _begin(self, piece: _Piece) -> None:
         self._is_busy = True
-        self._threads.begin(lambda: self._do(piece))
+        self._threads.begin(lambda: self._do_beside(piece))
 
-    def _do(self, piece: _Piece) -> None:
+    def _do_beside(self, piece: _Piece) -> None:
         """On a thread."""
-        result, error, took_s = self._done(piece.work)
+        outcome = self._do(piece)
         try:
-            piece.future.get_loop().call_soon_threadsafe(self._end, piece, result, error, took_s)
+            piece.future.get_loop().call_soon_threadsafe(self._end, piece, *outcome)
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
 
-    def _end(self, piece: _Piece, *outcome: Any) -> None:
+    def _end(self, piece: _Piece, result: Any, error: BaseException | None) -> None:
         self._threads.ended()
         self._is_busy = False
         if self._waiting:
             self._begin(self._waiting.popleft())
-        self._settle(piece, *outcome)
+        settle(piece.future, result, error)
 
-    def _done(self, work: Callable[[], Any]) -> tuple[Any, BaseException | None, float]:
-        """Do it: its result or its exception, and the seconds it took."""
+    def _do(self, piece: _Piece) -> tuple[Any, BaseException | None]:
+        """Its result or its exception. One piece at a time is done, so the points need no lock."""
         begun_s = self._now_s()
         result, error = None, None
         try:
-            result = work()
+            result = piece.work()
         except BaseException as raised:
             error = raised
-        return result, error, self._now_s() - begun_s
-
-    def _settle(
-        self, piece: _Piece, result: Any, error: BaseException | None, took_s: float
-    ) -> None:
-        if piece.is_small:
-            self._note(took_s)
-        settle(piece.future, result, error)
-
-    def _note(self, took_s: float) -> None:
-        if took_s < SHORT_WORK_S:
+        took_s = self._now_s() - begun_s
+        if piece.is_small and took_s < SHORT_WORK_S:
             self._points = min(self._points + 1, _POINTS_MAX)
-        else:
+        elif piece.is_small:
             self._points = max(self._points - 2, 0) if took_s < STALL_S else 0
+        return result, error
 
 
-def settle(future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None) -> None:
-    """Give ``future`` its result, or its error if there is one, unless its caller has gone."""
+def settle(
+    future: asyncio.Future[ResultT], result: ResultT, error: BaseException | None = None
+) -> None:
+    """Give ``future`` its result, or its error if there is one, unless it was cancelled."""
     if future.done():
         return
     if error is not None:

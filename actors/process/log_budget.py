@@ -1,4 +1,4 @@
-"""Lines about what others do wrong: so many a minute, and then how many were left out."""
+"""Log lines about what others do wrong: limited per minute, with a count of those left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MINUTE_MS: Final = 60_000
 
 
 class LogBudget:
-    """The warnings of one kind, which whoever causes them could repeat without end."""
+    """Warnings of one kind, which a misbehaving peer could repeat without end."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

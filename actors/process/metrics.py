@@ -5,7 +5,7 @@ Ray's metrics in production (``process/ray_metrics.py``), nothing elsewhere. The
 gauges that a restart sets anew; of actors that restarted, ask for the highest value per topic
 and partition.
 
-Calls are counted as well, by whoever makes them, programs too, and by whoever answers them
+Calls are counted as well, by both caller, which may be a program, and callee
 (``rpc/call_meter.py``): those are counters, to be summed.
 
 A transaction is *late* once it has been open for longer than any may be plus five minutes: its
@@ -156,7 +156,7 @@ class MetricSink(Protocol):
 
 
 class NoMetrics:
-    """A sink for processes that nobody watches."""
+    """A sink for processes without monitoring."""
 
     def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
         """Forget the figure."""

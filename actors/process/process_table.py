@@ -1,8 +1,8 @@
-"""Processes of this machine as the kernel tells of them: who a driver is, and whether it is gone.
+"""Processes of this machine as the kernel reports them: who a driver is, and whether it has ended.
 
 A process is known by its id, its start time, and where both count: the host, the boot and the space
 of process ids, of which a container may have its own. So a later process of the same id is another
-one, and nobody takes a process for gone that it cannot see. Without ``/proc``, nothing is known.
+one, and a process that cannot be seen never counts as ended. Without ``/proc``, nothing is known.
 Source: proc(5), ``/proc/pid/stat``; namespaces(7).
 """
 
@@ -22,15 +22,15 @@ _ANCESTORS_MAX: Final = 16
 class ProcessTable:
     """``DriverWatch`` by ``/proc``; also names processes, for who begins a run.
 
-    ``host`` tells this host from every other one of the cluster: virtual machines that are copies
-    of one another even have the same boot.
+    ``host`` distinguishes this host from all others of the cluster: cloned virtual machines even
+    have the same boot id.
     """
 
     def __init__(self, host: str) -> None:
         self._host = host
 
     def is_gone(self, driver: DriverProcess) -> bool:
-        """See ``DriverWatch.is_gone``. A process that waits to be reaped is gone."""
+        """See ``DriverWatch.is_gone``. A zombie is gone."""
         if driver.machine != self._machine():
             return False
         try:
@@ -44,7 +44,7 @@ class ProcessTable:
         return stat is not None and (stat.is_dead or stat.start_ticks != driver.start_ticks)
 
     def process(self, process_id: int) -> DriverProcess | None:
-        """The living process of that id, or ``None`` where it cannot be told from others."""
+        """The living process of that id, or ``None`` if it cannot be identified."""
         machine, stat = self._machine(), _stat_of(process_id)
         if machine is None or stat is None or stat.is_dead:
             return None
@@ -63,10 +63,10 @@ class ProcessTable:
         return None
 
     def _machine(self) -> str | None:
-        """Where ids and start times of processes count, or ``None`` if that cannot be told."""
+        """Where ids and start times of processes count, or ``None`` if that is unknown."""
         try:
             if os.readlink(_PROC / "self") != str(os.getpid()):
-                # A /proc of another space of process ids: it tells of other processes.
+                # This /proc belongs to another pid namespace: it shows other processes.
                 return None
             boot_id = _BOOT_ID.read_text().strip()
             spaces = [os.readlink(_PROC / "self/ns" / kind) for kind in ("pid", "time")]
@@ -76,7 +76,7 @@ class ProcessTable:
 
 
 class _Stat:
-    """What ``/proc/<id>/stat`` tells: the command is in parentheses and may hold any character."""
+    """What ``/proc/<id>/stat`` says: the command is in parentheses and may hold any character."""
 
     def __init__(self, text: str) -> None:
         begin, end = text.index("("), text.rindex(")")

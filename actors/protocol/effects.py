@@ -10,7 +10,8 @@ from typing import Generic
 
 import msgspec
 
-from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.storage.errors import ErrorCode
 
 
 class LogRecord(msgspec.Struct, frozen=True):
@@ -29,3 +30,8 @@ class Decision(msgspec.Struct, Generic[ReplyT], frozen=True, kw_only=True):
 
     reply: ReplyT
     records: tuple[LogRecord, ...] = ()
+
+
+def refused(request: Request[ReplyT], error: ErrorCode, detail: str = "") -> Decision[ReplyT]:
+    """Answer ``request`` with a code; nothing changes."""
+    return Decision(reply=request.failed(error, detail))

@@ -43,12 +43,12 @@ async def clean_if_dirty(
     is_wanted: Callable[[], bool] = lambda: True,
     bytes_per_second: int = BYTES_PER_SECOND,
 ) -> CleanResult | None:
-    """Compact the replica's log if it is worth while; None if it is not, or if it was given up.
+    """Compact the replica's log if it is worthwhile; None if it is not, or if it was interrupted.
 
-    Given up is it, between two pieces, when ``is_wanted`` says no or the replica stops to lead;
-    what has been swapped in by then is good. Call it when nobody loads from the log and nothing
-    else removes its segments. CorruptDataError or OSError: the same, and the log is offline if it
-    says so.
+    It stops between two pieces when ``is_wanted`` returns false or the replica stops leading;
+    what has been swapped in by then is good. Do not call it while something loads from the log or
+    removes its segments. CorruptDataError or OSError: what was swapped in is good as well, and the
+    log says whether it is offline.
     """
     log, machine = replica.log, replica.machine
     cleaner = Cleaner(log, compaction_settings(replica.topic))
@@ -83,7 +83,7 @@ async def _make_recovery_point_durable(replica: Replica) -> bool:
     """Have even a power loss leave it at the log end of now; false if the log is offline.
 
     Producer snapshots go with the segments that are rewritten: one that a load may use, which is
-    none beyond the recovery point, might be the last that tells of some producers.
+    none beyond the recovery point, might be the only one that knows some producers.
     """
     error = await replica.sync_all()
     if error is ErrorCode.NONE:

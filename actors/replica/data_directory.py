@@ -85,7 +85,7 @@ def prepare(
 ) -> DirectoryIdentity:
     """Whose the directory is; an empty one becomes that of a new cluster, to be founded in it.
 
-    One of an earlier build, which says nothing, is that of the cluster its metadata log tells of.
+    One of an earlier build, which has no mark, belongs to the cluster named in its metadata log.
     Durable on return. CorruptDataError for a directory that has logs but no metadata log: part of
     it is missing, and another cluster would take what is left for its own. OSError.
     """
@@ -134,7 +134,7 @@ def has_log(filesystem: FileSystem, directory: Path) -> bool:
 
 
 def _founded(filesystem: FileSystem, data_dir: Path) -> str | None:
-    """The cluster that the first record of the metadata log tells of."""
+    """The cluster named by the first record of the metadata log."""
     directory = data_dir / METADATA_LOG
     segments = [name for name in filesystem.list_directory(directory) if name.endswith(LOG_SUFFIX)]
     if not segments:

@@ -1,6 +1,6 @@
-"""What of a log is known to be damaged, by readers who met it and by the scrub that looks for it.
+"""What is known to be damaged in a log: readers met it, or the scrub found it.
 
-Readers are told of every damaged place themselves; this is for people: status, metric, log file.
+Readers get an error for every damaged place; this is for operators: status, metric, log file.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ The high watermark, and so every acknowledgement and every reader, covers only w
 A *round* takes all that is unsynced at the end of a turn; one round is under way at a time, and the
 next takes everything that was appended meanwhile.
 
-A round that was refused something which may pass by itself, as a descriptor or room for an index
-entry, is repeated: with the next append, or after ``DISK_RETRY_MS``. What is for good is told by
-the table of ``storage.disk_errors``.
+A round that fails for want of something transient, such as a descriptor or room for an index entry,
+is repeated: with the next append, or after ``DISK_RETRY_MS``. The table in ``storage.disk.errors``
+says which errors are permanent.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from oncelog.storage.log.partition import PartitionLog
 _logger = logging.getLogger(__name__)
 
 UNAWAITED_SYNC_MS: Final = 20
-"""How long something that nobody waits for may stay unsynced: time for others to share a sync."""
+"""How long what no caller waits for may stay unsynced: time for others to share a sync."""
 
 DISK_RETRY_MS: Final = 1_000
-"""How soon something that the disk refused is tried again, if it may pass by itself."""
+"""How soon a transient refusal of the disk is tried again."""
 
 SMALL_BYTES: Final = 32 * 1024
-"""More than this is no small sync: writing it takes the disk longer than to wake a thread."""
+"""Beyond this a sync is not small: writing takes the disk longer than waking a thread."""
 
 
 class GroupSync:
     """Syncs one replica's log and moves its high watermark.
 
-    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` is
-    given what else a round ends with: no caller could be told of it.
+    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` gets any
+    other exception of a round, as there is no caller to raise it to.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class GroupSync:
         self._begun_generation = 0
         """The log's at that time; once it was truncated, the offset says nothing."""
         self._is_refused = False
-        """The last round was, so this has been told."""
+        """The last round was refused, which has been logged."""
         self._unbegun_bytes = 0
         self._is_due = False
-        """Not to wait: a crash of the machine would lose what is unsynced and not in a round."""
+        """The next round must not wait: a power loss would lose what it would sync."""
         self._is_awaited = False
-        """Somebody is answered after the sync of that."""
+        """A caller is answered after the next round."""
         self._round: asyncio.Future[None] | None = None
         self._next: asyncio.Handle | None = None
-        """The end of this turn or, if nobody waits, a timer: the next round begins then."""
+        """The end of this turn or, if no caller waits, a timer: then the next round begins."""
         self._is_next_later = False
 
     def begin(self, log: PartitionLog) -> None:
@@ -95,10 +95,12 @@ class GroupSync:
         self._is_awaited |= is_awaited
         self._unbegun_bytes += size_bytes
         if self._round is None and (self._next is None or self._is_next_later):
-            self._begin_at_end_of_turn(log)
+            # When all callers that are ready now have made their appends.
+            self._forget_next()
+            self._next = asyncio.get_running_loop().call_soon(self._begin_round, log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
-        """Have what was appended, and nobody waits for, synced with the next append or in a while.
+        """Have what no caller waits for synced with the next append or in a while.
 
         The high watermark passes it then.
         """
@@ -112,18 +114,11 @@ class GroupSync:
             await asyncio.wait({self._round})
         self._forget_next()
 
-    def _begin_at_end_of_turn(self, log: PartitionLog) -> None:
-        """Begin the next round when all callers that are ready now have made their appends."""
-        if self._is_next_later:
-            self._forget_next()
-        if self._next is None:
-            self._next = asyncio.get_running_loop().call_soon(self._end_turn, log)
-
     def _begin_later(self, log: PartitionLog, delay_ms: int = UNAWAITED_SYNC_MS) -> None:
         """Begin the next round in a while, unless an append brings it sooner."""
         if self._next is None:
             loop = asyncio.get_running_loop()
-            self._next = loop.call_later(delay_ms / 1000, self._end_turn, log)
+            self._next = loop.call_later(delay_ms / 1000, self._begin_round, log)
             self._is_next_later = True
 
     def _forget_next(self) -> None:
@@ -131,12 +126,6 @@ class GroupSync:
             self._next.cancel()
             self._next = None
             self._is_next_later = False
-
-    def _end_turn(self, log: PartitionLog) -> None:
-        self._next = None
-        self._is_next_later = False
-        if self._round is None and not self._is_offline() and self._is_unbegun(log):
-            self._begin_round(log)
 
     def _is_unbegun(self, log: PartitionLog) -> bool:
         return (
@@ -147,6 +136,8 @@ class GroupSync:
     def _begin_round(self, log: PartitionLog) -> None:
         """Sync all that is unsynced now."""
         self._forget_next()
+        if self._round is not None or self._is_offline() or not self._is_unbegun(log):
+            return
         is_small = self._is_awaited and self._unbegun_bytes <= SMALL_BYTES
         self._unbegun_bytes, self._is_due, self._is_awaited = 0, False, False
         try:
@@ -168,7 +159,7 @@ class GroupSync:
             round_.add_done_callback(end)
 
     def _end_round(self, log: PartitionLog, point: SyncPoint, round_: asyncio.Future[None]) -> None:
-        """The point is durable, so everybody may see what it covers; or its sync has failed."""
+        """The point is durable, so readers may see what it covers; or its sync has failed."""
         self._round = None
         point.discard()
         if round_.cancelled():
@@ -194,12 +185,12 @@ class GroupSync:
         if self._begun_offset == log.indexed_end_offset < log.log_end_offset:
             self._begin_later(log, DISK_RETRY_MS)
         elif self._is_due:
-            self._begin_at_end_of_turn(log)
+            self.request(log, 0, is_awaited=self._is_awaited)
         else:
             self._begin_later(log)
 
     def _repeat_or_give_up(self, log: PartitionLog, error: OSError) -> None:
-        """Do a refused round again later, as long as the log itself does not call it lost."""
+        """Repeat a refused round later, unless the log is lost."""
         if self._is_offline():
             return
         if log.failure is not None or not is_passing(error):

@@ -3,8 +3,8 @@
 Rules: a batch is checked, written and applied in one turn of the event loop, with no wait in
 between. The high watermark, and so every acknowledgement and every reader, covers only what is on
 disk: see ``group_sync``. A failed write or sync takes the replica offline, unless it may pass by
-itself (``storage.disk_errors``); nobody guesses what reached the disk. How a replica comes to lead,
-and how it stops, is in ``replica``.
+itself (``storage.disk.errors``): there is no guessing what reached the disk. ``replica`` has how it
+comes to lead and how it stops.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
+from oncelog.actors.process.background import settle
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
@@ -24,7 +25,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read_back
-from oncelog.actors.replica.waiters import ReplicaWaiters, answer
+from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log.partition import PartitionLog
@@ -52,7 +53,7 @@ class AppendOutcome(NamedTuple):
     next_offset: int = NO_OFFSET
     log_append_time_ms: int = NO_TIMESTAMP
     is_duplicate: bool = False
-    """The batch stood there before: its first copy tells what became of it."""
+    """The batch was in the log already: its first copy has the outcome."""
     is_ticket_old: bool = False
     """Its producer should renew its plain ticket."""
 
@@ -61,8 +62,8 @@ class ReplicaLog:
     """The log of one partition and everything that is known about it.
 
     ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
-    replica is offline for something that may pass. Whoever opens the log sets
-    ``_log``, ``_is_leading`` and ``leadership``.
+    replica is offline for something that may pass. Opening the log sets ``_log``, ``_is_leading``
+    and ``leadership``.
     """
 
     def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
@@ -240,7 +241,10 @@ class ReplicaLog:
             if log.failure is not None:
                 self._give_up("write to", error)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
-        self._request_sync(log, len(batch), is_awaited=is_awaited)
+        if is_awaited:
+            self._sync.request(log, len(batch), is_awaited=self.topic.flush != "os")
+        else:
+            self._sync.request_later(log, len(batch))
         return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)
 
     # --- group sync -----------------------------------------------------------------------
@@ -251,7 +255,7 @@ class ReplicaLog:
         Anything but ``NONE`` means that the outcome is unknown to this replica.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
-        done = functools.partial(answer, waiter)
+        done = functools.partial(settle, waiter)
         if self._is_leading and self.machine.high_watermark < next_offset:
             self._waiters.when_committed(next_offset, done)
         else:
@@ -272,12 +276,6 @@ class ReplicaLog:
     async def progress(self, timeout_ms: int) -> None:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)
-
-    def _request_sync(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
-        if is_awaited:
-            self._sync.request(log, size_bytes, is_awaited=self.topic.flush != "os")
-        else:
-            self._sync.request_later(log, size_bytes)
 
     async def sync_all(self) -> ErrorCode:
         """Make all that is unsynced now durable, the checkpoint included, and wait for it.

@@ -13,7 +13,7 @@ Compaction takes long and runs beside the rest. Only the removal of segments mus
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
 done yet.
 
-The intervals are those of the event loop's time; what is old is told by the clock. A piece of work
+Intervals are in the event loop's time; the clock decides what is old. A piece of work
 that fails on the disk or on damaged bytes is logged, and tried again when it is due.
 """
 

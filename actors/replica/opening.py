@@ -70,7 +70,7 @@ class ExpectedLog:
 
 
 class MissingLogError(Exception):
-    """The log should be here and is not; whoever starts the replica looks again."""
+    """The log should be here and is not; the start of the replica is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class ReplicaDirectory:
         """Rebuild the machine and what of the log a load does not trust; make it all durable."""
         machine = self._machine
         snapshot_offset, entries = log.latest_snapshot()
-        # A snapshot below the log start tells of producers by what stands between the two.
+        # A snapshot below the log start needs the batches between the two.
         first_offset = min(log.log_start_offset, snapshot_offset)
         machine.load(first_offset, snapshot_offset, entries, leader_epochs=log.leader_epochs)
         # A snapshot remembers one batch per producer, also that of a clean stop; the batches
@@ -190,7 +190,7 @@ class ReplicaDirectory:
             is_lost = isinstance(damage, CorruptDataError) or is_unreadable(damage)
             if not is_lost or history_from == snapshot_offset:
                 raise
-            # Before the snapshot nothing else is missing than what readers are told of: retries
+            # Before the snapshot only this is missing, and readers get an error for it: retries
             # of these batches, and their records in the count of a transaction that is open.
             _logger.error(
                 "%s: batches before the last snapshot are damaged: %s", self._path, damage
@@ -239,11 +239,11 @@ class ReplicaDirectory:
                 )
 
     def topic_id(self) -> str:
-        """The id of the topic whose files these are; "" while they are nobody's or unreadable."""
+        """The id of the topic whose files these are; "" if they have none or it is unreadable."""
         try:
             return read_topic_id(self._filesystem, self._path) or ""
         except (OSError, CorruptDataError) as error:
-            _logger.warning("%s: nobody knows whose files these are: %s", self._path, error)
+            _logger.warning("%s: these files name no topic: %s", self._path, error)
             return ""
 
     def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
@@ -309,7 +309,7 @@ async def ask_until_told(
     *,
     is_wanted: Callable[[], bool],
 ) -> BecomeLeaderReply:
-    """Ask for the epoch to lead with, ever less often, until it is told or not wanted any more.
+    """Ask for the epoch to lead with, ever less often, until it is given or no longer wanted.
 
     Another epoch than the log's last one may be current: one that was given to an earlier start,
     which died before it wrote it down, or that of a new topic beside the log of a deleted one.

@@ -1,4 +1,4 @@
-"""One replica of a partition: how it comes to lead, what it is told meanwhile, and how it stops.
+"""One replica of a partition: how it comes to lead, what it learns meanwhile, and how it stops.
 
 What every log-holding actor is made of. What it does while it leads is in ``replica.log``.
 """

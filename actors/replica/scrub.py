@@ -59,7 +59,7 @@ class LogScrub:
         except OSError as refusal:
             if not is_unreadable(refusal):
                 raise
-            # Nothing of the file: readers are told to ask again, people that it is damaged.
+            # Nothing is known of the file: readers retry, and operators see that it is damaged.
             end = min(log.segment_end(offset), end)
             lost = CorruptRecordError(str(refusal), offset=offset, next_offset=end)
             return self._pass_over(lost)

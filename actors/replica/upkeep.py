@@ -1,6 +1,6 @@
-"""What a replica does for its log beside serving: raise its start, and remove what nobody may read.
+"""What a replica does for its log besides serving: raise its start, and remove what is below it.
 
-Both wait for the disk, so whatever was true before a wait is looked at again after it.
+Both wait for the disk, so what was true before a wait is checked again after it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ReplicaWaiters:
     def release(self, high_watermark: int) -> None:
         """Answer the appends that the high watermark covers now, and wake all readers."""
         none = ErrorCode.NONE
-        # Looked up each time: an answer may lead to ``send_away``, which leaves nobody here.
+        # Looked up each time: an answer may call ``send_away``, which empties it.
         while self._commits and self._commits[0][0] <= high_watermark:
             self._commits.popleft()[1](none)
         if self._readers:
@@ -63,9 +63,3 @@ class ReplicaWaiters:
         for waiter in readers:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def answer(waiter: asyncio.Future[ErrorCode], error: ErrorCode) -> None:
-    """Give a future its answer, unless whoever waited for it has gone."""
-    if not waiter.done():
-        waiter.set_result(error)

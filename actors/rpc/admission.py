@@ -1,7 +1,7 @@
 """What the callers of one actor may take up together: places, requests in progress, bytes.
 
-Nobody is told an error for it: a caller that is over a bound is read no further, and goes on, in
-the order they came, when there is room. Only connections beyond their bound are closed.
+Exceeding a bound is not an error: reading from that caller pauses until there is room, first come,
+first served. Only connections beyond their bound are closed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Caller(Protocol):
 
 
 class Places:
-    """The connections of one actor. Each method that makes room answers whom to close for it."""
+    """The connections of one actor. A method that makes room returns the one to close for it."""
 
     def __init__(self) -> None:
         self._half_open: dict[Caller, None] = {}
@@ -135,7 +135,7 @@ class Progress:
         return True
 
     def end(self, caller: Caller) -> None:
-        """One less; whoever waited for it goes on."""
+        """One less; a caller that waited for it resumes."""
         self.count -= 1
         caller.in_progress -= 1
         if caller.is_held and caller not in self._held:

@@ -50,11 +50,11 @@ class CallReports:
 
 
 NO_REPORTS: Final = CallReports(NO_METRICS, 0)
-"""Of meters that nobody watches."""
+"""For meters whose figures go nowhere."""
 
 
 class MeteredCall:
-    """One call that is under way; whoever encodes and decodes its messages sets their sizes."""
+    """One call under way; the code that encodes and decodes its messages sets their sizes."""
 
     __slots__ = ("began_s", "method", "reply_bytes", "request_bytes")
 
@@ -139,4 +139,4 @@ class CallMeter:
 
 
 UNMETERED: Final = MeteredCall(OTHER, 0.0)
-"""Of calls that nobody counts: its sizes mean nothing."""
+"""For calls that are not counted: its sizes mean nothing."""

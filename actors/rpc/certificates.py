@@ -37,7 +37,7 @@ def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         raise InvalidSettingError(f"{_given(AUTHORITY)} is no certificate: {error}") from error
     try:
-        # With a password, nobody is asked for one at the terminal.
+        # An empty password, so that OpenSSL does not prompt for one at the terminal.
         context.load_cert_chain(os.environ[CERTIFICATE], os.environ[KEY], password="")
     except ssl.SSLError as error:
         given = f"{_given(CERTIFICATE)} and {_given(KEY)}"

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
+from oncelog.actors.process.background import settle
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import UNMETERED, MeteredCall
@@ -29,9 +30,9 @@ _HELLO_ID: Final = 0
 class Connection(FramedProtocol):
     """Made by ``connect``. Calls that are open when it breaks end with ``NETWORK_EXCEPTION``.
 
-    ``is_usable`` tells whether new calls may be made on it. It is no more, for good, once the
+    ``is_usable`` says whether new calls may be made on it. It turns false for good once the
     connection breaks, or a call gets no answer while nothing else comes in either: the process
-    may be stopped, or be one that Ray has replaced.
+    may be stopped, or Ray may have replaced it.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class Connection(FramedProtocol):
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         metered.request_bytes = sum(map(len, message))
         self._pending[correlation_id] = (request, answer, metered)
-        timer = self.loop.call_at(deadline, _settle, answer, None)
+        timer = self.loop.call_at(deadline, settle, answer, None)
         try:
             reply: ReplyT | None = await answer
         finally:
@@ -88,7 +89,7 @@ class Connection(FramedProtocol):
     def drained(self) -> None:
         """Let the calls go on that wait; those that fill the connection again wait again."""
         drained, self._drained = self._drained, self.loop.create_future()
-        _settle(drained, None)
+        settle(drained, None)
 
     def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
         if self._last_received < began and timeout_ms >= SILENCE_MS:
@@ -111,17 +112,18 @@ class Connection(FramedProtocol):
         return await self._accepted
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
-        """A reply. One that nobody waits for any more is dropped."""
+        """A reply; it is dropped if nobody waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
             self.is_usable = kind == Outcome.REPLY
-            _settle(self._accepted, self.is_usable)
+            settle(self._accepted, self.is_usable)
             return
         pending = self._pending.get(correlation_id)
         if pending is not None:
             request, answer, metered = pending
             metered.reply_bytes = len(body)
-            _settle(answer, read_answer(request, kind, body))
+            if not answer.done():
+                answer.set_result(read_answer(request, kind, body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Every open call may have run or not: its caller decides what that means."""
@@ -129,16 +131,16 @@ class Connection(FramedProtocol):
         self.is_usable = False
         if self.on_lost is not None:
             self.on_lost()
-        _settle(self._accepted, False)
-        _settle(self._drained, None)
+        settle(self._accepted, False)
+        settle(self._drained, None)
         for request, answer, _ in self._pending.values():
-            _settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
+            settle(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 
 
 async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | None:
-    """Open a connection; ``None`` if nobody who knows the token answers there in time.
+    """Open a connection; ``None`` if no listener that accepts the token answers in time.
 
-    Or if Ray's certificates are to secure it and do not: then a warning says why.
+    Also ``None`` if Ray's certificates should secure it and cannot: then a warning says why.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
@@ -162,7 +164,7 @@ async def connect(address: ListenerAddress, *, timeout_ms: int) -> Connection | 
     if not is_accepted:
         connection.close()
         if context is not None:
-            # The other side says at most now what it thinks of our certificate.
+            # The other side rejects our certificate only after the handshake, if at all.
             _warn_insecure(address, connection.error or "closed by the other side")
     return connection if connection.is_usable else None
 
@@ -171,8 +173,3 @@ def _warn_insecure(address: ListenerAddress, error: Exception | str) -> None:
     _logger.warning(
         "no secure connection to %s:%d: %s (%s)", address.host, address.port, error, files_in_use()
     )
-
-
-def _settle(answer: asyncio.Future[Any], value: Any) -> None:
-    if not answer.done():
-        answer.set_result(value)

@@ -48,7 +48,7 @@ _KEEPALIVE: Final = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 8_000,
 }
-"""In seconds, the last in milliseconds: how soon a machine that vanished without a word is gone.
+"""In seconds, the last in milliseconds: how soon a machine that vanished silently counts as gone.
 
 The last also counts against a process that is stopped and whose buffers are full: its connections
 end, and its callers come back when it goes on.
@@ -73,10 +73,10 @@ class Outcome(enum.IntEnum):
 
 
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
-    """Cuts what comes in into frames and gathers what goes out; ``received`` is the subclass's.
+    """Cuts the input into frames and gathers the output; subclasses implement ``received``.
 
-    Small frames that are sent in one turn of the loop leave in one write. What ``received`` is
-    given stays as it is: what comes in later is not read into it.
+    Small frames that are sent in one turn of the loop leave in one write. Later input
+    does not overwrite the body that ``received`` was passed.
 
     A subclass may ``hold`` the connection: what comes in then stays where it is until ``go_on``.
     """
@@ -105,11 +105,10 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     # --- what goes out --------------------------------------------------------------------
 
     def send(self, correlation_id: int, kind: int, *parts: Buffer) -> None:
-        """Send one frame soon. Lost, like the connection, if that is closing.
+        """Send one frame at the end of this turn; it is lost if the connection is closing.
 
-        ``parts`` must not change any more: long ones are not copied.
-
-        ``ValueError`` if it is longer than ``FRAME_MAX_BYTES``.
+        ``parts`` must not change any more: long ones are not copied. ``ValueError`` if the frame
+        is longer than ``FRAME_MAX_BYTES``.
         """
         length = _BODY_HEAD.size + sum(map(len, parts))
         if length > FRAME_MAX_BYTES:
@@ -125,7 +124,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """What was written and not taken by the system yet, as the peer does not read."""
+        """What was written but not yet taken by the system, because the peer does not read."""
         if self.transport is None or self.is_closing:
             return 0
         return self.transport.get_write_buffer_size()
@@ -207,7 +206,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         if not self.is_held or self.transport is None or self.is_closing:
             return
         self.is_held = False
-        self._cut_frames()
+        self.buffer_updated(0)
         if not self.is_held and not self.is_closing:
             self.transport.resume_reading()
 
@@ -227,17 +226,15 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         return memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Cut the frames out of what has come."""
-        if self._large is None:
-            self._end += nbytes
-            self._cut_frames()
+        """Cut what has come into frames, as far as they are complete."""
+        if self._large is not None:
+            self._large_filled += nbytes
+            if self._large_filled == self._large_length:
+                frame, self._large = memoryview(self._large), None
+                correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+                self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
             return
-        self._large_filled += nbytes
-        if self._large_filled == self._large_length:
-            frame, self._large = memoryview(self._large), None
-            self._hand_over(frame)
-
-    def _cut_frames(self) -> None:
+        self._end += nbytes
         view = memoryview(self._buffer)
         while not self.is_held and self._end - self._start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, self._start)
@@ -254,7 +251,9 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
             if self._end - begin < length:
                 break
             self._start = begin + length
-            self._hand_over(memoryview(bytes(view[begin : begin + length])))
+            frame = memoryview(bytes(view[begin : begin + length]))
+            correlation_id, kind = _BODY_HEAD.unpack_from(frame)
+            self.received(correlation_id, kind, frame[_BODY_HEAD.size :])
             if self.is_closing:
                 return
         rest = self._end - self._start
@@ -269,7 +268,3 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._large_filled = len(known)
         self._large[: len(known)] = known
         self._start = self._end = 0
-
-    def _hand_over(self, frame: memoryview) -> None:
-        correlation_id, kind = _BODY_HEAD.unpack_from(frame)
-        self.received(correlation_id, kind, frame[_BODY_HEAD.size :])

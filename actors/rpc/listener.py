@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 TOKEN_BYTES: Final = 32
 FIRST_FRAME_TIMEOUT_S: Final = 10.0
 LARGE_FRAME_TIMEOUT_S: Final = 30.0
-"""A frame that takes longer gives its room to others: its caller has given up on it by then."""
+"""A frame that takes longer loses its room: its caller has given up by then."""
 
 FIRST_FRAME_MAX_BYTES: Final = 1_024
 
@@ -40,7 +40,7 @@ class ListenerAddress:
 class Listener:
     """Takes calls over connections, for ``dispatch`` to answer.
 
-    ``token`` is told only to those whom Ray lets call the actor, and new in each life of it.
+    Only processes that may call the actor through Ray learn ``token``; each start makes a new one.
     """
 
     def __init__(self, dispatch: Dispatch, *, host: str, token: bytes) -> None:
@@ -114,7 +114,7 @@ class Listener:
 
 
 class _Caller(FramedProtocol):
-    """One connection of one caller. Nothing but its token is looked at before that is right."""
+    """One connection of one caller. Until its token proves right, nothing else is read."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
@@ -134,7 +134,7 @@ class _Caller(FramedProtocol):
         self._make_way(self._listener.places.begin(self), "connections without a token")
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """What it asked for goes on: a caller may also have given up only on the answer."""
+        """Its requests run on: the caller may have given up on the answers only."""
         self._patience.cancel()
         self._listener.places.end(self)
         self._listener.room.forget(self)
@@ -149,9 +149,20 @@ class _Caller(FramedProtocol):
         """A request; ``kind`` is the length of its method's name."""
         method = bytes(body[:kind]).decode("ascii", "replace")
         message = body[kind:]
-        if self._is_trusted:
-            self._ask(correlation_id, method, message)
-        elif method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
+        if not self._is_trusted:
+            self._admit(correlation_id, method, message)
+            return
+        room_bytes, self._room_bytes = self._room_bytes, 0
+        if room_bytes:
+            self._patience.cancel()
+        self.last_used = self.loop.time()
+        self._listener.begin(self, correlation_id, method, message, room_bytes)
+        if self.is_congested or self._listener.progress.is_full(self):
+            self.hold()
+
+    def _admit(self, correlation_id: int, method: str, message: memoryview) -> None:
+        """The first frame: the token, or the connection is closed."""
+        if method == HELLO and hmac.compare_digest(bytes(message), self._listener.token):
             self._is_trusted = True
             self._patience.cancel()
             self.frame_max_bytes = FRAME_MAX_BYTES
@@ -160,15 +171,6 @@ class _Caller(FramedProtocol):
         else:
             self._listener.warnings.warn("a connection without the right token was closed")
             self.close()
-
-    def _ask(self, correlation_id: int, method: str, message: memoryview) -> None:
-        room_bytes, self._room_bytes = self._room_bytes, 0
-        if room_bytes:
-            self._patience.cancel()
-        self.last_used = self.loop.time()
-        self._listener.begin(self, correlation_id, method, message, room_bytes)
-        if self.is_congested or self._listener.progress.is_full(self):
-            self.hold()
 
     # --- back-pressure --------------------------------------------------------------------
 

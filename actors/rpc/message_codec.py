@@ -1,8 +1,7 @@
 """Messages as bytes: MessagePack, checked against the declared types when they are read.
 
-Whoever may send a message can make nothing but a message of it: unlike ``pickle``, reading runs no
-code of the sender. Fields travel by name, so a reader skips what it does not know and gives what
-is missing its default.
+Unlike with ``pickle``, reading a message runs no code of the sender. Fields travel by name, so a
+reader skips those it does not know and uses the default of those that are missing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The only file that submits calls to Ray: for actors that do not listen themselves, for where the
 others listen, and for those that cannot be connected (``actor_transport.py``). A failed call may
-have run, and one given up on may still run: every request is made so that neither matters.
+have run, and an abandoned one may still run: every request is made so that neither matters.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ async def _within(timeout_ms: int, answer: concurrent.futures.Future[ResultT]) -
     """The value of ``answer``; ``asyncio.TimeoutError`` when it does not come in time.
 
     One future and one timer, where asyncio's own helpers make a task and more of each. Awaiting a
-    bare future is also what lets a cancellation win that meets the answer in one turn: a task that
-    was told to end does not go on with it.
+    bare future also lets a cancellation win over an answer of the same turn: a cancelled task does
+    not continue with it.
     """
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[ResultT | None] = loop.create_future()

@@ -45,7 +45,7 @@ class TransactionCompletions:
         self._left_to_successor: set[str] = set()
 
     def resume(self) -> None:
-        """See to whatever is decided, not complete, and not a newer coordinator's affair."""
+        """Complete whatever is decided, unless it was left to a newer coordinator."""
         unfinished = self._machine.upkeep.unfinished()
         self._left_to_successor.intersection_update(unfinished)
         for transactional_id in unfinished:

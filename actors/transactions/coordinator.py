@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import structs
 
 from oncelog.actors.coordination.cluster_view import ClusterView
+from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.admin import (
     AbortTransactionReply,
     AbortTransactionRequest,
@@ -29,6 +30,7 @@ from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
 )
+from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.transaction import (
     AddOffsetsToTxnRequest,
@@ -45,7 +47,7 @@ from oncelog.actors.protocol.messages.transaction import (
     PartitionEnrolment,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
-from oncelog.actors.protocol.transaction.checks import FINE, Refusal, check_transactional_id
+from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
 from oncelog.actors.protocol.transaction.machine import NOTHING_HELD, TransactionMachine
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
@@ -72,16 +74,10 @@ LOAD_BATCHES_PER_TURN: Final = 500
 """Batches read back before the event loop gets a turn."""
 
 
-def _raise_in_loop(error: BaseException) -> None:
-    asyncio.get_running_loop().call_exception_handler(
-        {"message": "a task of the transaction coordinator failed", "exception": error}
-    )
-
-
 class TransactionCoordinator:
-    """Serves the transactional ids of one shard. Call ``start`` once the replica leads.
+    """Serves the transactional ids of one shard. Call ``load`` once the replica leads.
 
-    ``on_failure`` gets what a background task died of; it is a bug, so production ends the process.
+    ``on_failure`` gets the exception of a background task: a bug, so production ends the process.
     """
 
     def __init__(
@@ -92,18 +88,15 @@ class TransactionCoordinator:
         clock: Clock,
         rng: random.Random,
         drivers: DriverWatch,
-        on_failure: Callable[[BaseException], None] = _raise_in_loop,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         cluster = replica.config.cluster
         self.replica = replica
-        self._config = cluster
-        self._transport = transport
+        self._tasks = OwnTasks(on_failure)
         self._clock = clock
-        self._rng = rng
-        self._on_failure = on_failure
-        self._producer_ids = ProducerIdBlocks()
+        producer_ids = ProducerIdBlocks()
         self.machine = TransactionMachine(
-            producer_ids=self._producer_ids,
+            producer_ids=producer_ids,
             transaction_max_timeout_ms=cluster.transaction_max_timeout_ms,
             transactional_id_expiration_ms=cluster.transactional_id_expiration_ms,
         )
@@ -117,54 +110,39 @@ class TransactionCoordinator:
         timeout_ms = cluster.internal_call_timeout_ms
         self._cluster = ClusterView(transport=transport, call_timeout_ms=timeout_ms)
         self._reservation = ProducerIdReservation(
-            producer_ids=self._producer_ids,
+            producer_ids=producer_ids,
             transport=transport,
             broker_id=replica.broker_id,
             call_timeout_ms=timeout_ms,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
         )
-        self._plain = PlainProducers(replica, clock, self._producer_ids, self._reservation)
+        self._plain = PlainProducers(replica, clock, producer_ids, self._reservation)
         self._completions = TransactionCompletions(
             machine=self.machine,
             runtime=self._runtime,
-            markers=self._marker_sender(),
+            markers=MarkerSender(
+                transport=transport,
+                cluster=self._cluster,
+                rng=rng,
+                call_timeout_ms=timeout_ms,
+                shard=replica.topic_partition,
+            ),
             rng=rng,
             visibility_wait_ms=cluster.transaction_visibility_wait_ms,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
         )
-        self._scans = self._transaction_scans(drivers)
+        self._drivers = drivers
         self._held_records = HeldRecordsReader(
             transport=transport, cluster=self._cluster, rng=rng, call_timeout_ms=timeout_ms
         )
         self._is_stopped = False
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._refresh: asyncio.Task[Any] | None = None
-        """The one under way of what is known of topics, beside commits."""
-
-    def _marker_sender(self) -> MarkerSender:
-        return MarkerSender(
-            transport=self._transport,
-            cluster=self._cluster,
-            rng=self._rng,
-            call_timeout_ms=self._config.internal_call_timeout_ms,
-            shard=self.replica.topic_partition,
-        )
-
-    def _transaction_scans(self, drivers: DriverWatch) -> TransactionScans:
-        return TransactionScans(
-            machine=self.machine,
-            runtime=self._runtime,
-            completions=self._completions,
-            reservation=self._reservation,
-            drivers=drivers,
-            config=self._config,
-            clock=self._clock,
-        )
+        """Refreshes what is known of topics beside commits, one at a time."""
 
     # --- start and stop -------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Load the log, resume what was decided and not completed, then serve.
+    async def load(self) -> None:
+        """Load the log, resume what is decided but not complete, then serve.
 
         Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.
         Raises ``CorruptDataError``.
@@ -180,17 +158,23 @@ class TransactionCoordinator:
                     return
         self._runtime.is_loaded = True
         self._completions.resume()
-        self._spawn(self._scans.abort_left_open())
-        self._spawn(self._scans.forget_idle())
+        scans = TransactionScans(
+            machine=self.machine,
+            runtime=self._runtime,
+            completions=self._completions,
+            reservation=self._reservation,
+            drivers=self._drivers,
+            config=self.replica.config.cluster,
+            clock=self._clock,
+        )
+        self._tasks.spawn(scans.abort_left_open())
+        self._tasks.spawn(scans.forget_idle())
 
     async def stop(self) -> None:
         """Stop sending markers and looking for timeouts; call it before the replica stops."""
         self._is_stopped = True
         self._runtime.is_loaded = False
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
 
     # --- requests -------------------------------------------------------------------------
 
@@ -202,53 +186,35 @@ class TransactionCoordinator:
             if error is not ErrorCode.NONE:
                 return request.failed(error)
             return await self._plain.identity(request)
-        error, detail = self._refusal(transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
-        await self._reservation.ensure()
-        reply = await self._runtime.execute(
+        return await self._execute(
+            request,
             transactional_id,
             lambda now_ms: self.machine.producers.decide_init_producer_id(request, now_ms),
-            refused=request.failed,
         )
-        self._completions.ensure(transactional_id)
-        return reply
 
     async def begin_run(self, request: BeginRunRequest) -> BeginRunReply:
         """Begin a run of a distributed write, durably; older ones are fenced."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
-        await self._reservation.ensure()
-        reply = await self._runtime.execute(
+        return await self._execute(
+            request,
             request.transactional_id,
             lambda now_ms: self.machine.runs.decide_begin_run(request, now_ms),
-            refused=request.failed,
         )
-        self._completions.ensure(request.transactional_id)
-        return reply
 
     async def enlist(self, request: EnlistRequest) -> EnlistReply:
         """Make the caller a member of the distributed write, durably."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
-        await self._reservation.ensure()
-        reply = await self._runtime.execute(
+        return await self._execute(
+            request,
             request.transactional_id,
             lambda now_ms: self.machine.runs.decide_enlist(request, now_ms),
-            refused=request.failed,
         )
-        self._completions.ensure(request.transactional_id)
-        return reply
 
     async def add_partitions_to_txn(
         self, request: AddPartitionsToTxnRequest
     ) -> AddPartitionsToTxnReply:
         """Enrol partitions, durably, and answer their tickets."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         names = {tp.topic for tp in request.partitions}
         error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
         if error is not ErrorCode.NONE and len(topics) < len(names):
@@ -288,9 +254,9 @@ class TransactionCoordinator:
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
         """Decide a transaction, durably; answer once it is visible, or soon if that takes long."""
         transactional_id = request.transactional_id
-        error, detail = self._refusal(transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         held = NOTHING_HELD
         partitions = self.machine.runs.winner_partitions(request)
         if partitions:
@@ -324,7 +290,7 @@ class TransactionCoordinator:
         as_of_ms = loop_ms() - TOPIC_AGE_MAX_MS
         is_refreshing = self._refresh is not None and not self._refresh.done()
         if not is_refreshing and len(self._cluster.cached(names, as_of_ms=as_of_ms)) < len(names):
-            self._refresh = self._spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
+            self._refresh = self._tasks.spawn(self._cluster.topics(names, as_of_ms=as_of_ms))
         known = self._cluster.cached(names)
         return {name: len(topic.partitions) for name, topic in known.items()}
 
@@ -372,55 +338,66 @@ class TransactionCoordinator:
         found = self.machine.operations.describe(request.transactional_ids)
         known = {description.transactional_id for description in found}
         unknown = [name for name in request.transactional_ids if name not in known]
+        if not unknown:
+            return DescribeTransactionsReply(transactions=found)
         return DescribeTransactionsReply(
-            error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if unknown else ErrorCode.NONE,
-            detail=f"there is no transactional id {', '.join(map(repr, unknown))}"
-            if unknown
-            else "",
+            error=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+            detail=f"there is no transactional id {', '.join(map(repr, unknown))}",
             transactions=found,
         )
 
     async def abort_transaction(self, request: AbortTransactionRequest) -> AbortTransactionReply:
         """Abort an open transaction for an operator, durably; answer as ``end_txn`` does."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
-        await self._reservation.ensure()
-        reply = await self._runtime.execute(
+        reply = await self._execute(
+            request,
             request.transactional_id,
             lambda now_ms: self.machine.operations.decide_abort(request, now_ms),
-            refused=request.failed,
         )
-        completion = self._completions.ensure(request.transactional_id)
         if reply.error is not ErrorCode.NONE:
             return reply
+        completion = self._completions.ensure(request.transactional_id)
         return structs.replace(reply, visible=await self._completions.is_visible(completion))
 
     async def delete_transactional_id(
         self, request: DeleteTransactionalIdRequest
     ) -> DeleteTransactionalIdReply:
         """Forget an id at rest, durably."""
-        error, detail = self._refusal(request.transactional_id)
-        if error is not ErrorCode.NONE:
-            return request.failed(error, detail)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
         return await self._runtime.execute(
             request.transactional_id,
             lambda _now_ms: self.machine.operations.decide_delete(request),
             refused=request.failed,
         )
 
-    def _refusal(self, transactional_id: str) -> Refusal:
-        """What every request meets first: a sound id, a loaded shard, and the right one."""
-        error, detail = check_transactional_id(transactional_id)
-        if error is not ErrorCode.NONE:
-            return error, detail
+    async def _execute(
+        self,
+        request: Request[ReplyT],
+        transactional_id: str,
+        decide: Callable[[int], Decision[ReplyT]],
+    ) -> ReplyT:
+        """Decide a request, durably, unless it is refused; see through what that has prepared."""
+        refusal = self._refusal(transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
+        await self._reservation.ensure()
+        reply = await self._runtime.execute(transactional_id, decide, refused=request.failed)
+        self._completions.ensure(transactional_id)
+        return reply
+
+    def _refusal(self, transactional_id: str) -> Refusal | None:
+        """Why a request is refused: its id is invalid, or not of a shard that is served here."""
+        refusal = check_transactional_id(transactional_id)
+        if refusal is not None:
+            return refusal
         error = self._runtime.unavailable()
         if error is not ErrorCode.NONE:
             return error, self.replica.failure or ""
         shard = shard_of(transactional_id, self.replica.leadership.transaction_state_partitions)
         if shard != self.replica.topic_partition.partition:
             return ErrorCode.NOT_COORDINATOR, f"{transactional_id!r} belongs to shard {shard}"
-        return FINE
+        return None
 
     def _hear_of_newer_keys(self) -> None:
         if self._cluster.cluster_key_version > self.replica.keys.version:
@@ -463,18 +440,3 @@ class TransactionCoordinator:
             transaction_timeout_ms=metadata.transaction_timeout_ms,
         )
         return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
-
-    # --- tasks ----------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-        return task
-
-    def _task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            error = task.exception()
-            if error is not None:
-                self._on_failure(error)

@@ -1,7 +1,7 @@
 """Asks partition leaders how many records they hold of open transactions.
 
 The end of a distributed write names its winners and their counts; before it is decided the
-leaders must agree. Nothing is decided by half an answer.
+leaders must agree. An incomplete answer decides nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Brings the markers of decided transactions to every partition: the last step of a transaction.
 
-Rules. Each partition gets one call with the verdicts on all its producers, all partitions at once,
-and is asked again for ever: one that is unreachable delays nobody else. Before each call the
-coordinator must still be the one that decided. Repeating a marker is harmless.
+Rules. All partitions are called in parallel, each with the verdicts on all its producers, and each
+is retried forever: one that is unreachable delays no other. Before each call the coordinator must
+still be the one that decided. Repeating a marker is harmless.
 
 | partition answers | then |
 |---|---|
@@ -52,7 +52,7 @@ class Delivery(enum.Enum):
     DONE = "done"
     """Every partition that exists has its markers, durably."""
     DROPPED = "dropped"
-    """This coordinator may not go on: whoever is newer does."""
+    """This coordinator must not go on: a newer one does."""
 
 
 @dataclass(slots=True, kw_only=True)

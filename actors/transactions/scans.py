@@ -1,8 +1,8 @@
-"""What a transaction coordinator looks for by itself: what was left open, and who is idle.
+"""Periodic scans of a transaction coordinator: transactions left open, and idle ids.
 
-Rules. A transaction is left open when its time is over, or when the process that it ends with is
-gone. That process is only ever taken for gone by who can see for certain that it is; else the
-timeout ends the transaction. Only what is undecided is aborted: its commit then fails cleanly.
+Rules. A transaction is left open when it has timed out, or when the driver it is tied to is gone.
+A driver counts as gone only if this process can see that for certain; otherwise the timeout ends
+the transaction. Only undecided transactions are aborted: their commit then fails cleanly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TransactionScans:
         self._clock = clock
 
     async def abort_left_open(self) -> None:
-        """Abort what is left open, and see to whatever is decided and not completed."""
+        """Abort what is left open, and complete whatever is decided."""
         while True:
             await asyncio.sleep(max(self._config.transaction_abort_scan_ms, 1) / 1000)
             if self._runtime.unavailable() is not ErrorCode.NONE:
@@ -84,7 +84,7 @@ class TransactionScans:
         self._completions.ensure(transactional_id)
 
     async def forget_idle(self) -> None:
-        """Forget ids that nobody has used for long."""
+        """Forget ids that have been idle for too long."""
         interval_ms = self._config.transactional_id_expiration_check_interval_ms
         while True:
             await asyncio.sleep(interval_ms / 1000)

@@ -81,7 +81,7 @@ TRANSACTION_STATES: Final = tuple(
 
 
 class AsyncAdmin:
-    """``Admin`` for asyncio programs: the same methods, awaited. Belongs to one event loop."""
+    """Topics, groups and transactions of a cluster. Belongs to one event loop."""
 
     def __init__(self, router: Router, *, random: Random, timeout_ms: int = TIMEOUT_MS) -> None:
         self._calls = AdminCalls(router, random=random, timeout_ms=timeout_ms)
@@ -100,7 +100,11 @@ class AsyncAdmin:
         exist_ok: bool = False,
         **settings: Unpack[TopicOptions],
     ) -> str:
-        """See ``Admin.create_topic``."""
+        """Create a topic, durably, and wait until its partitions can be written; its id.
+
+        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if there is one of
+        that name; with ``exist_ok`` that one is left as it is, however many partitions it has.
+        """
         if not isinstance(name, str) or not is_valid_topic_name(name):
             raise InvalidTopicError(
                 f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
@@ -130,7 +134,12 @@ class AsyncAdmin:
         return reply.topic_id
 
     async def create_partitions(self, name: str, partitions: int) -> None:
-        """See ``Admin.create_partitions``."""
+        """Give a topic more partitions, ``partitions`` in all, and wait until they can be written.
+
+        Records with a key may go to another partition than before. Running producers and groups
+        use the new ones within ``routing.METADATA_AGE_MAX_MS``. Safe to repeat;
+        ``InvalidPartitionsError`` for fewer than there are.
+        """
         _check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)
         reply = await self._calls.controller(request)
@@ -158,7 +167,11 @@ class AsyncAdmin:
         await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
 
     async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
-        """See ``Admin.alter_topic``."""
+        """Change settings of a topic, durably; ``None`` makes one the default again.
+
+        The others stay. Leaders that cannot be reached follow within minutes.
+        ``InvalidConfigError`` names a setting that is unknown or impossible.
+        """
         changed = _as_text(settings)
         TopicConfig.from_text(changed)
         changes = tuple((key, changed.get(key)) for key in settings)
@@ -168,7 +181,12 @@ class AsyncAdmin:
     async def delete_records(
         self, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """See ``Admin.delete_records``."""
+        """Delete what lies below each offset (exclusive), durably; -1 means all of it.
+
+        Returns where each partition begins now. ``OffsetOutOfRangeError`` beyond the high
+        watermark, ``PolicyViolationError`` for a topic that is only compacted; what was refused
+        for one partition may have been done for another. Safe to repeat.
+        """
         for topic_partition, offset in offsets.items():
             if topic_partition.topic in INTERNAL_TOPICS:
                 raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
@@ -192,7 +210,11 @@ class AsyncAdmin:
         *,
         isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, int]:
-        """See ``Admin.list_offsets``."""
+        """The first offset at or after each time (ms since 1970), -1 where there is none.
+
+        ``LATEST_TIMESTAMP`` (-1) asks for the end (exclusive; for read_committed the last stable
+        offset), ``EARLIEST_TIMESTAMP`` (-2) for the log start.
+        """
         found = await list_offsets(
             self._router,
             times_ms,
@@ -203,7 +225,7 @@ class AsyncAdmin:
         return {topic_partition: reply.offset for topic_partition, reply in found.items()}
 
     async def delete_topic(self, name: str) -> None:
-        """See ``Admin.delete_topic``."""
+        """Delete a topic and its data."""
         request = DeleteTopicRequest(name=name)
         reply = await self._calls.delete(
             lambda: self._router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
@@ -212,7 +234,7 @@ class AsyncAdmin:
         check(reply, f"there is no topic {name!r}")
 
     async def list_topics(self, *, include_internal: bool = False) -> list[str]:
-        """See ``Admin.list_topics``."""
+        """Names of the topics, sorted."""
         cluster = await self.describe_cluster()
         return sorted(
             topic.name
@@ -221,7 +243,7 @@ class AsyncAdmin:
         )
 
     async def describe_topic(self, name: str) -> TopicMetadata:
-        """See ``Admin.describe_topic``."""
+        """Id, partitions, leaders and settings of a topic."""
         reply = await self._calls.controller(MetadataRequest(topics=(name,)))
         check(reply)
         for topic in reply.topics:
@@ -230,13 +252,18 @@ class AsyncAdmin:
         raise UnknownTopicOrPartitionError(f"there is no topic {name!r}")
 
     async def describe_cluster(self) -> MetadataReply:
-        """See ``Admin.describe_cluster``."""
+        """Brokers, controller and all topics, internal ones included."""
         reply = await self._calls.controller(MetadataRequest())
         check(reply)
         return reply
 
     async def rotate_ticket_key(self) -> int:
-        """See ``Admin.rotate_ticket_key``."""
+        """Make a new secret for the tickets of transactions, durably; how often that was done.
+
+        Open transactions go on: tickets under the previous key are honoured for the 12 hours that
+        the oldest of them may live. To revoke a leaked key at once, call it twice; transactions
+        that are enrolling partitions just then abort. Source: KIP-98, "Future work".
+        """
         seen = await self.describe_cluster()
         request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)
         reply = await self._calls.controller(request)
@@ -246,13 +273,13 @@ class AsyncAdmin:
     # --- groups -------------------------------------------------------------------------------
 
     async def list_groups(self) -> list[GroupDescription]:
-        """See ``Admin.list_groups``."""
+        """Every group, by name."""
         replies = await self._calls.shards(CONSUMER_OFFSETS_TOPIC, DescribeGroupsRequest())
         groups = [group for reply in replies for group in reply.groups]
         return sorted(groups, key=lambda group: group.group_id)
 
     async def describe_group(self, group_id: str) -> GroupDescription:
-        """See ``Admin.describe_group``."""
+        """State, generation and members of a group. ``GroupIdNotFoundError`` if there is none."""
         reply = await self._calls.group(group_id, DescribeGroupsRequest(group_ids=(group_id,)))
         check(reply)
         for group in reply.groups:
@@ -261,7 +288,7 @@ class AsyncAdmin:
         raise GroupIdNotFoundError(f"there is no group {group_id!r}")
 
     async def delete_group(self, group_id: str) -> None:
-        """See ``Admin.delete_group``."""
+        """Delete a group without members, and its offsets, durably."""
         request = DeleteGroupRequest(group_id=group_id)
         reply = await self._calls.delete(
             lambda: self._router.call_group_coordinator(
@@ -274,7 +301,10 @@ class AsyncAdmin:
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = True
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """See ``Admin.list_group_offsets``."""
+        """What a group has committed; waits for open transactions that commit some of it.
+
+        Without ``require_stable`` it does not wait, and they count as if they were aborted.
+        """
         return await fetch_committed(
             self._router,
             group_id,
@@ -287,7 +317,7 @@ class AsyncAdmin:
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> None:
-        """See ``Admin.alter_group_offsets``."""
+        """Set what a group without members has committed, durably."""
         await commit_offsets(
             self._router,
             ConsumerGroupMetadata(group_id=group_id),
@@ -305,7 +335,12 @@ class AsyncAdmin:
         producer_ids: Iterable[int] = (),
         running_longer_than_ms: int | None = None,
     ) -> list[TransactionDescription]:
-        """See ``Admin.list_transactions``."""
+        """Every transactional id, by name; the filters leave those for which all of them hold.
+
+        ``states`` are Kafka's names ("Ongoing"); ``producer_ids`` also finds members of a
+        distributed write; ``running_longer_than_ms`` (exclusive) leaves only transactions that
+        are open or not complete. ``InvalidRequestError`` names an unknown state. Source: KIP-994.
+        """
         wanted = tuple(states)
         for state in wanted:
             if state not in TRANSACTION_STATES:
@@ -326,7 +361,7 @@ class AsyncAdmin:
         return sorted(found, key=lambda transaction: transaction.transactional_id)
 
     async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
-        """See ``Admin.describe_transaction``."""
+        """One transactional id; ``TransactionalIdNotFoundError`` if there is none."""
         request = DescribeTransactionsRequest(transactional_ids=(transactional_id,))
         reply = await self._calls.transaction(transactional_id, request)
         check(reply, f"there is no transactional id {transactional_id!r}")
@@ -336,7 +371,12 @@ class AsyncAdmin:
         raise TransactionalIdNotFoundError(f"there is no transactional id {transactional_id!r}")
 
     async def abort_transaction(self, transactional_id: str) -> bool:
-        """See ``Admin.abort_transaction``."""
+        """Abort the open transaction of an id, durably; whether readers see it already.
+
+        Its producer is told as after a timeout: a commit fails, an abort succeeds and it goes on.
+        ``InvalidTxnStateError`` when none is open or its commit is decided,
+        ``TransactionalIdNotFoundError`` for an unknown id. One that begins later is left alone.
+        """
         seen = await self.describe_transaction(transactional_id)
         request = AbortTransactionRequest(
             transactional_id=transactional_id,
@@ -348,7 +388,12 @@ class AsyncAdmin:
         return reply.visible
 
     async def delete_transactional_id(self, transactional_id: str) -> None:
-        """See ``Admin.delete_transactional_id``."""
+        """Forget an id for good, durably, with the token of its last commit.
+
+        Ids without a token expire by themselves after a week; those with one never do. Only for
+        jobs that are over: repeating a write that the token named writes it twice.
+        ``InvalidTxnStateError`` while a transaction is open. Safe to repeat.
+        """
         request = DeleteTransactionalIdRequest(transactional_id=transactional_id)
         reply = await self._calls.delete(
             lambda: self._router.call_transaction_coordinator(
@@ -366,7 +411,14 @@ class AsyncAdmin:
         partition: int | None = None,
         older_than_ms: int | None = None,
     ) -> list[HangingTransaction]:
-        """See ``Admin.find_hanging_transactions``."""
+        """Transactions that are open on a partition, and that no coordinator will ever end.
+
+        Of all partitions, or those led by ``broker_id``, of ``topic``, or one. Their newest record
+        is older than ``older_than_ms``: by default the longest transaction timeout of the cluster
+        plus five minutes. There should be none: one is a bug of a producer or of oncelog. Safe at
+        any age: what is about to end is never reported. ``IncompleteSearchError`` names those that
+        did not answer within a minute and holds what the others found. Source: KIP-664.
+        """
         if older_than_ms is not None:
             check_range("older_than_ms", older_than_ms, 0, DURATION_MAX_MS)
         if partition is not None and topic is None:
@@ -390,20 +442,24 @@ class AsyncAdmin:
     async def abort_hanging_transaction(
         self, topic_partition: TopicPartition, *, start_offset: int
     ) -> HangingTransaction:
-        """See ``Admin.abort_hanging_transaction``."""
+        """Abort what is open from ``start_offset`` of one partition on, durably; what it was.
+
+        Never what a transactional id may still end or write to: ``InvalidTxnStateError`` then
+        says what to do first. Source: KIP-664, KIP-98.
+        """
         return await abort_hanging(self._calls, topic_partition, start_offset=start_offset)
 
     async def describe_producers(
         self, topic_partition: TopicPartition
     ) -> tuple[ProducerDescription, ...]:
-        """See ``Admin.describe_producers``."""
+        """The producers that a partition's leader knows."""
         request = DescribeProducersRequest(topic_partition=topic_partition)
         reply = await self._calls.leader(topic_partition, request)
         check(reply)
         return reply.producers
 
     async def describe_replica(self, topic_partition: TopicPartition) -> DescribeReplicaReply:
-        """See ``Admin.describe_replica``."""
+        """Bounds, size and process of a partition's leader."""
         reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
         check(reply)
         return reply
@@ -417,7 +473,7 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_partitions(partitions: object) -> None:
-    """Refuse what is no number here; which numbers are good the controller says."""
+    """Refuse what is not a number; the controller judges the number itself."""
     if not _is_whole(partitions):
         raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
 

@@ -83,7 +83,7 @@ class Unanswered:
 
 
 class IncompleteSearchError(RequestTimedOutError):
-    """Not everybody answered, so there may be more; ``found`` and ``unanswered`` say what is known.
+    """Some did not answer, so there may be more; ``found`` and ``unanswered`` say what is known.
 
     ``found`` is what is hanging for certain.
     """
@@ -112,7 +112,7 @@ async def find_hanging(
     """The hanging transactions of ``partitions``, by partition and start offset.
 
     Only those whose newest record is older than ``older_than_ms``, by this client's clock and
-    the records' timestamps. Raises ``IncompleteSearchError`` when somebody did not answer.
+    the records' timestamps. Raises ``IncompleteSearchError`` if some did not answer.
     """
     search = _Search(calls)
     wanted = sorted(set(partitions))
@@ -132,15 +132,7 @@ async def find_hanging(
     ids = ids or {}
     still = await search.still_open({tp: found for tp, found in unowned.items() if found})
     hanging = [
-        HangingTransaction(
-            topic_partition=tp,
-            producer_id=one.producer_id,
-            producer_epoch=one.producer_epoch,
-            start_offset=one.current_txn_first_offset,
-            last_timestamp_ms=one.last_timestamp_ms,
-            coordinator_epoch=one.coordinator_epoch,
-            transactional_id=_name(ids.get(one.producer_id)),
-        )
+        _hanging(tp, one, ids.get(one.producer_id))
         for tp, producers in still.items()
         for one in producers
     ]
@@ -175,15 +167,7 @@ async def abort_hanging(
     if not still[topic_partition]:
         raise _none_open(topic_partition, start_offset)
     await _write_marker(calls, topic_partition, one)
-    return HangingTransaction(
-        topic_partition=topic_partition,
-        producer_id=one.producer_id,
-        producer_epoch=one.producer_epoch,
-        start_offset=start_offset,
-        last_timestamp_ms=one.last_timestamp_ms,
-        coordinator_epoch=one.coordinator_epoch,
-        transactional_id=_name(owner),
-    )
+    return _hanging(topic_partition, one, owner)
 
 
 async def _write_marker(
@@ -278,7 +262,7 @@ class _Search:
         return found
 
     def check(self) -> None:
-        """Raise what somebody answered instead: nothing may be done on half of the truth."""
+        """Raise the first error among the answers: never act on an incomplete picture."""
         for one in self.unanswered:
             raise exception_for(one.error, one.detail or f"producers of {one.topic_partition}")
 
@@ -334,8 +318,20 @@ def _part_of(
     return owner.producer_epoch, owner.partitions
 
 
-def _name(owner: TransactionDescription | None) -> str | None:
-    return None if owner is None else owner.transactional_id
+def _hanging(
+    topic_partition: TopicPartition,
+    one: ProducerDescription,
+    owner: TransactionDescription | None,
+) -> HangingTransaction:
+    return HangingTransaction(
+        topic_partition=topic_partition,
+        producer_id=one.producer_id,
+        producer_epoch=one.producer_epoch,
+        start_offset=one.current_txn_first_offset,
+        last_timestamp_ms=one.last_timestamp_ms,
+        coordinator_epoch=one.coordinator_epoch,
+        transactional_id=None if owner is None else owner.transactional_id,
+    )
 
 
 def _owned(

@@ -40,7 +40,7 @@ cdef extern from "<time.h>":
     enum: TIME_UTC
     int timespec_get(timespec *, int)
 
-INTERFACE = 4
+INTERFACE = 5
 """Changes with the classes below, so that a module built from older source is not used."""
 
 # Read here because this layer does not know the operating system.
@@ -230,8 +230,7 @@ cdef class OpenBatch:
     def rows(self):
         PyByteArray_Resize(self._block, self._used)
         rows = BlockRows(RecordBlock(
-            self._block, self._count, self._base_timestamp_ms, self._max_timestamp_ms,
-            head_room_bytes=HEADER_BYTES,
+            self._block, self._count, self._base_timestamp_ms, self._max_timestamp_ms
         ))
         self._block = None
         return rows

@@ -1,8 +1,8 @@
 """Records waiting to be sent, gathered into one batch per partition at a time.
 
 Pure: no clock, no loop, no call. Threads of the application append; the producer's event loop
-takes batches out. A lock makes each step whole, and ``Wake`` tells the appending thread whether
-the loop has to be woken, so that most records cross no thread at all.
+takes batches out. A lock makes each step atomic, and ``Wake`` says whether the appending thread
+must wake the loop, so that most records cross no thread at all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def record_size_bytes(value: bytes | None, key: bytes | None, headers: Headers) 
 
 
 class Wake(enum.Enum):
-    """What the event loop has to be told after an append."""
+    """Why an append has to wake the event loop."""
 
     NOTHING = 0
     LINGER = 1
@@ -111,8 +111,8 @@ class Accumulator:
         self._queues: dict[str, list[_Queue]] = {}
         # With the time at which each was begun, and so in that order.
         self._undelivered: dict[BatchDelivery, float] = {}
-        self._is_linger_told = False
-        self._is_full_told = False
+        self._is_lingering = False
+        self._is_full_reported = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -195,19 +195,20 @@ class Accumulator:
     def linger_over(self) -> None:
         """The linger time has passed: open batches may be sent as they are."""
         with self._lock:
-            self._is_linger_told = False
+            self._is_lingering = False
             for queue in self._all_queues():
                 queue.is_due = self._has_open(queue)
 
     def fulls_seen(self) -> bool:
-        """The loop looks at full batches now; a later one is told of again.
+        """The loop handles full batches now; a later one wakes it again.
 
-        Whether a linger time has to begin: the record that fills a batch may have opened the next.
+        Returns whether a linger time must begin: the record that filled a batch may have begun the
+        next one.
         """
         with self._lock:
-            self._is_full_told = False
-            begins = not self._is_linger_told and any(map(self._has_open, self._all_queues()))
-            self._is_linger_told = self._is_linger_told or begins
+            self._is_full_reported = False
+            begins = not self._is_lingering and any(map(self._has_open, self._all_queues()))
+            self._is_lingering = self._is_lingering or begins
             return begins
 
     def close_open(self) -> frozenset[BatchDelivery]:
@@ -369,10 +370,10 @@ class Accumulator:
 
     def _wake(self, is_full: bool) -> Wake:
         if is_full:
-            if not self._is_full_told:
-                self._is_full_told = True
+            if not self._is_full_reported:
+                self._is_full_reported = True
                 return Wake.FULL
-        elif not self._is_linger_told:
-            self._is_linger_told = True
+        elif not self._is_lingering:
+            self._is_lingering = True
             return Wake.LINGER
         return Wake.NOTHING

@@ -1,4 +1,4 @@
-"""Where a record came to stand, and the futures that say so.
+"""Where a record was written, and the futures that say so.
 
 All futures of a batch share one ``BatchDelivery``. A producer makes one future per record, and
 ``concurrent.futures.Future`` would make a lock for each; ``RecordFuture`` makes none until someone
@@ -71,7 +71,7 @@ class BatchDelivery:
         self.record_count = record_count
         self.is_done = False
         self.has_waiter = False
-        """Whether anybody has looked at the outcome of one of its records, or asked for it."""
+        """Whether the outcome of one of its records was examined or awaited."""
         self._whole: BatchDelivery | TableDelivery | None = None
         self._lock = threading.Lock()
         self._event: threading.Event | None = None
@@ -84,11 +84,11 @@ class BatchDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether anybody hears of the outcome of the batch, or of what it is a part of."""
+        """Whether the outcome of the batch, or of what it is a part of, is observed."""
         return self.has_waiter or (self._whole is not None and self._whole.is_observed)
 
     def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
-        """Whoever looks at ``whole`` sees this outcome too."""
+        """The outcome of ``whole`` includes this one."""
         self._whole = whole
 
     @property
@@ -99,18 +99,29 @@ class BatchDelivery:
                 return part.error
         return self._error
 
-    def succeed(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The batch stands at ``base_offset``; append time -1 if the log keeps the client's."""
-        if not self.is_done:
+    def finish(
+        self,
+        base_offset: int = NO_OFFSET,
+        log_append_time_ms: int = NO_TIMESTAMP,
+        *,
+        error: OncelogError | None = None,
+    ) -> None:
+        """The batch stands at ``base_offset``; append time -1 if the log keeps the client's.
+
+        With ``error`` it will not be delivered, or its outcome is unknown. Only the first counts.
+        """
+        with self._lock:
+            if self.is_done:
+                return
             self._base_offset = base_offset
             self._log_append_time_ms = log_append_time_ms
-            self._finish()
-
-    def fail(self, error: OncelogError) -> None:
-        """The batch will not be delivered, or its outcome is unknown."""
-        if not self.is_done:
             self._error = error
-            self._finish()
+            self.is_done = True
+            callbacks, self._callbacks = self._callbacks, []
+        if self._event is not None:
+            self._event.set()
+        for callback in callbacks:
+            callback()
 
     def split(self, counts: tuple[int, ...]) -> tuple[BatchDelivery, ...]:
         """Deliver the batch in parts of ``counts`` records; it is done when each part is."""
@@ -172,24 +183,15 @@ class BatchDelivery:
         return awaitable
 
     def _part_done(self) -> None:
-        if all(part.is_done for part in self._parts) and not self.is_done:
-            self._finish()
-
-    def _finish(self) -> None:
-        with self._lock:
-            self.is_done = True
-            callbacks, self._callbacks = self._callbacks, []
-        if self._event is not None:
-            self._event.set()
-        for callback in callbacks:
-            callback()
+        if all(part.is_done for part in self._parts):
+            self.finish()
 
 
 class RecordFuture(Future[RecordMetadata]):
     """A ``concurrent.futures.Future`` of one record; it cannot be cancelled.
 
     Callbacks run on the producer's event loop: they must be short and must not wait. Those of
-    records that were appended to one partition run in its order; a failure is told at once.
+    records that were appended to one partition run in its order; failures are reported at once.
     """
 
     # Without slots, so that the compiled send path may keep these in C.
@@ -197,8 +199,8 @@ class RecordFuture(Future[RecordMetadata]):
     _index: int
     _timestamp_ms: int
 
-    # Future's own __init__ is deliberately not called: it makes a lock per object. Whoever asks
-    # for its private fields (concurrent.futures.wait does) gets them made on the spot.
+    # Future's own __init__ is deliberately not called: it makes a lock per object. Its private
+    # fields, which concurrent.futures.wait uses, are made on first access.
     def __init__(self, delivery: BatchDelivery, index: int, timestamp_ms: int) -> None:
         self._delivery = delivery
         self._index = index
@@ -337,7 +339,7 @@ def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]
 
 
 class _TableFuture(Future[tuple[BatchMetadata, ...]]):
-    """The future of a table; notes whether anybody looks at it."""
+    """The future of a table; notes whether its outcome is observed."""
 
     def __init__(self, delivery: TableDelivery) -> None:
         super().__init__()
@@ -376,7 +378,7 @@ class TableDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether anybody hears of the outcome of the table."""
+        """Whether the outcome of the table is observed."""
         return self.has_waiter
 
     def awaitable(

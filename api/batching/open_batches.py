@@ -27,7 +27,7 @@ from oncelog.storage.records.codec import RecordInput
 RECORD_OVERHEAD_BYTES: Final = 21
 """The most that a record's fixed fields take in a batch, header count included."""
 
-_INTERFACE: Final = 4
+_INTERFACE: Final = 5
 """That of the compiled module which goes with this one; both numbers change together."""
 
 _INT64_MIN: Final = -(2**63)

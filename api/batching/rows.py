@@ -101,7 +101,7 @@ class BlockRows:
         """The whole batch, sealed: the block itself the first time, then a copy each time."""
         block = self._block
         if self._is_sealed:
-            # Somebody may still be sending, or hold, what was made before.
+            # The earlier bytes may still be in flight or held by a caller.
             block = dataclasses.replace(block, data=bytearray(block.data))
         self._is_sealed = True
         return seal_block(

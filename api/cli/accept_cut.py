@@ -12,7 +12,7 @@ from oncelog.storage.log.accepted_cut import accept_cut as write_accepted_cut
 
 
 def accept_cut(args: argparse.Namespace) -> int:
-    """Write the operator's word beside the log; the next start of the replica acts on it."""
+    """Record the operator's decision beside the log; the next start of the replica acts on it."""
     directory = Path(args.directory)
     filesystem = RealFileSystem()
     if not is_partition_directory(filesystem, directory):

@@ -37,6 +37,24 @@ def whole_number(minimum: int, maximum: int = INT32_MAX) -> Callable[[str], int]
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
+def add_actions(commands: Commands, name: str, text: str) -> Commands:
+    """Add a command of this name, described by ``text``, that has actions of its own."""
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+
+def add_repeated(parser: argparse.ArgumentParser, name: str, metavar: str, text: str) -> None:
+    """Add an option that may be given more than once."""
+    text = f"{text}; may be given more than once"
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+
+
+def add_json(*parsers: argparse.ArgumentParser) -> None:
+    """Add ``--json`` to each of ``parsers``."""
+    for parser in parsers:
+        parser.add_argument("--json", action="store_true", help="for programs")
+
+
 def add_command(
     commands: Commands,
     name: str,

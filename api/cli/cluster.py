@@ -2,7 +2,7 @@
 
 ``start`` leaves ``oncelog.api.cli.head`` running, detached from the terminal, with its output in
 ``<data directory>/oncelog.log``; ``stop`` ends it. With ``--address`` both work on the log of a
-Ray cluster that somebody else runs, and no process is left behind.
+existing Ray cluster, and no process is left behind.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def stop(args: argparse.Namespace) -> int:
 
 
 def is_head(process_id: int) -> bool:
-    """Whether the process is one of ours, and not another that has got its number since."""
+    """Whether the process is a head of ours, not another that reuses its id."""
     try:
         command = Path(f"/proc/{process_id}/cmdline").read_bytes()
     except OSError:
@@ -240,7 +240,7 @@ def _stop_head(discovery: connection.Discovery, path: Path, timeout_ms: int) -> 
             f"process {process_id} belongs to another user", "stop it as that user"
         ) from None
     if wait_until_gone(process_id, timeout_ms):
-        # A clean end takes the word in the data directory back.
+        # A clean stop removes the discovery file from the data directory.
         if not (path / connection.DISCOVERY_FILE).exists():
             say("stopped")
             return 0

@@ -49,7 +49,7 @@ def data_dir_of(args: argparse.Namespace) -> Path:
 def running_on(data_dir: Path) -> connection.Discovery | None:
     """Where the cluster of ``data_dir`` runs, ``None`` if none does.
 
-    A starter that was killed leaves its word behind, and its process id may be another's by now:
+    A starter that was killed leaves its file behind, and its process id may have been reused:
     what counts is whether the address answers.
     """
     if data_dir.exists() and not os.access(data_dir, os.R_OK | os.X_OK):
@@ -110,7 +110,7 @@ def connect(args: argparse.Namespace) -> Cluster:
     quiet_libraries()
     with cli_signals.blocked_termination():
         connection.join_ray(found.address)
-        # Only now: whoever joins Ray is given its handlers.
+        # Only now: joining Ray installs its own handlers.
         cli_signals.end_in_order()
     from oncelog.api import client
 

@@ -38,7 +38,7 @@ from oncelog.storage.segments.aborted_index import AbortedIndexEntry
 from oncelog.storage.segments.inspection import TailDefect
 
 VERIFY_ATTEMPTS_MAX: Final = 10
-"""How often a partition is looked at whose segments are replaced meanwhile."""
+"""How often a partition is read again because its segments were replaced during a check."""
 
 _SEGMENT_FILES: Final = frozenset(
     {FileKind.LOG, FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TXN_INDEX}
@@ -255,7 +255,7 @@ class MachineReplay:
     def apply(self, header: BatchHeader, control: ControlRecord | None) -> AbortedIndexEntry | None:
         """Follow a batch; the entry of the transaction that it aborts."""
         completed = self._machine.apply(header, control)
-        # Nobody reads here: what is complete need not be remembered until it is replicated.
+        # There are no readers here, so completed transactions need not wait for replication.
         self._machine.advance_high_watermark(self._machine.log_end_offset)
         if completed is None or not completed.is_aborted:
             return None

@@ -5,7 +5,6 @@ Chosen by the topic of the directory. The cluster key is never shown.
 
 from __future__ import annotations
 
-import base64
 import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -18,6 +17,7 @@ from oncelog.actors.protocol.group import log as group_log
 from oncelog.actors.protocol.group.consumer_protocol import decode_assignment, decode_subscription
 from oncelog.actors.protocol.transaction import log as transaction_log
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.api.cli.output import bytes_as_json
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
     CLUSTER_METADATA_TOPIC,
@@ -46,21 +46,11 @@ def record_fields(topic: str, record: Record) -> dict[str, Any]:
             if decoded is not None:
                 return fields | decoded
             fields["undecoded"] = "a key or value of another version"
-    fields["key"] = text_of(record.key)
-    fields["value"] = text_of(record.value)
+    fields["key"] = bytes_as_json(record.key)
+    fields["value"] = bytes_as_json(record.value)
     if record.headers:
-        fields["headers"] = [[name, text_of(value)] for name, value in record.headers]
+        fields["headers"] = [[name, bytes_as_json(value)] for name, value in record.headers]
     return fields
-
-
-def text_of(data: bytes | None) -> str | dict[str, str] | None:
-    """Bytes as text if they are UTF-8, else in base64, as ``oncelog consume --json`` has them."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
 
 
 def _transaction(record: Record) -> dict[str, Any] | None:
@@ -147,7 +137,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name if isinstance(value.value, int) else value.value
     if isinstance(value, bytes):
-        return text_of(value)
+        return bytes_as_json(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, (set, frozenset)):

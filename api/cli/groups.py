@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog.actors.protocol.group.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from oncelog.actors.protocol.messages.group import GroupDescription
-from oncelog.api.cli.arguments import INT64_MAX, Commands, add_command, whole_number
+from oncelog.api.cli.arguments import (
+    INT64_MAX,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    add_repeated,
+    whole_number,
+)
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.output import CliError, UsageError, say, table
 from oncelog.api.cli.topics import checked_partition, known_topic
@@ -27,9 +35,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog groups`` and its actions."""
-    text = "List, describe, reset or delete consumer groups."
-    groups = commands.add_parser("groups", help=text, description=text, allow_abbrev=False)
-    actions = groups.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(commands, "groups", "List, describe, reset or delete consumer groups.")
     listing = add_command(actions, "list", "List the groups.", list_groups)
     describe = add_command(
         actions, "describe", "Show a group's members, offsets and lag.", describe_group
@@ -40,8 +46,7 @@ def add_commands(commands: Commands) -> None:
     )
     for action in (describe, reset, delete):
         action.add_argument("group", metavar="GROUP")
-    for action in (listing, describe, reset):
-        action.add_argument("--json", action="store_true", help="for programs")
+    add_json(listing, describe, reset)
     for action in (listing, describe, reset, delete):
         add_cluster_arguments(action)
 
@@ -53,13 +58,7 @@ def _add_reset(actions: Commands) -> argparse.ArgumentParser:
         "Set where a group without members goes on; shows what it would do unless --execute.",
         reset_offsets,
     )
-    reset.add_argument(
-        "--topic",
-        action="append",
-        default=[],
-        metavar="TOPIC[:N,N...]",
-        help="all or some partitions of this topic; may be given more than once",
-    )
+    add_repeated(reset, "--topic", "TOPIC[:N,N...]", "all or some partitions of this topic")
     reset.add_argument("--all-topics", action="store_true", help="whatever the group has committed")
     target = reset.add_mutually_exclusive_group(required=True)
     target.add_argument("--to-earliest", action="store_true", help="the first record there is")
@@ -300,7 +299,7 @@ def _lag(offset: int, end: int | None) -> int | None:
 
 
 def _refuse_members(group: GroupDescription, verb: str) -> None:
-    """Whoever is in the group would go on where it is, and commit over what was set."""
+    """Refuse if the group has members: they would read on and overwrite what was set."""
     count = len(group.members)
     if count:
         raise CliError(

@@ -80,7 +80,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def shut_down(cluster: Cluster) -> None:
-    """Stop the log, also when its controller restarts just now or the log is stopped already."""
+    """Stop the log, even if its controller is restarting or the log is already stopped."""
     for attempts_left in reversed(range(SHUTDOWN_ATTEMPTS)):
         if not connection.has_controller():
             _logger.info("the log was stopped before")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from oncelog.api.cli.arguments import Commands, add_command, whole_number
+from oncelog.api.cli.arguments import Commands, add_actions, add_command, add_json, whole_number
 from oncelog.api.cli.connect import add_cluster_arguments, connect
 from oncelog.api.cli.output import STATUS_ERROR, say, table
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog jobs`` and its actions."""
-    text = "List, describe or stop jobs of cluster.process."
-    jobs = commands.add_parser("jobs", help=text, description=text, allow_abbrev=False)
-    actions = jobs.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(commands, "jobs", "List, describe or stop jobs of cluster.process.")
     listing = add_command(actions, "list", "List the jobs.", list_jobs)
     describe = add_command(
         actions,
@@ -36,8 +34,7 @@ def add_commands(commands: Commands) -> None:
     )
     for action in (describe, stop):
         action.add_argument("group", metavar="GROUP")
-    for action in (listing, describe):
-        action.add_argument("--json", action="store_true", help="for programs")
+    add_json(listing, describe)
     for action in (listing, describe, stop):
         add_cluster_arguments(action)
 

@@ -26,7 +26,16 @@ from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
 from oncelog.api.cli import transactions as cli_transactions
-from oncelog.api.cli.arguments import INT64_MAX, Commands, Parser, add_command, whole_number
+from oncelog.api.cli.arguments import (
+    INT64_MAX,
+    Commands,
+    Parser,
+    add_actions,
+    add_command,
+    add_json,
+    add_repeated,
+    whole_number,
+)
 from oncelog.api.cli.connect import add_cluster_arguments
 from oncelog.api.cli.output import PROGRAM, STATUS_BROKEN_PIPE, STATUS_INTERRUPTED, CliError, report
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
@@ -44,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has left; nothing more can be written, also not at exit.
+        # The reader of the output is gone: nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STATUS_BROKEN_PIPE
     except cli_signals.EndedBySignal as ended:
@@ -113,13 +122,7 @@ def _add_cluster_commands(commands: Commands) -> None:
         metavar="PORT",
         help="port of the Ray dashboard (default: 8265, or the next free one)",
     )
-    start.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the cluster; may be given more than once",
-    )
+    add_repeated(start, "--config", "NAME=VALUE", "a setting of the cluster")
     stop = add_command(
         commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop
     )
@@ -138,7 +141,7 @@ def _add_cluster_commands(commands: Commands) -> None:
         cli_status.status,
     )
     add_cluster_arguments(status)
-    status.add_argument("--json", action="store_true", help="for programs")
+    add_json(status)
 
 
 def _add_rotate_key(commands: Commands) -> None:
@@ -152,9 +155,7 @@ def _add_rotate_key(commands: Commands) -> None:
 
 
 def _add_topic_commands(commands: Commands) -> None:
-    text = "List, create, describe, alter or delete topics."
-    topics = commands.add_parser("topics", help=text, description=text, allow_abbrev=False)
-    actions = topics.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(commands, "topics", "List, create, describe, alter or delete topics.")
     listing = add_command(actions, "list", "List the topics.", cli_topics.list_topics)
     listing.add_argument("--internal", action="store_true", help="internal topics as well")
     create = add_command(actions, "create", "Create a topic.", cli_topics.create_topic)
@@ -168,13 +169,7 @@ def _add_topic_commands(commands: Commands) -> None:
     create.add_argument(
         "--if-not-exists", action="store_true", help="leave one that exists as it is"
     )
-    create.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the topic; may be given more than once",
-    )
+    add_repeated(create, "--config", "NAME=VALUE", "a setting of the topic")
     describe = add_command(
         actions,
         "describe",
@@ -182,20 +177,8 @@ def _add_topic_commands(commands: Commands) -> None:
         cli_topics.describe_topic,
     )
     alter = add_command(actions, "alter", "Change settings of a topic.", cli_topics.alter_topic)
-    alter.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a new value of a setting; may be given more than once",
-    )
-    alter.add_argument(
-        "--reset",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a setting to be the default again; may be given more than once",
-    )
+    add_repeated(alter, "--config", "NAME=VALUE", "a new value of a setting")
+    add_repeated(alter, "--reset", "NAME", "a setting to be the default again")
     alter.add_argument(
         "--partitions",
         type=whole_number(1, TOPIC_PARTITIONS_MAX),
@@ -206,8 +189,7 @@ def _add_topic_commands(commands: Commands) -> None:
     delete_records = _add_delete_records(actions)
     for action in (create, describe, alter, delete, delete_records):
         action.add_argument("topic", metavar="TOPIC")
-    for action in (listing, describe):
-        action.add_argument("--json", action="store_true", help="for programs")
+    add_json(listing, describe)
     for action in (listing, create, describe, alter, delete, delete_records):
         add_cluster_arguments(action)
 

@@ -37,7 +37,7 @@ JOIN_GRACE_MS: Final = 10_000
 """How long a group may take to assign partitions before ``--timeout-ms`` begins to count."""
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The most a cluster allows by default: whoever types the lines is slower than a program."""
+"""The most a cluster allows by default: people type more slowly than programs send."""
 
 
 # --- produce ----------------------------------------------------------------------------------

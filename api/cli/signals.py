@@ -54,7 +54,7 @@ class _OrderlyEnd:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """What comes meanwhile is raised at the end of the block."""
+        """Hold a signal that arrives in the block until its end."""
         self._holders += 1
         try:
             yield

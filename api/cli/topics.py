@@ -45,7 +45,7 @@ def create_topic(args: argparse.Namespace) -> int:
     TopicConfig.from_text({name: str(value) for name, value in settings.items()})
     with connect(args) as cluster:
         admin = cluster.admin()
-        # Looked for first, so that what is said is true; if it is made meanwhile, that is fine too.
+        # Looked up first, so that the message is true; losing a race to create it is fine too.
         if args.if_not_exists and args.topic in {
             topic.name for topic in admin.describe_cluster().topics
         }:

@@ -12,9 +12,23 @@ from oncelog.actors.protocol.messages.admin import TransactionDescription
 from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.api.admin.hanging import HangingTransaction, IncompleteSearchError
-from oncelog.api.cli.arguments import INT64_MAX, Commands, add_command, whole_number
+from oncelog.api.cli.arguments import (
+    INT64_MAX,
+    Commands,
+    add_actions,
+    add_command,
+    add_json,
+    whole_number,
+)
 from oncelog.api.cli.connect import add_cluster_arguments, connect
-from oncelog.api.cli.output import UsageError, bytes_as_json, duration_text, report, say, table
+from oncelog.api.cli.output import (
+    UsageError,
+    bytes_as_json,
+    duration_text,
+    report,
+    say,
+    table,
+)
 from oncelog.storage.model import TopicPartition
 
 STATES: Final = tuple(
@@ -28,10 +42,7 @@ STATES: Final = tuple(
 def add_commands(commands: Commands) -> None:
     """Add ``oncelog transactions`` and its actions."""
     text = "Look at transactional ids, find hanging transactions, abort and delete."
-    transactions = commands.add_parser(
-        "transactions", help=text, description=text, allow_abbrev=False
-    )
-    actions = transactions.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(commands, "transactions", text)
     _add_list(actions)
     describe = add_command(actions, "describe", "Show one transactional id.", describe_transaction)
     describe.add_argument("transactional_id", metavar="ID")
@@ -52,7 +63,7 @@ def add_commands(commands: Commands) -> None:
     for name, action in actions.choices.items():
         add_cluster_arguments(action)
         if name not in {"abort", "delete"}:
-            action.add_argument("--json", action="store_true", help="for programs")
+            add_json(action)
 
 
 def _add_list(actions: Commands) -> None:
@@ -85,7 +96,7 @@ def _add_find_hanging(actions: Commands) -> None:
     find = add_command(
         actions,
         "find-hanging",
-        "Find transactions that are open on a partition and that nobody will end.",
+        "Find transactions that are open on a partition and that no coordinator will end.",
         find_hanging,
     )
     find.add_argument("--broker", type=whole_number(0), metavar="N", help="led by this broker")
@@ -211,7 +222,7 @@ def describe_producers(args: argparse.Namespace) -> int:
 
 
 def find_hanging(args: argparse.Namespace) -> int:
-    """Show hanging transactions, and how to abort them; status 1 if somebody did not answer."""
+    """Show hanging transactions, and how to abort them; status 1 if the search was incomplete."""
     if args.partition is not None and args.topic is None:
         raise UsageError("--partition needs a topic", "give --topic as well")
     incomplete = None

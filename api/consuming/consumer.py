@@ -2,23 +2,21 @@
 
 One consumer is for one thread (or one task) at a time, as in Kafka. Errors are raised as
 ``OncelogError``; what a retry mends is retried inside.
-
-One file: the two faces have the same methods, which are read side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.core import ConsumerCore
 from oncelog.api.consuming.handover import Handover
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord, OffsetAndTimestamp
-from oncelog.api.session.event_loop import LoopThread
+from oncelog.api.session.event_loop import Blocking, LoopThread, blocking
 from oncelog.api.session.offsets import fetch_committed, list_offsets
 from oncelog.api.session.process_bound import ProcessBound
 from oncelog.api.session.routing import Router
@@ -33,8 +31,6 @@ from oncelog.storage.model import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ResultT = TypeVar("ResultT")
-
 ITERATION_POLL_MS: Final = 1_000
 """How long one poll of an iterating consumer waits; iteration itself never ends by time."""
 
@@ -42,7 +38,7 @@ Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
 
 
 class AsyncConsumer(ProcessBound):
-    """``Consumer`` for asyncio programs: the same methods, awaited. Belongs to one event loop."""
+    """``Consumer`` for asyncio programs, with the same methods. Belongs to one event loop."""
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
 
@@ -58,7 +54,10 @@ class AsyncConsumer(ProcessBound):
     # --- what is read -------------------------------------------------------------------------
 
     async def subscribe(self, topics: str | Iterable[str]) -> None:
-        """See ``Consumer.subscribe``."""
+        """Read ``topics`` together with the other members of the group; replaces the last call.
+
+        Partitions are assigned during the following polls. Needs a ``group_id``.
+        """
         names = (topics,) if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         for name in names:
             if not is_valid_topic_name(name):
@@ -72,12 +71,16 @@ class AsyncConsumer(ProcessBound):
             await self._core.unsubscribe()
 
     async def unsubscribe(self) -> None:
-        """See ``Consumer.unsubscribe``."""
+        """Give up topics or partitions. A group is left, after an automatic commit."""
         self._settle()
         await self._core.unsubscribe()
 
     async def assign(self, partitions: Partitions) -> None:
-        """See ``Consumer.assign``."""
+        """Read exactly ``partitions``, without a group's rebalances; replaces the last call.
+
+        Partitions that stay assigned keep their position. Offsets are committed only if there is
+        a ``group_id``.
+        """
         self._settle()
         self._core.assign(_flatten((partitions,)))
 
@@ -153,19 +156,19 @@ class AsyncConsumer(ProcessBound):
     # --- positions ----------------------------------------------------------------------------
 
     async def position(self, partition: TopicPartition) -> int:
-        """See ``Consumer.position``."""
+        """Offset of the next record of an assigned partition (inclusive)."""
         first_offsets = self._handover.first_offsets()
         if partition in first_offsets:
             return first_offsets[partition]
         return await self._core.position(partition)
 
     async def positions(self) -> dict[TopicPartition, int]:
-        """See ``Consumer.positions``."""
+        """The positions that are known now, of the assigned partitions; makes no call."""
         self._core.check_open()
         return self._core.positions() | self._handover.first_offsets()
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """See ``Consumer.seek``."""
+        """Go on from ``offset`` (inclusive) in an assigned partition."""
         self._core.check_open()
         if not isinstance(offset, int) or offset < 0:
             raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
@@ -173,15 +176,18 @@ class AsyncConsumer(ProcessBound):
         self._core.fetcher.seek(partition, offset)
 
     async def seek_to_beginning(self, *partitions: Partitions) -> None:
-        """See ``Consumer.seek_to_beginning``."""
+        """Go on from the log start; all assigned partitions if none is given."""
         self._reset(partitions, EARLIEST_TIMESTAMP)
 
     async def seek_to_end(self, *partitions: Partitions) -> None:
-        """See ``Consumer.seek_to_end``."""
+        """Go on from the end that the isolation level shows; all assigned if none is given."""
         self._reset(partitions, LATEST_TIMESTAMP)
 
     async def seek_to_committed(self, *partitions: Partitions) -> None:
-        """See ``Consumer.seek_to_committed``."""
+        """Go back to the group's committed offsets, as after an aborted transaction.
+
+        Where nothing is committed the reset policy applies. All assigned if none is given.
+        """
         self._core.group_id("seek_to_committed")
         self._reset(partitions, None)
 
@@ -192,13 +198,16 @@ class AsyncConsumer(ProcessBound):
             self._core.fetcher.reset(topic_partition, timestamp)
 
     async def pause(self, *partitions: Partitions) -> None:
-        """See ``Consumer.pause``."""
+        """Deliver nothing of these partitions until ``resume``; they stay assigned.
+
+        What was fetched of them is kept, or fetched again if others need the memory meanwhile.
+        """
         self._settle()
         for topic_partition in _flatten(partitions):
             self._core.fetcher.pause(topic_partition)
 
     async def resume(self, *partitions: Partitions) -> None:
-        """See ``Consumer.resume``."""
+        """Undo ``pause``."""
         for topic_partition in _flatten(partitions):
             self._core.fetcher.resume(topic_partition)
 
@@ -212,7 +221,11 @@ class AsyncConsumer(ProcessBound):
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:
-        """See ``Consumer.commit``."""
+        """Commit the positions, or ``offsets`` (the next to read); durable on return.
+
+        ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean
+        that the partitions may be another member's now; the next poll rejoins.
+        """
         chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
         if offsets is None:
             chosen = await self.positions()
@@ -221,12 +234,12 @@ class AsyncConsumer(ProcessBound):
         await self._core.commit({tp: as_committed(offset) for tp, offset in chosen.items()})
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """See ``Consumer.committed``."""
+        """The group's committed offset, ``None`` if there is none; waits for open transactions."""
         found = await self.committed_with_metadata(partition)
         return None if found is None else found.offset
 
     async def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """See ``Consumer.committed_with_metadata``."""
+        """``committed`` with what ``commit`` was given beside the offset."""
         self._core.check_open()
         found = await fetch_committed(
             self._core.router,
@@ -238,19 +251,19 @@ class AsyncConsumer(ProcessBound):
         return found.get(partition)
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """See ``Consumer.beginning_offsets``."""
+        """The first offset of each partition."""
         found = await self._list(dict.fromkeys(_flatten((partitions,)), EARLIEST_TIMESTAMP))
         return {tp: item.offset for tp, item in found.items()}
 
     async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """See ``Consumer.end_offsets``."""
+        """The end of each partition (exclusive) that the isolation level shows."""
         found = await self._list(dict.fromkeys(_flatten((partitions,)), LATEST_TIMESTAMP))
         return {tp: item.offset for tp, item in found.items()}
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """See ``Consumer.offsets_for_times``."""
+        """The first record at or after each time, ``None`` if there is none."""
         for topic_partition, timestamp_ms in timestamps_ms.items():
             if timestamp_ms < 0:
                 raise InvalidRequestError(f"{topic_partition}: time {timestamp_ms} is negative")
@@ -258,7 +271,7 @@ class AsyncConsumer(ProcessBound):
         return {tp: item if item.offset >= 0 else None for tp, item in found.items()}
 
     async def lag(self, partition: TopicPartition | None = None) -> int:
-        """See ``Consumer.lag``."""
+        """Offsets between position and end of an assigned partition, or of all in sum."""
         partitions = self.assignment() if partition is None else (partition,)
         ends = await self.end_offsets(partitions)
         total = 0
@@ -289,7 +302,10 @@ class AsyncConsumer(ProcessBound):
     # --- the end ------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """See ``Consumer.close``."""
+        """Commit if commits are automatic, leave the group, stop. May be called again.
+
+        A member with a ``group_instance_id`` stays in the group until its session ends.
+        """
         self._settle()
         await self._core.close()
 
@@ -305,10 +321,11 @@ class AsyncConsumer(ProcessBound):
         await self.close()
 
 
-class Consumer(ProcessBound):
+class Consumer(Blocking[AsyncConsumer], ProcessBound):
     """Reads topics. read_committed by default: only data of committed transactions is seen.
 
-    Use it as a context manager, or ``close`` it. Iterating delivers records without end.
+    Use it as a context manager, or ``close`` it. Iterating delivers records without end. Methods
+    made with ``blocking`` are those of ``AsyncConsumer``, documented there.
     """
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
@@ -316,45 +333,26 @@ class Consumer(ProcessBound):
     def __init__(
         self, router: Router, loop_thread: LoopThread, settings: ConsumerSettings, random: Random
     ) -> None:
-        self._loop_thread = loop_thread
-        self._consumer = AsyncConsumer(router, settings, random)
-
-    def _run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return self._loop_thread.run(coroutine)
+        super().__init__(loop_thread, AsyncConsumer(router, settings, random))
 
     @property
     def settings(self) -> ConsumerSettings:
         """What the consumer was made with."""
-        return self._consumer.settings
+        return self._client.settings
 
     # --- what is read -------------------------------------------------------------------------
 
-    def subscribe(self, topics: str | Iterable[str]) -> None:
-        """Read ``topics`` together with the other members of the group; replaces the last call.
-
-        Partitions are assigned during the following polls. Needs a ``group_id``.
-        """
-        self._run(self._consumer.subscribe(topics))
-
-    def unsubscribe(self) -> None:
-        """Give up topics or partitions. A group is left, after an automatic commit."""
-        self._run(self._consumer.unsubscribe())
-
-    def assign(self, partitions: Partitions) -> None:
-        """Read exactly ``partitions``, without a group's rebalances; replaces the last call.
-
-        Partitions that stay assigned keep their position. Offsets are committed only if there is
-        a ``group_id``.
-        """
-        self._run(self._consumer.assign(partitions))
+    subscribe = blocking(AsyncConsumer.subscribe)
+    unsubscribe = blocking(AsyncConsumer.unsubscribe)
+    assign = blocking(AsyncConsumer.assign)
 
     def subscription(self) -> frozenset[str]:
         """The topics subscribed to."""
-        return self._consumer.subscription()
+        return self._client.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions this consumer reads now."""
-        return self._consumer.assignment()
+        return self._client.assignment()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -365,8 +363,8 @@ class Consumer(ProcessBound):
         Joins and rejoins the group, so let less than ``max_poll_interval_ms`` pass from one poll to
         the next. Interrupted by Ctrl-C it loses nothing: the next poll gives what it had taken.
         """
-        records = self._run(self._consumer._poll_noted(timeout_ms, max_records))
-        self._consumer._handover.before = None
+        records = self._loop_thread.run(self._client._poll_noted(timeout_ms, max_records))
+        self._client._handover.before = None
         return records
 
     def poll_arrow(self, timeout_ms: float = 0, max_records: int | None = None) -> pa.Table:
@@ -376,8 +374,8 @@ class Consumer(ProcessBound):
         ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
         ``max_records`` bounded by ``fetch_max_bytes``. Without rows the table is empty.
         """
-        table = self._run(self._consumer._poll_arrow_noted(timeout_ms, max_records))
-        self._consumer._handover.before = None
+        table = self._loop_thread.run(self._client._poll_arrow_noted(timeout_ms, max_records))
+        self._client._handover.before = None
         return table
 
     def __iter__(self) -> Consumer:
@@ -385,8 +383,10 @@ class Consumer(ProcessBound):
 
     def __next__(self) -> ConsumerRecord:
         # Records wait in the inner consumer, so that its thread is asked once per poll.
-        handover = self._consumer._handover
-        if handover.delivered == len(handover.records) and not self._run(self._consumer._iterate()):
+        handover = self._client._handover
+        if handover.delivered == len(handover.records) and not self._loop_thread.run(
+            self._client._iterate()
+        ):
             raise StopIteration
         record = handover.records[handover.delivered]
         handover.delivered += 1
@@ -394,98 +394,36 @@ class Consumer(ProcessBound):
 
     # --- positions ----------------------------------------------------------------------------
 
-    def position(self, partition: TopicPartition) -> int:
-        """Offset of the next record of an assigned partition (inclusive)."""
-        return self._run(self._consumer.position(partition))
-
-    def positions(self) -> dict[TopicPartition, int]:
-        """The positions that are known now, of the assigned partitions; makes no call."""
-        return self._run(self._consumer.positions())
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` (inclusive) in an assigned partition."""
-        self._run(self._consumer.seek(partition, offset))
-
-    def seek_to_beginning(self, *partitions: Partitions) -> None:
-        """Go on from the log start; all assigned partitions if none is given."""
-        self._run(self._consumer.seek_to_beginning(*partitions))
-
-    def seek_to_end(self, *partitions: Partitions) -> None:
-        """Go on from the end that the isolation level shows; all assigned if none is given."""
-        self._run(self._consumer.seek_to_end(*partitions))
-
-    def seek_to_committed(self, *partitions: Partitions) -> None:
-        """Go back to the group's committed offsets, as after an aborted transaction.
-
-        Where nothing is committed the reset policy applies. All assigned if none is given.
-        """
-        self._run(self._consumer.seek_to_committed(*partitions))
-
-    def pause(self, *partitions: Partitions) -> None:
-        """Deliver nothing of these partitions until ``resume``; they stay assigned.
-
-        What was fetched of them is kept, or fetched again if others need the memory meanwhile.
-        """
-        self._run(self._consumer.pause(*partitions))
-
-    def resume(self, *partitions: Partitions) -> None:
-        """Undo ``pause``."""
-        self._run(self._consumer.resume(*partitions))
+    position = blocking(AsyncConsumer.position)
+    positions = blocking(AsyncConsumer.positions)
+    seek = blocking(AsyncConsumer.seek)
+    seek_to_beginning = blocking(AsyncConsumer.seek_to_beginning)
+    seek_to_end = blocking(AsyncConsumer.seek_to_end)
+    seek_to_committed = blocking(AsyncConsumer.seek_to_committed)
+    pause = blocking(AsyncConsumer.pause)
+    resume = blocking(AsyncConsumer.resume)
 
     def paused(self) -> frozenset[TopicPartition]:
         """The assigned partitions that are paused."""
-        return self._consumer.paused()
+        return self._client.paused()
 
     # --- offsets ------------------------------------------------------------------------------
 
-    def commit(
-        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
-    ) -> None:
-        """Commit the positions, or ``offsets`` (the next to read); durable on return.
-
-        ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean
-        that the partitions may be another member's now; the next poll rejoins.
-        """
-        self._run(self._consumer.commit(offsets))
-
-    def committed(self, partition: TopicPartition) -> int | None:
-        """The group's committed offset, ``None`` if there is none; waits for open transactions."""
-        return self._run(self._consumer.committed(partition))
-
-    def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """``committed`` with what ``commit`` was given beside the offset."""
-        return self._run(self._consumer.committed_with_metadata(partition))
-
-    def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
-        return self._run(self._consumer.beginning_offsets(partitions))
-
-    def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The end of each partition (exclusive) that the isolation level shows."""
-        return self._run(self._consumer.end_offsets(partitions))
-
-    def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time, ``None`` if there is none."""
-        return self._run(self._consumer.offsets_for_times(timestamps_ms))
-
-    def lag(self, partition: TopicPartition | None = None) -> int:
-        """Offsets between position and end of an assigned partition, or of all in sum."""
-        return self._run(self._consumer.lag(partition))
+    commit = blocking(AsyncConsumer.commit)
+    committed = blocking(AsyncConsumer.committed)
+    committed_with_metadata = blocking(AsyncConsumer.committed_with_metadata)
+    beginning_offsets = blocking(AsyncConsumer.beginning_offsets)
+    end_offsets = blocking(AsyncConsumer.end_offsets)
+    offsets_for_times = blocking(AsyncConsumer.offsets_for_times)
+    lag = blocking(AsyncConsumer.lag)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this member is, for ``Producer.send_offsets_to_transaction``."""
-        return self._consumer.group_metadata()
+        return self._client.group_metadata()
 
     # --- the end ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Commit if commits are automatic, leave the group, stop. May be called again.
-
-        A member with a ``group_instance_id`` stays in the group until its session ends.
-        """
-        self._run(self._consumer.close())
+    close = blocking(AsyncConsumer.close)
 
     def __enter__(self) -> Consumer:
         return self

@@ -189,7 +189,7 @@ class ConsumerCore:
             await self._wait(remaining)
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait until something changed; a time-out is no error here."""
+        """Wait until something changed; a timeout is not an error."""
         waiter = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait({waiter}, timeout=timeout_s)

@@ -20,7 +20,7 @@ A job is known by its ``group_id`` and outlives the program that started it: ``c
 ``cluster.job(group_id)`` find it again, from any program.
 
 The function may run more than once for the same input, after a failure: its *output* counts once,
-what else it does is its own affair. It must not keep state between calls that matters.
+its side effects may repeat. Nothing may depend on state that it keeps between calls.
 """
 
 from __future__ import annotations

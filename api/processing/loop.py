@@ -295,7 +295,7 @@ class ProcessLoop:
             output = self._apply(batch)
         except BaseException as error:
             # Whatever a user's function raises, the answer is the same: take all of it back. Also
-            # SystemExit, or the panic of a native library: nobody would see this thread end.
+            # SystemExit, or the panic of a native library: otherwise this thread would end unseen.
             raise _FunctionFailure from error
         try:
             output.send(clients.producer, self._config.sink)
@@ -343,34 +343,31 @@ class ProcessLoop:
         self._end_transaction(clients, positions)
 
     def _end_transaction(self, clients: Clients, offsets: Offsets) -> None:
-        """Commit what is open with these offsets; asked again until it is known to be done."""
+        """Commit what is open, with these offsets."""
         assert self._transaction is not None
         clients.producer.send_offsets_to_transaction(offsets, self._transaction.group)
-        while True:
-            try:
-                clients.producer.commit_transaction()
-                break
-            except OncelogError as error:
-                if not error.retriable or self._stop.is_set():
-                    raise
-                self.progress.reason = str(error)
+        self._until_known(clients.producer.commit_transaction)
         self._transaction = None
         self.progress.reason = ""
 
     def _abort(self, clients: Clients) -> None:
-        """Abort what is open; asked again until it is known to be done."""
+        """Abort what is open."""
         if self._transaction is None:
             return
         self.progress.aborts += 1
+        self._until_known(clients.producer.abort_transaction)
+        self._transaction = None
+
+    def _until_known(self, end: Callable[[], object]) -> None:
+        """Repeat ``end`` until its outcome is known, or the worker is told to stop."""
         while True:
             try:
-                clients.producer.abort_transaction()
-                break
+                end()
+                return
             except OncelogError as error:
                 if not error.retriable or self._stop.is_set():
                     raise
                 self.progress.reason = str(error)
-        self._transaction = None
 
     def _finish(self) -> None:
         """Commit what is open: the worker was told to stop."""

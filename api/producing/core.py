@@ -177,9 +177,9 @@ class ProducerCore:
         if token is not None and (
             not isinstance(token, bytes) or not 1 <= len(token) <= COMMIT_TOKEN_MAX_BYTES
         ):
-            told = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
+            what = f"{len(token)} bytes" if isinstance(token, bytes) else repr(token)
             raise InvalidRequestError(
-                f"a commit token of {told} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
+                f"a commit token of {what} is not allowed: give 1 to {COMMIT_TOKEN_MAX_BYTES} bytes"
             )
         state = self._transactional()
         started_s = self._loop.time()

@@ -179,7 +179,7 @@ async def begin_run(
 ) -> Membership:
     """Begin a run of a distributed write; older runs and producers of the id are fenced.
 
-    Durable on return. ``run_id`` is random by default. Once ``driver`` is gone, the
+    Durable on return. ``run_id`` is random by default. Once ``driver`` has ended, the
     coordinator aborts the run unless it is decided. ``OutdatedVersionError``: the token names a
     version below the one committed last. ``RequestTimedOutError``: not known; call again.
     """

@@ -156,7 +156,7 @@ class PartitionSender:
         self._is_stopped = True
         entries, self._in_flight = self._in_flight, []
         rewrites, self._rewrites = self._rewrites, []
-        self._report()
+        self._go_on()
         for entry in entries:
             if entry.task is not None and entry.task is not asyncio.current_task():
                 entry.task.cancel()
@@ -275,7 +275,12 @@ class PartitionSender:
             return True
         error = reply.error
         if error in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            self._succeed(entry, reply)
+            self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
+            self._context.counters.records_acknowledged += entry.batch.rows.record_count
+            self._in_flight.remove(entry)
+            self._unreported.append((entry, reply))
+            self._unreported.sort(key=lambda appended: appended[0].place)
+            self._go_on()
             return True
         if error in _TOO_LARGE and entry.batch.rows.record_count > 1:
             self._split(entry)
@@ -297,23 +302,6 @@ class PartitionSender:
             detail += "; an earlier attempt got no answer: it may or may not be in the log"
         self._give_up(entry, exception_for(error, detail), gap)
         return True
-
-    def _succeed(self, entry: _InFlight, reply: ProduceReply) -> None:
-        self._acknowledged_end = max(self._acknowledged_end, entry.end_position)
-        self._context.counters.records_acknowledged += entry.batch.rows.record_count
-        self._in_flight.remove(entry)
-        self._unreported.append((entry, reply))
-        self._unreported.sort(key=lambda appended: appended[0].place)
-        self._after_removal()
-
-    def _report(self) -> None:
-        """Resolve the futures of what is appended, up to the first batch that may still be."""
-        while self._unreported:
-            entry, reply = self._unreported[0]
-            if self._in_flight and self._in_flight[0].place < entry.place:
-                return
-            del self._unreported[0]
-            entry.batch.delivery.succeed(reply.base_offset, reply.log_append_time_ms)
 
     def _split(self, entry: _InFlight) -> None:
         """Send a batch that is too large for its topic as two, which keep its sequences."""
@@ -347,7 +335,7 @@ class PartitionSender:
         if self._gap is not _Gap.UNKNOWN:
             self._gap = gap
         self._lose(entry.batch, error)
-        self._after_removal()
+        self._go_on()
 
     def _refused(self, entry: _InFlight) -> None:
         """The leader expects another sequence or epoch and did not append ``entry`` this time."""
@@ -376,11 +364,17 @@ class PartitionSender:
         else:
             self._gap = _Gap.REFUSED
             self._rewrites.append(entry)
-        self._after_removal()
+        self._go_on()
 
-    def _after_removal(self) -> None:
+    def _go_on(self) -> None:
+        """A batch left the window: resolve what waited behind it, in offset order; send more."""
         self._moved.set()
-        self._report()
+        while self._unreported:
+            entry, reply = self._unreported[0]
+            if self._in_flight and self._in_flight[0].place < entry.place:
+                break
+            del self._unreported[0]
+            entry.batch.delivery.finish(reply.base_offset, reply.log_append_time_ms)
         if self._is_stopped:
             return
         if self._gap is not None and not self._in_flight:

@@ -57,7 +57,7 @@ class Producer(SyncSending):
         """Take over the transactional id: older producers with it are fenced from now on.
 
         What they left open is aborted first. Returns the commit token of the last committed
-        transaction, ``None`` if it had none, which tells a restarted program what is done.
+        transaction, ``None`` if it had none, by which a restarted program knows what is done.
         """
         return self._loop_thread.run(self._core.init_transactions())
 

@@ -7,9 +7,9 @@ they take the accumulator's lock and wake the loop when they must.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from oncelog.actors.process.freed_memory import keep_freed_memory
 from oncelog.actors.protocol.messages.base import Reply
@@ -55,7 +55,7 @@ ENROL_AFTER_S: Final = 0.001
 
 
 class RecordSender:
-    """Sends the records of one producer, in the transaction that ``state`` tells of, if any.
+    """Sends the records of one producer, in the transaction of ``state``, if any.
 
     ``loop`` is the event loop that runs its coroutines and calls the leaders.
     """
@@ -78,6 +78,7 @@ class RecordSender:
         self._requests = requests
         self._state = state
         self._tasks = SenderTasks(loop, self._crashed)
+        self.spawn = self._tasks.spawn
         self.identities = PlainIdentities(requests, self.spawn)
         self._fatal: OncelogError | None = None
         self.fencing = Fencing(state=state, requests=requests, loop=loop)
@@ -175,16 +176,18 @@ class RecordSender:
             (key, value, timestamp_ms, headers),
             size,
         )
-        self._tell(wake)
+        if wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
         return future
 
     def append_batch(self, batch: ColumnBatch, table: TableDelivery) -> None:
-        """Accept one batch of a table; ``has_room`` tells whether to await ``make_room`` first."""
+        """Accept one batch of a table; if not ``has_room``, await ``make_room`` first."""
         delivery, wake = self._accumulator.append_rows(
             batch.topic_partition, batch.rows, batch.size_bytes
         )
         table.add(delivery)
-        self._tell(wake)
+        if wake is not Wake.NOTHING:
+            self._loop.call_soon_threadsafe(self._woken, wake)
 
     def note_refused(self, error: BaseException) -> None:
         """``send`` raised ``error``: the open transaction, if there is one, lacks a record."""
@@ -337,10 +340,6 @@ class RecordSender:
 
     # --- what a PartitionSender asks ----------------------------------------------------------
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` as a task whose failure, always a bug, fails the producer."""
-        return self._tasks.spawn(work)
-
     def batch_failed(self, error: OncelogError) -> None:
         """A batch failed for good: its transaction, if there is one, cannot commit."""
         self.spoil(error, severity("produce", error.code))
@@ -360,10 +359,6 @@ class RecordSender:
             raise exception_for(self._fatal.code, str(self._fatal)) from self._fatal
         if self._state is not None:
             self._state.check_send()
-
-    def _tell(self, wake: Wake) -> None:
-        if wake is not Wake.NOTHING:
-            self._loop.call_soon_threadsafe(self._woken, wake)
 
     def _woken(self, wake: Wake) -> None:
         if self._is_closed:
@@ -394,16 +389,13 @@ class RecordSender:
         """Send what is full or due, after any producer id or enrolment that it needs."""
         if self._state is not None and not self._state.is_sending:
             return
-        self._pump()
-        if self._needs_preparing():
-            self._prepare_early()
-
-    def _pump(self) -> None:
-        """Send in rounds, one batch per partition, so that all leaders get work at once."""
+        # In rounds, one batch per partition, so that all leaders get work at once.
         found = (self._sender(topic_partition) for topic_partition in self._accumulator.waiting())
         senders = [sender for sender in found if sender is not None]
         while senders:
             senders = [sender for sender in senders if sender.send_next()]
+        if self._needs_preparing():
+            self._prepare_early()
 
     def _prepare_early(self) -> None:
         """Prepare for what is gathered, due or not, so that it need not wait later."""
@@ -453,7 +445,7 @@ class RecordSender:
                     await self.enrol(unready)
                     if not self._state.is_sending:
                         return
-                self._pump()
+                self._send_due()
                 if not self._needs_preparing():
                     return
         finally:

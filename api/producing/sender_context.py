@@ -50,7 +50,7 @@ class SenderContext:
         """Fail a batch."""
         self.counters.batches_failed += 1
         self.counters.records_failed += batch.rows.record_count
-        batch.delivery.fail(error)
+        batch.delivery.finish(error=error)
         self.failures.note(batch.delivery, batch.rows.record_count)
 
     def expire(self, begun_before_s: float) -> Iterator[OncelogError]:

@@ -66,7 +66,7 @@ class SyncSending(ProcessBound):
             return self._send(topic, value, key, headers, timestamp_ms, partition)
         try:
             sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
-            with _refusals_told(chain):
+            with _refusals_reported(chain):
                 future = self._send(
                     sent.topic,
                     sent.value,
@@ -153,50 +153,26 @@ class AsyncSending(ProcessBound):
         partition: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """``Producer.send``: await it to have the record accepted, its result for the offset."""
-        chain = self._sender.interceptors
-        if chain:
-            try:
-                future = await self._send_intercepted(
-                    _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
-                )
-            except BaseException as error:
-                self._sender.note_refused(error)
-                raise
-        else:
-            future = self._add(
-                topic, value, key, headers, timestamp_ms, partition
-            ) or await self._send(topic, value, key, headers, timestamp_ms, partition)
-        return future.awaitable()
-
-    async def _send_intercepted(self, sent: ProducerRecord) -> RecordFuture:
-        chain = self._sender.interceptors
-        with _refusals_told(chain):
-            future = await self._send(
-                sent.topic, sent.value, sent.key, sent.headers, sent.timestamp_ms, sent.partition
-            )
-        chain.watch(future)
-        return future
-
-    async def _send(
-        self,
-        topic: str,
-        value: Bytes | None,
-        key: Bytes | None,
-        headers: Headers,
-        timestamp_ms: int | None,
-        partition: int | None,
-    ) -> RecordFuture:
-        """The slow path: checks everything, and waits if it must."""
+        sender, chain = self._sender, self._sender.interceptors
+        if not chain and (future := self._add(topic, value, key, headers, timestamp_ms, partition)):
+            return future.awaitable()
+        # The slow path: checks everything, and waits if it must.
         try:
-            value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
-            while True:
-                future = self._sender.try_send(topic, value, key, headers, timestamp_ms, partition)
-                if future is not None:
-                    return future
-                await self._sender.make_room(topic, partition)
+            if chain:
+                sent = _intercepted(chain, topic, value, key, headers, timestamp_ms, partition)
+                topic, value, key, headers = sent.topic, sent.value, sent.key, sent.headers
+                timestamp_ms, partition = sent.timestamp_ms, sent.partition
+            with _refusals_reported(chain):
+                value, key, headers = _checked(topic, value, key, headers, timestamp_ms, partition)
+                record = (topic, value, key, headers, timestamp_ms, partition)
+                while (future := sender.try_send(*record)) is None:
+                    await sender.make_room(topic, partition)
+            if chain:
+                chain.watch(future)
         except BaseException as error:
-            self._sender.note_refused(error)
+            sender.note_refused(error)
             raise
+        return future.awaitable()
 
     async def send_arrow(self, topic: str, table: Any) -> asyncio.Future[tuple[BatchMetadata, ...]]:
         """``Producer.send_arrow``; the future resolves to the position of each batch."""
@@ -258,7 +234,7 @@ def _intercepted(
 
 
 @contextlib.contextmanager
-def _refusals_told(chain: InterceptorChain) -> Iterator[None]:
+def _refusals_reported(chain: InterceptorChain) -> Iterator[None]:
     """Interceptors also see the outcome of a record that is not accepted (KIP-42)."""
     try:
         yield

@@ -9,12 +9,15 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import uvloop
 
 from oncelog.storage.exceptions import ClientClosedError, IllegalStateError
 
+ClientT = TypeVar("ClientT")
+ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
 _Callbacks: TypeAlias = "list[weakref.WeakMethod[Callable[[], None]]]"
@@ -194,3 +197,25 @@ async def _call_all(references: _Callbacks) -> None:
             # As a callback of the loop, which reports what it raises.
             asyncio.get_running_loop().call_soon(callback)
     await asyncio.sleep(0)
+
+
+class Blocking(Generic[ClientT]):
+    """Base of a synchronous client: an asyncio client, and the thread that runs it."""
+
+    def __init__(self, loop_thread: LoopThread, client: ClientT) -> None:
+        self._loop_thread = loop_thread
+        self._client = client
+
+
+def blocking(
+    method: Callable[Concatenate[ClientT, ParametersT], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[Blocking[ClientT], ParametersT], ResultT]:
+    """The synchronous form of ``method``, with its signature and docstring."""
+
+    @wraps(method)
+    def call(
+        self: Blocking[ClientT], /, *args: ParametersT.args, **kwargs: ParametersT.kwargs
+    ) -> ResultT:
+        return self._loop_thread.run(method(self._client, *args, **kwargs))
+
+    return call

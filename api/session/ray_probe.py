@@ -1,6 +1,6 @@
 """Whether a Ray cluster is at an address, told within seconds and before Ray is let near it.
 
-Ray itself tries for minutes when nobody answers, and forever when something else does. One call of
+Ray itself tries for minutes when nothing answers, and forever when something else does. One call of
 its control store tells all: that it is one, which cluster it is of, and whether it takes our token.
 """
 
@@ -24,7 +24,7 @@ _ADVICE: Final = "start one with `oncelog start`, or pass the address of one tha
 def ray_cluster_at(address: str, given: str = "") -> bytes:
     """What names the Ray cluster at ``address``, host:port; ``given`` is how the caller put it.
 
-    Raises ``ConnectionFailedError`` that says whether nobody answers, something else does, or the
+    Raises ``ConnectionFailedError`` that says whether nothing answers, something else does, or the
     token is missing or wrong.
     """
     shown = f"address={given or address!r}"

@@ -1,7 +1,7 @@
-"""When and how soon a client makes the same call again.
+"""When and how soon a client repeats a call.
 
-A retriable code may be answered by the same call; every other code is final and goes back to the
-caller. Randomness comes from an injected generator and time from the running event loop, so that
+A retriable code leads to the same call again; every other code is final and goes to the caller.
+Randomness comes from an injected generator and time from the running event loop, so that
 the simulator decides both.
 """
 
@@ -17,7 +17,7 @@ from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.storage.errors import ErrorCode
 
 CONCURRENT_TRANSACTIONS_BACKOFF_MS: Final = 20
-"""The previous transaction of the id is about to complete: ask again soon. Source: KIP-98."""
+"""The previous transaction of the id is about to complete: retry soon. Source: KIP-98."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Backoff:
     def delay_ms(self, error: ErrorCode) -> float:
         """How long to wait before the next attempt, in milliseconds, after ``error``.
 
-        ``CONCURRENT_TRANSACTIONS`` waits 20 ms and does not lengthen later waits: it says that
-        the coordinator is well and busy with the step before.
+        ``CONCURRENT_TRANSACTIONS`` waits 20 ms and does not lengthen later waits: the
+        coordinator is healthy and busy with the previous step.
         """
         if error is ErrorCode.CONCURRENT_TRANSACTIONS:
             return float(CONCURRENT_TRANSACTIONS_BACKOFF_MS)

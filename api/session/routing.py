@@ -44,7 +44,7 @@ METADATA_TIMEOUT_MS: Final = 5_000
 """How long one question to the controller may take."""
 
 METADATA_AGE_MAX_MS: Final = 300_000
-"""How long a topic is taken for what it was: it may get partitions while clients run."""
+"""How long a topic's metadata is trusted: it may get partitions while clients run."""
 
 _COORDINATOR_TOPICS: Final = (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
 
@@ -84,7 +84,7 @@ class Router:
         self.known_topics: Final[dict[str, TopicMetadata]] = {}
         """What is known of topics without asking anyone; may be looked into from any thread."""
         self._stale: set[str] = set()
-        self._told_s: dict[str, float] = {}
+        self._learned_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
         self._lookup: _Lookup | None = None
 
@@ -109,7 +109,7 @@ class Router:
         wanted = frozenset(topics)
         missing = wanted if refresh else wanted - (self.known_topics.keys() - self._stale)
         due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
-        missing |= {topic for topic in wanted if self._told_s.get(topic, due_s) < due_s}
+        missing |= {topic for topic in wanted if self._learned_s.get(topic, due_s) < due_s}
         if missing or self._cluster is None:
             reply = await self._ask(missing)
             if reply.error is not ErrorCode.NONE and (
@@ -120,9 +120,9 @@ class Router:
                     reply.detail or "the controller does not answer; is the cluster running?",
                 )
             if reply.error is not ErrorCode.NONE:
-                # What was merely old serves for another while: the controller may be away for long.
+                # Old metadata serves on for a while: the controller may be away for long.
                 now_s = asyncio.get_running_loop().time()
-                self._told_s |= dict.fromkeys(missing & self._told_s.keys(), now_s)
+                self._learned_s |= dict.fromkeys(missing & self._learned_s.keys(), now_s)
         return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}
 
     async def ask_for(self, topic: str) -> None:
@@ -158,7 +158,7 @@ class Router:
     async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
         """The actor that leads ``topic_partition``, and its leader epoch.
 
-        Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` while nobody leads.
+        Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` without a leader.
         """
         name, number = topic_partition.topic, topic_partition.partition
         topic = self._fresh(name) or (await self.metadata((name,))).get(name)
@@ -182,13 +182,13 @@ class Router:
     def transaction_coordinator(self, transactional_id: str) -> str:
         """The actor that coordinates ``transactional_id``.
 
-        Raises ``CoordinatorNotAvailableError`` before ``start`` and while nobody leads the shard.
+        Raises ``CoordinatorNotAvailableError`` before ``start`` and while the shard has no leader.
         """
         shard = shard_of(transactional_id, self._known().transaction_state_partitions)
         return transaction_actor(shard, self._shard_broker(TRANSACTION_STATE_TOPIC, shard))
 
     def group_coordinator(self, group_id: str) -> str:
-        """The actor that coordinates ``group_id``; raises as ``transactions.coordinator`` does."""
+        """The actor that coordinates ``group_id``; raises as ``transaction_coordinator`` does."""
         shard = self.offsets_partition(group_id).partition
         return group_actor(shard, self._shard_broker(CONSUMER_OFFSETS_TOPIC, shard))
 
@@ -204,8 +204,8 @@ class Router:
     ) -> ReplyT:
         """One call to the leader of ``topic_partition``; never raises for a lost call.
 
-        A look-up that fails is a reply with that code. After a code that says that the leader
-        moved or is gone, the next call looks it up again.
+        A look-up that fails is a reply with that code. After a code that says the
+        leader has moved or died, the next call looks it up again.
         """
         try:
             actor, _ = await self.leader(topic_partition)
@@ -238,11 +238,11 @@ class Router:
 
     def _fresh(self, topic: str) -> TopicMetadata | None:
         """What is known of ``topic`` if ``metadata`` would not ask for it again."""
-        known, told_s = self.known_topics.get(topic), self._told_s.get(topic)
-        if known is None or told_s is None or topic in self._stale:
+        known, learned_s = self.known_topics.get(topic), self._learned_s.get(topic)
+        if known is None or learned_s is None or topic in self._stale:
             return None
         due_s = asyncio.get_running_loop().time() - METADATA_AGE_MAX_MS / 1_000
-        return known if told_s >= due_s else None
+        return known if learned_s >= due_s else None
 
     async def _call_coordinator(
         self, key: str, request: Request[ReplyT], *, timeout_ms: int, is_group: bool
@@ -286,10 +286,10 @@ class Router:
         found = {topic.name: topic for topic in reply.topics}
         for name in asked - found.keys():
             self.known_topics.pop(name, None)
-            self._told_s.pop(name, None)
+            self._learned_s.pop(name, None)
         self.known_topics.update(found)
         self._stale -= asked | found.keys()
-        self._told_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
+        self._learned_s |= dict.fromkeys(found, asyncio.get_running_loop().time())
 
     def _known(self) -> MetadataReply:
         if self._cluster is None:
@@ -306,7 +306,7 @@ class Router:
 
 
 def _partition_of(topic: TopicMetadata, number: int) -> PartitionMetadata | None:
-    """One partition; they stand in order, so that a call does not cost what a topic has of them."""
+    """One partition: found by its place, since they are in order, or by a search."""
     partitions = topic.partitions
     if 0 <= number < len(partitions) and partitions[number].partition == number:
         return partitions[number]

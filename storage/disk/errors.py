@@ -48,7 +48,7 @@ PASSING: Final = _NO_DESCRIPTORS | {
     errno.EAGAIN,
     errno.EINTR,
 }
-"""Error numbers of conditions that may clear without anybody touching the disk."""
+"""Error numbers of conditions that may clear by themselves."""
 
 
 def is_passing(error: OSError) -> bool:

@@ -325,7 +325,7 @@ class ReadOnlyFileSystem(RealFileSystem):
         return RealFileHandle(descriptor, os.fstat(descriptor).st_size)
 
     def identity(self, path: Path) -> tuple[int, int]:
-        """Tells this file from a later one of the same name; OSError if it is gone."""
+        """Distinguishes this file from a later one of the same name; OSError if it is gone."""
         status = path.stat()
         return status.st_ino, status.st_ctime_ns
 

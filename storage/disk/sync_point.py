@@ -58,7 +58,7 @@ class SyncPoint:
             self.discard()
 
     def sync(self) -> None:
-        """Sync, in any thread. After an OSError nobody knows what is durable: the log is offline.
+        """Sync, in any thread. After an OSError it is unknown what is durable: the log is offline.
 
         Unless the process merely ran out of descriptors: then all of it can be synced again.
         The files are not closed: on a thread that would mean waiting for the GIL once more.
@@ -94,7 +94,7 @@ class SyncLedger:
     def __init__(self, filesystem: FileSystem, directory: Path) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        # Set once, perhaps by a syncing thread: from then on nobody knows what is on disk.
+        # Set once, perhaps by a syncing thread: from then on it is unknown what is on disk.
         self.failure: OSError | None = None
         # The serial number of the last write; the key None stands for the directory's names.
         self._marks: dict[FileHandle | None, int] = {}

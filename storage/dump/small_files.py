@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from oncelog.storage.disk.file_system import TEMPORARY_SUFFIX, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
@@ -31,7 +31,7 @@ from oncelog.storage.log.checkpoint import (
 )
 from oncelog.storage.log.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
 from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
-from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_topic_id
+from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_metadata, decode_topic_id
 from oncelog.storage.segments.segment import (
     LOG_SUFFIX,
     OFFSET_INDEX_SUFFIX,
@@ -43,6 +43,8 @@ from oncelog.storage.segments.swap import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_S
 
 Row: TypeAlias = Mapping[str, Any]
 """One entry of a file: field → number, text, or a list of them."""
+
+_T = TypeVar("_T")
 
 _PIECE_ENTRIES: Final = 32_768
 _OFFSET_ENTRY: Final = struct.Struct(">ii")
@@ -197,42 +199,33 @@ def txn_index_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 # --- state and checkpoints ----------------------------------------------------------------------
 
 
-def summary_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
-    """The one row: end and times of a sealed segment, and the CRC of each file beside it."""
+def _decoded(filesystem: FileSystem, path: Path, decode: Callable[[bytes], _T]) -> _T:
+    """What ``decode`` makes of a file that is read as a whole; its errors get the path."""
     try:
-        summary = SegmentSummary.from_bytes(filesystem.read_whole(path))
+        return decode(filesystem.read_whole(path))
     except CorruptDataError as error:
         raise CorruptDataError(f"{path} at byte 0: {error}") from error
-    yield summary._asdict()
+
+
+def summary_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """The one row: end and times of a sealed segment, and the CRC of each file beside it."""
+    yield _decoded(filesystem, path, SegmentSummary.from_bytes)._asdict()
 
 
 def snapshot_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """Producers as they were before the offset of the name."""
-    try:
-        entries = decode_snapshot(filesystem.read_whole(path))
-    except CorruptDataError as error:
-        raise CorruptDataError(f"{path} at byte 0: {error}") from error
-    for entry in entries:
-        yield asdict(entry)
+    yield from map(asdict, _decoded(filesystem, path, decode_snapshot))
 
 
 def leader_epoch_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """Leader epochs and where they begin."""
-    try:
-        pairs = decode_leader_epochs(filesystem.read_whole(path))
-    except CorruptDataError as error:
-        raise CorruptDataError(f"{path} at byte 0: {error}") from error
-    for epoch, start_offset in pairs:
+    for epoch, start_offset in _decoded(filesystem, path, decode_leader_epochs):
         yield {"leader_epoch": epoch, "start_offset": start_offset}
 
 
 def recovery_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The one row of the checkpoint."""
-    try:
-        checkpoint = RecoveryCheckpoint.from_bytes(filesystem.read_whole(path))
-    except CorruptDataError as error:
-        raise CorruptDataError(f"{path} at byte 0: {error}") from error
-    yield checkpoint._asdict()
+    yield _decoded(filesystem, path, RecoveryCheckpoint.from_bytes)._asdict()
 
 
 def clean_shutdown_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
@@ -250,20 +243,15 @@ def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
 
 def metadata_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The one row: version and topic id."""
-    try:
-        lines = filesystem.read_whole(path).decode("ascii").splitlines()
-        fields = dict(line.split(": ", 1) for line in lines)
-        yield {"version": int(fields["version"]), "topic_id": fields["topic_id"]}
-    except (KeyError, ValueError) as error:
-        raise CorruptDataError(f"{path} at byte 0: no version and topic id") from error
+    version, topic_id = _decoded(filesystem, path, decode_metadata)
+    if not version.isdecimal():
+        raise CorruptDataError(f"{path} at byte 0: no version and topic id")
+    yield {"version": int(version), "topic_id": topic_id}
 
 
 def topic_id_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The one row: the topic id."""
-    try:
-        yield {"topic_id": decode_topic_id(filesystem.read_whole(path))}
-    except CorruptDataError as error:
-        raise CorruptDataError(f"{path} at byte 0: {error}") from error
+    yield {"topic_id": _decoded(filesystem, path, decode_topic_id)}
 
 
 def no_rows(_filesystem: FileSystem, _path: Path) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 One owner, one event loop: no two methods may run at the same time, except
 ``SyncPoint.run``, which is made for another thread. An OSError from a write or a sync takes the log
-offline: nobody knows what reached the disk, so later appends raise and only reads go on. Transient
+offline: it is unknown what reached the disk, so later appends raise and only reads go on. Transient
 errors are the exception, such as a full disk: what a failed append left is truncated and the
 next one may succeed. ``disk.errors`` has the table.
 
@@ -369,7 +369,7 @@ class PartitionLog(ReadableLog):
     def advance_log_start(self, offset: int) -> bool:
         """Records below ``offset`` are never read again; a lower offset changes nothing.
 
-        Only durable records are given up: ValueError beyond the recovery point. Survives a process
+        Only durable records can be hidden: ValueError beyond the recovery point. Survives a process
         crash at once, a power loss with the next sync point. OSError: nothing has
         changed; offline unless the error is transient.
         """

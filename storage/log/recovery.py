@@ -37,8 +37,7 @@ power loss it may claim too little, by what was synced since the checkpoint itse
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncelog.storage.segments.inspection import TailDefect
 
@@ -59,8 +58,7 @@ class TailAction(enum.Enum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRow:
+class RecoveryRow(NamedTuple):
     """One row of the table above: when it applies and what to do."""
 
     label: str
@@ -93,15 +91,8 @@ _NO: Final = frozenset({False})
 _ANY: Final = _YES | _NO
 
 RECOVERY_TABLE: Final = tuple(
-    RecoveryRow(
-        label=label,
-        places=places,
-        defects=defects,
-        intact_follows=follows,
-        is_torn=torn,
-        action=action,
-    )
-    for label, places, defects, follows, torn, action in (
+    RecoveryRow(*row)
+    for row in (
         ("R-1", _UNSYNCED | _UNKNOWN, _NOTHING_WRONG, _NO, _NO, TailAction.KEEP),
         ("R-2", _SYNCED, _NOTHING_WRONG, _NO, _NO, TailAction.REFUSE),
         ("R-3", _SYNCED, _ANY_DEFECT, _ANY, _ANY, TailAction.REFUSE),

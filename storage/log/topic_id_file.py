@@ -17,6 +17,7 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.checkpoint import PARTITION_METADATA_FILE
 
 TOPIC_ID_FILE: Final = ".topic_id"
+_VERSION: Final = "0"
 
 
 def encode_topic_id(topic_id: str) -> bytes:
@@ -37,6 +38,15 @@ def decode_topic_id(data: bytes) -> str:
     return topic_id
 
 
+def decode_metadata(data: bytes) -> tuple[str, str]:
+    """Version and topic id in Kafka's file; CorruptDataError if they are not there."""
+    try:
+        fields = dict(line.split(": ", 1) for line in data.decode("ascii").splitlines())
+        return fields["version"], fields["topic_id"]
+    except (KeyError, ValueError) as error:
+        raise CorruptDataError("no version and topic id") from error
+
+
 def read_topic_id(filesystem: FileSystem, directory: Path) -> str | None:
     """The id of the topic that these files belong to; None if neither file is there.
 
@@ -53,17 +63,16 @@ def read_topic_id(filesystem: FileSystem, directory: Path) -> str | None:
         damage = CorruptDataError(f"{path}: {error}")
     metadata = directory / PARTITION_METADATA_FILE
     try:
-        lines = filesystem.read_whole(metadata).decode("ascii").splitlines()
-        fields = dict(line.split(": ", 1) for line in lines)
-        if fields["version"] != "0":
-            raise CorruptDataError(f"{metadata}: version {fields['version']} is not known")
-        return fields["topic_id"]
+        version, topic_id = decode_metadata(filesystem.read_whole(metadata))
     except FileNotFoundError:
         if damage is not None:
             raise damage from None
         return None
-    except (KeyError, ValueError) as error:
-        raise CorruptDataError(f"{metadata}: no version and topic id") from error
+    except CorruptDataError as error:
+        raise CorruptDataError(f"{metadata}: {error}") from error
+    if version != _VERSION:
+        raise CorruptDataError(f"{metadata}: version {version} is not known")
+    return topic_id
 
 
 def write_topic_id(filesystem: FileSystem, directory: Path, topic_id: str) -> None:

@@ -7,10 +7,7 @@ from oncelog.storage.records.batch import Buffer
 from oncelog.storage.records.rows import RecordInput, RecordTuple
 
 INTERFACE: int
-"""Of these functions; ``records.kernel`` uses only the one that it was written for."""
-
-SCAN_INTERFACE: int
-"""Of the functions that go over whole batches; ``scan_kernel`` uses only the one it knows."""
+"""Of these functions; ``scan_kernel`` accepts only the one it was written for."""
 
 StringsIn: TypeAlias = tuple[int, Any, Any, Any]
 """First entry, validity bitmap or None, int32 offsets, data or None."""
@@ -104,7 +101,7 @@ def scan_batches(
 ) -> tuple[
     int, int, tuple[int, int, int], tuple[bytes, bytes, bytes, bytes], list[tuple[int, int]]
 ]:
-    """See ``batch_scan.scan_batches``. ``known_epochs`` is a buffer of int64 pairs."""
+    """See ``segments.scan``. ``known_epochs`` is a buffer of int64 pairs."""
 
 def state_batches(
     data: Buffer,

@@ -5,7 +5,7 @@
 What is read may be hostile: every field is checked against its record, every record against its
 batch, every size before it is allocated, whether or not a CRC was right. What is encoded may be
 wrong too: offsets of a column are checked against its data. Loops over columns release the GIL.
-``records.kernel`` is the one user of this module; ``_kernel.pyi`` describes its functions.
+``scan_kernel`` is where others find this module; ``_kernel.pyi`` describes its functions.
 """
 
 from cpython.bytearray cimport (
@@ -37,11 +37,8 @@ cdef extern from "Python.h":
     PyObject *Py_None
     const Py_ssize_t PY_SSIZE_T_MAX
 
-INTERFACE = 1
+INTERFACE = 5
 """Changes with the functions below, so that a module built from older source is not used."""
-
-SCAN_INTERFACE = 4
-"""The same of the functions that go over whole batches."""
 
 # Read here because this half of the storage layer does not know the operating system.
 if getenv("ONCELOG_CODEC") != NULL and strcmp(getenv("ONCELOG_CODEC"), "python") == 0:

@@ -40,8 +40,6 @@ cdef struct Fields:
 
 cdef struct HeaderTotals:
     int64_t count
-    int64_t key_bytes
-    int64_t value_bytes
     uint8_t any_high_bit
 
 
@@ -107,13 +105,11 @@ cdef bint check_headers(const Fields *fields, HeaderTotals *totals) noexcept nog
         at = get_bytes(at, fields.end, &start, &length)
         if at == NULL or length < 0:
             return False
-        totals.key_bytes += length
         for byte in range(length):
             totals.any_high_bit |= start[byte] & 0x80
         at = get_bytes(at, fields.end, &start, &length)
         if at == NULL:
             return False
-        totals.value_bytes += max(length, 0)
     totals.count += fields.header_count
     return at == fields.end
 
@@ -340,7 +336,7 @@ def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int6
     cdef StringColumn keys = StringColumn(count)
     # What is copied of a record lies in it alone, so all values fit into the size of all.
     cdef CopiedColumn values = CopiedColumn(count, batches.size)
-    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef HeaderTotals totals = HeaderTotals(0, 0)
     # Where the headers of records that have any begin and end; found again on the second walk.
     cdef Memory header_memory = Memory(count, sizeof(uint8_t *))
     cdef const uint8_t **header_starts = <const uint8_t **>header_memory.at
@@ -432,7 +428,7 @@ def decode_rows(block, int32_t count, int64_t base_offset, int32_t last_delta, i
     cdef list rows = []
     cdef object nothing = ()
     cdef Fields fields
-    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef HeaderTotals totals = HeaderTotals(0, 0)
     cdef const uint8_t *at = view.at
     cdef int64_t least_delta = 0
     cdef Problem problem

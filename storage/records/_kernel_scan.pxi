@@ -129,7 +129,7 @@ cdef bint has_whole(const uint8_t *at, Py_ssize_t size, const Head *head) noexce
     """Whether its records, with the offset deltas from 0 on, fill the batch at ``at``."""
     cdef Batch batch
     cdef Fields fields
-    cdef HeaderTotals totals = HeaderTotals(0, 0, 0, 0)
+    cdef HeaderTotals totals = HeaderTotals(0, 0)
     cdef int32_t index
     batch.at, batch.end = at + HEADER_BYTES, at + size
     batch.base_offset, batch.last_delta, batch.count = 0, head.record_count - 1, head.record_count

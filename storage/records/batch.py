@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypedDict
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_LEADER_EPOCH, NO_SEQUENCE, sequence_after
+from oncelog.storage.model import (
+    NO_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    sequence_after,
+)
 from oncelog.storage.records import checksum
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import (
@@ -29,9 +35,11 @@ from oncelog.storage.records.layout import (
     LOG_APPEND_TIME,
     MAGIC,
     MAX_TIMESTAMP_AT,
-    PRODUCER_AT,
     TRANSACTIONAL,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired, Unpack
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WritableBuffer: TypeAlias = bytearray | memoryview
@@ -39,7 +47,6 @@ WritableBuffer: TypeAlias = bytearray | memoryview
 PLACEMENT_BYTES: Final = 16
 """What a leader writes anew of a batch: offset and leader epoch, with the length between them."""
 
-_PRODUCER = struct.Struct(">qhi")
 _PLACEMENT = struct.Struct(">qii")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
@@ -47,10 +54,33 @@ _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 
 _BATCH_LENGTH_MIN: Final = HEADER_BYTES - LENGTH_END
-_HEAD_ROOM: Final = bytes(HEADER_BYTES)
+HEAD_ROOM: Final = bytes(HEADER_BYTES)
+"""What stands before the records of a batch until it is sealed."""
 
 _MAGIC_FIELD: Final = 3
 _TRANSACTIONAL_OR_CONTROL: Final = TRANSACTIONAL | CONTROL
+
+
+class BatchOptions(TypedDict, total=False):
+    """What a batch is besides its records; a plain, uncompressed one of no producer by default."""
+
+    codec: Codec
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_transactional: bool
+
+
+class SealFields(BatchOptions):
+    """The arguments of ``seal_in_place``; the last four are optional as well."""
+
+    record_count: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    is_control: NotRequired[bool]
+    base_offset: NotRequired[int]
+    leader_epoch: NotRequired[int]
+    last_offset_delta: NotRequired[int | None]
 
 
 class BatchHeader(NamedTuple):
@@ -139,9 +169,7 @@ class BatchHeader(NamedTuple):
 
     def with_offset(self, base_offset: int, leader_epoch: int) -> BatchHeader:
         """This header after ``patch`` with the same arguments; the CRC stays right."""
-        return tuple.__new__(
-            BatchHeader, (base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
-        )
+        return BatchHeader(base_offset, self.batch_length, leader_epoch, *self[_MAGIC_FIELD:])
 
     def is_of(self, batch: Buffer) -> bool:
         """Whether ``batch`` has this size and CRC field; its bytes are not checked against it."""
@@ -163,7 +191,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_BYTES:
         raise CorruptDataError(f"batch header at byte {position} is cut off")
-    header = tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
+    header = BatchHeader._make(HEADER.unpack_from(buffer, position))
     if header.magic == MAGIC and header.batch_length >= _BATCH_LENGTH_MIN:
         return header
     if header.magic != MAGIC:
@@ -214,24 +242,6 @@ def crc_when_stamped(buffer: Buffer, timestamp_ms: int) -> int:
     return parse_header(stamped).crc
 
 
-def with_producer(
-    buffer: WritableBuffer,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    is_transactional: bool,
-) -> None:
-    """Write the producer's fields into the one batch in ``buffer``, in place, with a new CRC.
-
-    A batch is sealed before its sequence is known: that is assigned when the batch is first sent.
-    """
-    (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
-    attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
-    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes)
-    _PRODUCER.pack_into(buffer, PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    _write_crc(buffer)
-
-
 def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Position and header of each whole batch in ``buffer``; a truncated tail ends it silently.
 
@@ -246,67 +256,38 @@ def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
         position += header.size_bytes
 
 
-def seal(
-    records: Buffer,
-    *,
-    codec: Codec,
-    record_count: int,
-    base_timestamp_ms: int,
-    max_timestamp_ms: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    is_transactional: bool,
-    is_control: bool = False,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-    last_offset_delta: int | None = None,
-) -> bytearray:
-    """A whole batch around ``records``, which are already compressed with ``codec``.
-
-    ``last_offset_delta`` is ``record_count - 1`` unless given.
-    """
+def seal(records: Buffer, **fields: Unpack[SealFields]) -> bytearray:
+    """A whole batch around ``records``, which are already compressed with the codec."""
     batch = batch_with(records)
-    seal_in_place(
-        batch,
-        codec=codec,
-        record_count=record_count,
-        base_timestamp_ms=base_timestamp_ms,
-        max_timestamp_ms=max_timestamp_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        is_transactional=is_transactional,
-        is_control=is_control,
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        last_offset_delta=last_offset_delta,
-    )
+    seal_in_place(batch, **fields)
     return batch
 
 
 def batch_with(records: Buffer) -> bytearray:
     """A copy of ``records`` behind room for their header."""
-    return bytearray().join((_HEAD_ROOM, records))
+    return bytearray().join((HEAD_ROOM, records))
 
 
 def seal_in_place(
     batch: bytearray,
     *,
-    codec: Codec,
     record_count: int,
     base_timestamp_ms: int,
     max_timestamp_ms: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    is_transactional: bool,
+    codec: Codec = Codec.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    is_transactional: bool = False,
     is_control: bool = False,
     base_offset: int = 0,
     leader_epoch: int = NO_LEADER_EPOCH,
     last_offset_delta: int | None = None,
 ) -> None:
-    """Write the header of ``batch``, whose records follow ``HEADER_BYTES`` of room; as ``seal``."""
+    """Write the header of ``batch``, whose records follow ``HEADER_BYTES`` of room.
+
+    ``last_offset_delta`` is ``record_count - 1`` unless given.
+    """
     HEADER.pack_into(
         batch,
         0,
@@ -343,24 +324,16 @@ def reseal(
     means to a replay what it meant before. ``base_timestamp_ms`` is the delete horizon if
     ``has_delete_horizon``. Source: KIP-534.
     """
-    batch = seal(
-        records,
-        codec=codec,
-        record_count=record_count,
+    batch = batch_with(records)
+    kept = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
+    resealed = header._replace(
+        batch_length=len(batch) - LENGTH_END,
+        attributes=kept | codec | DELETE_HORIZON * has_delete_horizon,
         base_timestamp_ms=base_timestamp_ms,
         max_timestamp_ms=max_timestamp_ms,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        is_transactional=header.is_transactional,
-        is_control=header.is_control,
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        last_offset_delta=header.last_offset_delta,
+        record_count=record_count,
     )
-    kept = header.attributes & ~(CODEC_MASK | DELETE_HORIZON)
-    horizon = DELETE_HORIZON if has_delete_horizon else 0
-    _ATTRIBUTES.pack_into(batch, ATTRIBUTES_AT, kept | codec | horizon)
+    HEADER.pack_into(batch, 0, *resealed)
     _write_crc(batch)
     return batch
 

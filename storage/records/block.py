@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import (
     BatchHeader,
+    BatchOptions,
     Buffer,
     batch_with,
     crc_matches,
@@ -15,6 +16,9 @@ from oncelog.storage.records.batch import (
 )
 from oncelog.storage.records.compression import Codec, compress, decompress
 from oncelog.storage.records.layout import HEADER_BYTES, RECORD_BYTES_MIN
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
 """The most that the records of one batch may decompress to; more is refused as corrupt."""
@@ -24,49 +28,33 @@ BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
 class RecordBlock:
     """Encoded, uncompressed records, and what their header will say of them.
 
-    With head room ``data`` is a bytearray in which that many bytes before the records are free.
+    ``data`` begins with ``HEAD_ROOM``, so that a batch need not be copied to get its header.
     """
 
-    data: Buffer
+    data: bytearray
     record_count: int
     base_timestamp_ms: int
     max_timestamp_ms: int
-    head_room_bytes: int = 0
 
 
-def seal_block(
-    block: RecordBlock,
-    *,
-    codec: Codec,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    is_transactional: bool,
-) -> bytearray:
-    """The whole batch around ``block``, compressed with ``codec``.
+def seal_block(block: RecordBlock, **options: Unpack[BatchOptions]) -> bytearray:
+    """The whole batch around ``block``: its own bytes unless they are to be compressed.
 
     Raises ``ValueError`` if the records are larger than ``BLOCK_BYTES_MAX``: nobody could read
     the batch.
     """
-    size_bytes = len(block.data) - block.head_room_bytes
+    batch, codec = block.data, options.get("codec", Codec.NONE)
+    size_bytes = len(batch) - HEADER_BYTES
     if size_bytes > BLOCK_BYTES_MAX:
         raise ValueError(f"records exceed {BLOCK_BYTES_MAX} bytes: they take {size_bytes}")
-    batch: bytearray
-    if codec is Codec.NONE and block.head_room_bytes == HEADER_BYTES:
-        batch = cast("bytearray", block.data)
-    else:
-        records: Buffer = memoryview(block.data)[block.head_room_bytes :]
-        batch = batch_with(records if codec is Codec.NONE else compress(codec, records))
+    if codec is not Codec.NONE:
+        batch = batch_with(compress(codec, memoryview(batch)[HEADER_BYTES:]))
     seal_in_place(
         batch,
-        codec=codec,
         record_count=block.record_count,
         base_timestamp_ms=block.base_timestamp_ms,
         max_timestamp_ms=block.max_timestamp_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        is_transactional=is_transactional,
+        **options,
     )
     return batch
 

@@ -16,13 +16,9 @@ from oncelog.storage.records import scan_kernel
 __all__ = ["crc32c"]
 
 
-def _fastest() -> Callable[[Any], int]:
-    kernel = scan_kernel.kernel
-    # By tables alone the library is faster, and a module built from older source says nothing.
-    if kernel is not None and len(getattr(kernel, "CRC_METHODS", ())) > 1:
-        return kernel.crc32c
-    return _crc32c.crc32c
-
-
-crc32c: Final = _fastest()
+_kernel = scan_kernel.kernel
+# By tables alone the library is faster.
+crc32c: Final[Callable[[Any], int]] = (
+    _kernel.crc32c if _kernel is not None and len(_kernel.CRC_METHODS) > 1 else _crc32c.crc32c
+)
 """The CRC-32C of a bytes-like object, chosen when this module is imported."""

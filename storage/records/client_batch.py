@@ -2,8 +2,8 @@
 
 Size, CRC, the fields of the header, and of uncompressed records their structure: a batch that no
 reader can decode would stop every reader for good, so it is refused. Records are walked by their
-lengths only; nothing is copied. What is compressed the leader does not open: there a reader may
-still meet records that cannot be decoded, and is told at which offset.
+lengths only; nothing is copied. A leader does not open compressed records: a reader may still meet
+some that cannot be decoded, and is then told at which offset.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _has_client_shape(header: BatchHeader) -> bool:
 
 
 def _has_producer_fields(header: BatchHeader) -> bool:
-    """Whether producer id, epoch and sequence are all there or the id is absent."""
+    """Whether producer id, epoch and sequence are all present, or there is no producer."""
     if header.producer_id == NO_PRODUCER_ID:
         return not header.is_transactional
     return header.producer_id >= 0 and header.producer_epoch >= 0 and header.base_sequence >= 0

@@ -14,10 +14,9 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
-from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.records import scan_kernel
+from oncelog.storage.records.batch import BatchHeader, BatchOptions, Buffer, parse_header
 from oncelog.storage.records.block import open_block, seal_block
-from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.rows import (
     COLUMNAR_RECORDS_MIN,
     Headers,
@@ -30,6 +29,7 @@ from oncelog.storage.records.rows import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
 __all__ = [
     "CODEC_BACKEND",
@@ -47,24 +47,16 @@ __all__ = [
 _new_record = functools.partial(tuple.__new__, Record)
 """``Record._make`` without its Python frame: a third of the time."""
 
-try:
+if scan_kernel.kernel is not None:
     from oncelog.storage.records import kernel as record_kernel
-except ImportError:
-    record_kernel = None  # type: ignore[assignment]
+else:
+    record_kernel = None
 
 CODEC_BACKEND: Final = "python" if record_kernel is None else "kernel"
 """What encodes and decodes records in this process: ``"kernel"`` or ``"python"``."""
 
 
-def encode_records(
-    records: Sequence[RecordInput],
-    *,
-    codec: Codec = Codec.NONE,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    is_transactional: bool = False,
-) -> bytearray:
+def encode_records(records: Sequence[RecordInput], **options: Unpack[BatchOptions]) -> bytearray:
     """One whole batch of ``records``, at least one, as a client sends it: base offset 0.
 
     Raises ``ValueError`` if there are no records, too many bytes, or a timestamp is no int64.
@@ -77,14 +69,7 @@ def encode_records(
         from oncelog.storage.records import columns as record_columns
 
         block = record_columns.encode_many_rows(records)
-    return seal_block(
-        block,
-        codec=codec,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        is_transactional=is_transactional,
-    )
+    return seal_block(block, **options)
 
 
 def encode_columns(
@@ -93,11 +78,7 @@ def encode_columns(
     values: pa.Array | pa.ChunkedArray,
     timestamps_ms: pa.Array | pa.ChunkedArray | int,
     headers: pa.Array | pa.ChunkedArray | None,
-    codec: Codec = Codec.NONE,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
-    is_transactional: bool = False,
+    **options: Unpack[BatchOptions],
 ) -> bytearray:
     """The batch that ``encode_records`` makes of the same records, from columns of equal length.
 
@@ -112,11 +93,7 @@ def encode_columns(
 
     return seal_block(
         encode(keys=keys, values=values, timestamps_ms=timestamps_ms, headers=headers),
-        codec=codec,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        is_transactional=is_transactional,
+        **options,
     )
 
 

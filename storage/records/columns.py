@@ -19,16 +19,22 @@ import pyarrow.compute as pc
 
 from oncelog.storage.records import arrow_columns
 from oncelog.storage.records.arrow_columns import (
-    HEADER_TYPE,
+    HEADERS_TYPE,
     RECORD_SCHEMA,
     as_binary,
     as_headers,
     as_milliseconds,
     check_lengths,
+    pairs_of,
 )
-from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
+from oncelog.storage.records.batch import (
+    HEAD_ROOM,
+    BatchHeader,
+    Buffer,
+    batch_with,
+    parse_header,
+)
 from oncelog.storage.records.block import BLOCK_BYTES_MAX, RecordBlock, open_block
-from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import (
     COLUMNAR_RECORDS_MIN,
     INT64_MAX,
@@ -53,10 +59,10 @@ _GROUP_BITS: Final = 7
 _GROUP: Final = 0x7F
 _GOES_ON: Final = 0x80
 _NARROW_GROUPS: Final = 4
-"""So many groups fit into 32 bits."""
+"""The number of groups that fit into 32 bits."""
 
 _RUNS_MAX: Final = 4
-"""So many runs of equally long numbers are written one by one; more are not worth it."""
+"""At most this many runs of equally long numbers are written one by one; more do not pay."""
 
 _INLINE_BYTES: Final = 12
 _VIEW_TYPE = np.dtype([("length", "<i4"), ("inline", f"V{_INLINE_BYTES}")])
@@ -73,7 +79,7 @@ def encode(
     timestamps_ms: Any,
     headers: Any | None,
 ) -> RecordBlock:
-    """One block of the records in these columns; see ``record_codec.encode_columns``."""
+    """One block of the records in these columns; see ``codec.encode_columns``."""
     values = as_binary(values)
     keys = None if keys is None else as_binary(keys)
     timestamps_ms = as_milliseconds(timestamps_ms)
@@ -130,9 +136,7 @@ def _encode(
     if keys is not None and keys.null_count == len(keys):
         keys = None
     data = _join(keys, values, suffixes, times - base_timestamp_ms)
-    return RecordBlock(
-        data, len(values), base_timestamp_ms, max_timestamp_ms, head_room_bytes=HEADER_BYTES
-    )
+    return RecordBlock(data, len(values), base_timestamp_ms, max_timestamp_ms)
 
 
 def _header_rows(headers: Any) -> list[Headers]:
@@ -180,10 +184,9 @@ def _join(keys: Any | None, values: Any, suffixes: Any | None, time_deltas: Int6
     )
     _, offsets, data = joined.buffers()
     start, end = np.frombuffer(offsets, np.int32)[[joined.offset, joined.offset + count]]
-    head_room = bytes(HEADER_BYTES)
     if suffixes is not None:
-        return bytearray().join((head_room, memoryview(data)[start:end]))
-    return bytearray().join((head_room, memoryview(data)[start + 1 : end], b"\x00"))
+        return batch_with(memoryview(data)[start:end])
+    return bytearray().join((HEAD_ROOM, memoryview(data)[start + 1 : end], b"\x00"))
 
 
 def _lengths(column: Any) -> Int64s:
@@ -198,7 +201,7 @@ def _lengths(column: Any) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """One number per record, zig-zag, and between what they lie; None if all are the same.
+    """One zig-zag number per record and the largest of them; None if all are the same.
 
     ``sizes``: how many bytes each takes; one number if that is the same for all.
     """
@@ -358,7 +361,7 @@ def _masked_varints(fields: Sequence[_Numbers], count: int) -> _Varints:
 
 
 def decode(buffers: Sequence[Buffer]) -> Any:
-    """The records of these whole batches; see ``record_codec.decode_columns``."""
+    """The records of these whole batches; see ``codec.decode_columns``."""
     headers: list[BatchHeader] = []
     blocks: list[Buffer] = []
     for buffer in buffers:
@@ -430,9 +433,5 @@ def _header_column(data: bytes, fields: RecordFields) -> Any:
         values += [value for _, value in headers]
     offsets = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(fields.header_counts, out=offsets[1:])
-    pairs = pa.StructArray.from_arrays(
-        [pa.array(keys, pa.string()), pa.array(values, pa.binary())], fields=list(HEADER_TYPE)
-    )
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), pairs, type=RECORD_SCHEMA.field("headers").type
-    )
+    pairs = pairs_of(pa.array(keys, pa.string()), pa.array(values, pa.binary()))
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=HEADERS_TYPE)

@@ -1,4 +1,4 @@
-"""Codec ids of record batches, and what they do to the records of one batch.
+"""The codecs of record batches: compressing and decompressing the records of one batch.
 
 A batch's records are compressed as one block; the header never is. Decompression is bounded: a
 block that grows beyond the caller's limit is corrupt, so that a few bytes cannot fill the memory.
@@ -83,7 +83,7 @@ def _arrow_codec(codec: Codec) -> pa.Codec:
 
     if codec is Codec.ZSTD:
         return pa.Codec("zstd", compression_level=_ZSTD_LEVEL)
-    return pa.Codec({Codec.SNAPPY: "snappy", Codec.LZ4: "lz4"}[codec])
+    return pa.Codec(codec.name.lower())
 
 
 def _decompress_gzip(data: bytes | bytearray | memoryview, limit_bytes: int) -> bytes:
@@ -164,7 +164,7 @@ def _decompress_stream(
     """Bounded by what is read, because the size that a frame declares may lie."""
     import pyarrow as pa
 
-    name = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}[codec]
+    name = codec.name.lower()
     parts: list[bytes] = []
     room = limit_bytes
     # pyarrow allocates what is asked for before it reads, so the first guess is not the limit.

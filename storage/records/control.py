@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import NO_COORDINATOR_EPOCH, NO_SEQUENCE
+from oncelog.storage.model import NO_COORDINATOR_EPOCH
 from oncelog.storage.records.batch import BatchHeader, Buffer, seal
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
@@ -61,13 +61,11 @@ def encode_marker(
     )
     return seal(
         record,
-        codec=Codec.NONE,
         record_count=1,
         base_timestamp_ms=timestamp_ms,
         max_timestamp_ms=timestamp_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
         is_transactional=True,
         is_control=True,
     )

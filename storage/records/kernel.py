@@ -1,13 +1,12 @@
 """Records by the compiled kernel: what it takes of Arrow columns, and columns from what it gives.
 
-Importing this module fails with ``ImportError`` where the kernel was not built, was built from
-older source, or is not wanted (``ONCELOG_CODEC=python``).
+Only for where ``scan_kernel`` has found one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import crc32c as _crc32c
 
@@ -18,24 +17,17 @@ from oncelog.storage.records.block import RecordBlock, open_block
 from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.rows import RecordInput, RecordTuple
 
-_INTERFACE: Final = 1
-
-if _kernel.INTERFACE != _INTERFACE:
-    raise ImportError(f"the kernel has interface {_kernel.INTERFACE}, not {_INTERFACE}")
-
 
 def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
-    """What ``record_rows.encode_rows`` makes of ``records``, with room for a header."""
+    """What ``rows.encode_rows`` makes of ``records``, with room for a header."""
     batch, base_timestamp_ms, max_timestamp_ms = _kernel.encode_rows(
         records, HEADER_BYTES, record_block.BLOCK_BYTES_MAX
     )
-    return RecordBlock(
-        batch, len(records), base_timestamp_ms, max_timestamp_ms, head_room_bytes=HEADER_BYTES
-    )
+    return RecordBlock(batch, len(records), base_timestamp_ms, max_timestamp_ms)
 
 
 def decode_rows(block: Buffer, header: BatchHeader) -> list[RecordTuple]:
-    """What ``record_rows.decode_rows`` makes of ``block``, as plain tuples."""
+    """What ``rows.decode_rows`` makes of ``block``, as plain tuples."""
     return _kernel.decode_rows(
         block,
         header.record_count,
@@ -54,7 +46,7 @@ def encode(
     timestamps_ms: Any,
     headers: Any | None,
 ) -> RecordBlock:
-    """One block of the records in these columns; see ``record_codec.encode_columns``."""
+    """One block of the records in these columns; see ``codec.encode_columns``."""
     from oncelog.storage.records import arrow_columns
 
     values = arrow_columns.as_binary(values)
@@ -73,9 +65,7 @@ def encode(
         HEADER_BYTES,
         record_block.BLOCK_BYTES_MAX,
     )
-    return RecordBlock(
-        batch, len(values), base_timestamp_ms, max_timestamp_ms, head_room_bytes=HEADER_BYTES
-    )
+    return RecordBlock(batch, len(values), base_timestamp_ms, max_timestamp_ms)
 
 
 def _strings(column: Any) -> _kernel.StringsIn:
@@ -91,7 +81,7 @@ def _headers(column: Any) -> _kernel.HeadersIn:
 
 
 def decode(buffers: Sequence[Buffer]) -> Any:
-    """The records of these whole batches; see ``record_codec.decode_columns``."""
+    """The records of these whole batches; see ``codec.decode_columns``."""
     import pyarrow as pa
 
     from oncelog.storage.records import arrow_columns

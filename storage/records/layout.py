@@ -1,4 +1,4 @@
-"""Where the fields of record batch v2 lie: all that Python and C know of it is here.
+"""Where the fields of record batch v2 lie, for Python and C alike.
 
 ======  ====  ==========================================================================
 offset  size  field (big-endian)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.batch import HEAD_ROOM, BatchHeader
 from oncelog.storage.records.block import RecordBlock
 from oncelog.storage.records.varint import encode_varlong, read_varint, read_varlong
 
@@ -29,7 +29,7 @@ RecordTuple: TypeAlias = tuple[int, int, bytes | None, bytes | None, RecordHeade
 """The fields of a ``Record``, without its type."""
 
 COLUMNAR_RECORDS_MIN: Final = 128
-"""Below this the fixed cost of numpy and Arrow exceeds that of a Python loop."""
+"""For fewer records, the fixed cost of numpy and Arrow exceeds that of a Python loop."""
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -67,7 +67,7 @@ def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
     max_timestamp_ms = max(record[2] for record in records)
     if not (min(record[2] for record in records) >= INT64_MIN and max_timestamp_ms <= INT64_MAX):
         raise ValueError("a timestamp does not fit into 64 bits")
-    pieces: list[bytes] = []
+    pieces: list[bytes] = [HEAD_ROOM]
     for offset_delta, (key, value, timestamp_ms, headers) in enumerate(records):
         timestamp_delta = _varint(timestamp_ms - base_timestamp_ms)
         offset = _varint(offset_delta)
@@ -86,7 +86,8 @@ def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
         )
         pieces += (_varint(size_bytes), _ATTRIBUTES, timestamp_delta, offset)
         pieces += (key_length, key, value_length, value, header_block)
-    return RecordBlock(b"".join(pieces), len(records), base_timestamp_ms, max_timestamp_ms)
+    data = bytearray().join(pieces)
+    return RecordBlock(data, len(records), base_timestamp_ms, max_timestamp_ms)
 
 
 def encode_headers(headers: Headers) -> bytes:

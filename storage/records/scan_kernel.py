@@ -1,14 +1,15 @@
-"""The compiled loops over whole batches, where they were built: the one place that looks for them.
+"""The compiled functions, where they were built: the one place that looks for them.
 
 ``kernel`` is None where they were not built, were built from older source, or are not wanted
-(``ONCELOG_CODEC=python``). They only skip what is plainly good: the rest is Python's.
+(``ONCELOG_CODEC=python``). On whole batches they only pass over what is plainly good: the rest is
+Python's.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_INTERFACE: Final = 4
+_INTERFACE: Final = 5
 
 __all__ = ["kernel"]
 
@@ -17,5 +18,5 @@ try:
 except ImportError:
     kernel = None  # type: ignore[assignment]
 else:
-    if getattr(kernel, "SCAN_INTERFACE", 0) != _INTERFACE:
+    if getattr(kernel, "INTERFACE", 0) != _INTERFACE:
         kernel = None  # type: ignore[assignment]

@@ -1,15 +1,16 @@
-"""Reading a segment in which something is damaged: what is sound before it, then where it ends.
+"""Reading a damaged segment: the sound batches before the damage, then where it ends.
 
-The slow way, batch by batch with every check, which is gone only after the fast one has failed.
-Base offset and length of a batch are not under its CRC. A wrong one shows by the batches around:
-what follows directly on a sound batch is believed, and of two that overlap the one that does not.
-Beyond the damage the next sound batch is looked for where the damaged one claims to end, then in
-the bytes before the next index entry whose batch is sound. What the disk does not give back is
-damage as well, unless it gives nothing of the file: then it may be the disk, and pass.
+This is the slow path, batch by batch with every check, taken only after the fast one has failed.
+The CRC of a batch does not cover its base offset and length, so a wrong one shows only by the
+batches around it: the one that directly follows a sound batch is believed, and of two that overlap
+the other one is damaged. Beyond the damage, the next sound batch is looked for first where the
+damaged one claims to end, then in the bytes before the next index entry whose batch is sound. What
+the disk cannot read is damage as well, unless it can read nothing of the file: then the disk itself
+may be failing, perhaps only for a while.
 
-Where the damage is long that search is, too. So what it found is kept with the segment, and used as
-long as what stands there is damaged; so is where sound batches were read last, since the index may
-end at the damage.
+A search over long damage takes long, so its result is kept with the segment and used for as long as
+the damage is there. So are the places where sound batches were last read, since the index may end
+at the damage.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ KNOWN_GAPS_MAX: Final = 64
 """Damaged places of one segment that are remembered; of more the oldest is forgotten."""
 
 SOUND_PLACES_MAX: Final = 64
-"""The same of where a sound batch begins or should, beyond damage."""
+"""The same for places beyond damage where a sound batch begins, or should."""
 
 BLOCK_BYTES = 4_096
-"""What a disk that does not give a sector back withholds at once: a page of memory."""
+"""What a disk that cannot read one sector fails to return: a whole page of memory."""
 
 _BAD_BLOCKS_MAX: Final = 16
-"""A disk may take seconds for each block that it does not give back."""
+"""A disk may take seconds over each block that it cannot read."""
 
 
 class _Sound(NamedTuple):
@@ -239,7 +240,7 @@ def _inspect(segment: Segment, position: int, lowest_offset: int) -> _Sound | Ta
 
 
 def _read(segment: Segment, position: int, size: int) -> bytes | None:
-    """None if the disk does not give these bytes back."""
+    """None if the disk cannot read these bytes."""
     try:
         return segment.log.read(position, size)
     except OSError as error:
@@ -249,7 +250,7 @@ def _read(segment: Segment, position: int, size: int) -> bytes | None:
 
 
 def _read_blocks(segment: Segment, position: int, size: int) -> bytes:
-    """As much as the disk gives back, zeros for the rest; it ends after so many bad blocks."""
+    """What the disk can read, and zeros for the rest; ends after ``_BAD_BLOCKS_MAX`` bad blocks."""
     data = _read(segment, position, size)
     if data is not None:
         return data
@@ -265,7 +266,7 @@ def _read_blocks(segment: Segment, position: int, size: int) -> bytes:
 
 
 def _check_disk(segment: Segment, resume: int) -> None:
-    """OSError if the disk gives nothing of the file back, neither its ends nor what follows."""
+    """OSError if the disk can read nothing of the file: neither its ends nor what follows."""
     for position in (0, segment.size_bytes - 1, min(resume, segment.size_bytes - 1)):
         if _read(segment, position, 1) is not None:
             return

@@ -1,4 +1,4 @@
-"""Going over the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
+"""Walking the batches of one ``.log`` file: by their headers alone, or with all their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WALK_BYTES: Final = 8_192
 """How much a walk by headers reads at once."""
 
 SCAN_BYTES: Final = 1_048_576
-"""How much is read at once of a log that is read from one end to the other."""
+"""How much is read at once when a log is read from end to end."""
 
 
 class BatchPlace(NamedTuple):
@@ -98,9 +98,8 @@ def walk_batches(file: LogFile, position: int, head: bytes = b"") -> Iterator[Ba
 
 def _refuse_walk(file: LogFile, start: int, position: int, defect: TailDefect) -> NoReturn:
     """A walk from ``start`` went astray by ``position``: name the batch that led it there."""
-    for at, found, _ in check_batches(file, start, file.base_offset):
-        if isinstance(found, TailDefect):
-            file.refuse(at, found.value)
+    for _ in sound_batches(file, start, file.base_offset):
+        pass
     file.refuse(position, defect.value)
 
 
@@ -141,10 +140,26 @@ def check_batches(
     return read_batches(file, position, judge)
 
 
+def sound_batches(
+    file: LogFile,
+    position: int,
+    expected_offset: int,
+    *,
+    leader_epochs: LeaderEpochPairs = (),
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Header and bytes of each batch of ``check_batches``; CorruptDataError names a defect."""
+    for at, found, frame in check_batches(
+        file, position, expected_offset, leader_epochs=leader_epochs
+    ):
+        if isinstance(found, TailDefect):
+            file.refuse(at, found.value)
+        yield found, frame
+
+
 def read_batches(
     file: LogFile, position: int, judge: Callable[[memoryview], BatchHeader | TailDefect]
 ) -> Iterator[tuple[int, BatchHeader | TailDefect, memoryview]]:
-    """The same of what ``judge`` says: it is given the bytes of a batch, and some that follow."""
+    """The same, as decided by ``judge``: it gets the bytes of a batch and some that follow."""
     while position < file.size_bytes:
         run = memoryview(read_run(file, position))
         at = 0

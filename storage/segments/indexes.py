@@ -1,4 +1,4 @@
-"""Both sparse indexes of one segment in the making, and the times that retention asks for.
+"""Both sparse indexes of one segment as they grow, and the times that retention asks for.
 
 Batches are counted one by one as they are appended, or many at once after a scan: the entries
 are the same. An entry is made before the first batch that begins more than the index interval
@@ -17,7 +17,7 @@ from oncelog.storage.segments.time_index import TimeIndex
 
 
 class IndexCount(NamedTuple):
-    """How far the counting has come: bytes since the last entry, and the largest timestamp.
+    """The state of the count: bytes since the last entry, and the largest timestamp.
 
     ``max_timestamp_offset`` is the last offset of the first batch that has it.
     """
@@ -70,7 +70,7 @@ class SegmentIndexes:
         return OFFSET_ENTRY_BYTES * len(offsets) + TIME_ENTRY_BYTES * len(times)
 
     def reset(self) -> None:
-        """Begin anew, without a batch."""
+        """Start over, without any batch."""
         self.entries = (OffsetIndex(self._base_offset), TimeIndex(self._base_offset))
         self._bytes_since_entry = 0
         self.max_timestamp_ms = self.first_timestamp_ms = NO_TIMESTAMP
@@ -86,7 +86,7 @@ class SegmentIndexes:
         self.max_timestamp_ms, self._max_timestamp_offset = max_timestamp_ms, last_offset
 
     def begin_tail(self, bytes_since_entry: int) -> None:
-        """Go on after loaded entries, so many bytes after the last of them."""
+        """Continue after loaded entries, ``bytes_since_entry`` after the last of them."""
         self._bytes_since_entry = bytes_since_entry
 
     def note_time(self, max_timestamp_ms: int, last_offset: int) -> None:
@@ -119,12 +119,12 @@ class SegmentIndexes:
 
     @property
     def interval_bytes(self) -> int:
-        """An entry is made after more than so many bytes."""
+        """An entry is made once more than this many bytes have passed."""
         return self._interval_bytes
 
     @property
     def count(self) -> IndexCount:
-        """How far the counting has come."""
+        """The state of the count."""
         return IndexCount(
             self._bytes_since_entry, self.max_timestamp_ms, self._max_timestamp_offset
         )

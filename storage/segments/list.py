@@ -195,7 +195,7 @@ class SegmentList:
             self._ledger.note(handle)
 
     def take_below(self, offset: int) -> list[Segment]:
-        """Let go of the sealed segments that end at or below ``offset``, closed; oldest first."""
+        """Close and drop the sealed segments that end at or below ``offset``; oldest first."""
         count = 0
         while self._segments[count] is not self.active and self._bases[count + 1] <= offset:
             count += 1

@@ -1,4 +1,4 @@
-"""Which of the oldest segments a log may give up: the decision, apart from the deed.
+"""Which of the oldest segments a log may remove: the decision only, not the removal.
 
 Whole segments only, the oldest first, so that what is left is one range of offsets. The first one
 that must stay ends the search.
@@ -42,7 +42,7 @@ def removable_count(
     upper_offset: int,
     now_ms: int,
 ) -> int:
-    """How many of ``segments``, oldest first, may go; looks at no more of them than it must.
+    """How many of ``segments``, oldest first, may go; looks no further than it must.
 
     An empty active segment must not be among them.
 

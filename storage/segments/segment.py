@@ -32,7 +32,7 @@ from oncelog.storage.segments.frames import (
     Gap,
     LogFile,
     begins_with_batch,
-    check_batches,
+    sound_batches,
     walk_batches,
 )
 from oncelog.storage.segments.indexes import SegmentIndexes
@@ -415,43 +415,43 @@ class Segment:
 
         ``leader_epochs``: what is known of them.
         """
-        if from_offset >= self.next_offset:
-            return
-        start = self._find_start(from_offset) if from_offset > self.base_offset else 0
-        if start is None:
-            self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
-        expected = self.base_offset
-        for position, found, frame in check_batches(
-            self.log_file, start, expected, leader_epochs=leader_epochs
-        ):
-            if isinstance(found, TailDefect):
-                self._refuse(position, found.value)
-            expected = found.next_offset
-            yield found, frame
-        self._check_replayed(expected)
+        return self._replay(
+            from_offset,
+            lambda start: sound_batches(
+                self.log_file, start, self.base_offset, leader_epochs=leader_epochs
+            ),
+        )
 
     def replay_state(
         self, from_offset: int, leader_epochs: LeaderEpochPairs, *, is_checked: bool
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
         """As ``replay``, but only what a partition's state needs: see ``state_batches``."""
+        return self._replay(
+            from_offset,
+            lambda start: state_batches(
+                self.log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
+            ),
+        )
+
+    def _replay(
+        self,
+        from_offset: int,
+        batches_from: Callable[[int], Iterator[tuple[BatchHeader, memoryview]]],
+    ) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """What ``batches_from`` gives from the position of ``from_offset`` to the end.
+
+        Refuses a file that has lost its last batches, or whose last one claims too many offsets:
+        compaction keeps the last batch of a segment, so nothing may be missing after it.
+        """
         if from_offset >= self.next_offset:
             return
         start = self._find_start(from_offset) if from_offset > self.base_offset else 0
         if start is None:
             self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
-        expected = self.base_offset
-        for header, frame in state_batches(
-            self.log_file, start, leader_epochs=leader_epochs, is_checked=is_checked
-        ):
-            expected = header.next_offset
+        next_offset = self.base_offset
+        for header, frame in batches_from(start):
+            next_offset = header.next_offset
             yield header, frame
-        self._check_replayed(expected)
-
-    def _check_replayed(self, next_offset: int) -> None:
-        """Refuse a file that has lost its last batches, or whose last one claims too many offsets.
-
-        Compaction keeps the last batch of a segment, so nothing may be missing after it.
-        """
         if next_offset < self.next_offset:
             self._refuse(self.size_bytes, TailDefect.MISSING_RECORDS.value)
         if next_offset > self.next_offset:

@@ -1,8 +1,8 @@
 """The batches of one segment that producer state is made of, in the order of the log.
 
-In a log without producers that is next to nothing, and with many small batches of a few producers
-it is little: what later batches make a state forget is left out. The kernel selects them; what it
-stops at, and everything where there is no kernel, is judged in Python.
+A log without producers has next to none, and one of many small batches from a few producers has
+few: batches that later ones push out of the state are left out. The kernel selects them; Python
+judges what it stops at, and everything where there is no kernel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import crc32c as _crc32c
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES, NO_LEADER_EPOCH
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import BatchHeader, parse_header
-from oncelog.storage.segments.frames import LogFile, check_batches, read_run
-from oncelog.storage.segments.inspection import TailDefect
+from oncelog.storage.segments.frames import LogFile, read_run, sound_batches
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs, packed_epochs
 
 StateBatch = tuple[BatchHeader, memoryview]
@@ -67,14 +66,12 @@ def _in_python(
     leader_epochs: LeaderEpochPairs,
 ) -> Iterator[StateBatch]:
     skipped: StateBatch | None = None
-    for at, found, frame in check_batches(file, position, expected, leader_epochs=leader_epochs):
-        if isinstance(found, TailDefect):
-            file.refuse(at, found.value)
-        if found.has_producer_id or found.is_control or found.leader_epoch > last_epoch:
-            last_epoch = max(last_epoch, found.leader_epoch)
+    for header, frame in sound_batches(file, position, expected, leader_epochs=leader_epochs):
+        if header.has_producer_id or header.is_control or header.leader_epoch > last_epoch:
+            last_epoch = max(last_epoch, header.leader_epoch)
             skipped = None
-            yield found, frame
+            yield header, frame
         else:
-            skipped = found, frame
+            skipped = header, frame
     if skipped is not None:
         yield skipped

@@ -22,7 +22,7 @@ MACHINE_LIBRARIES = frozenset(
 
 CODEC_LIBRARIES = frozenset(
     {"array", "crc32c", "cramjam", "errno", "gzip", "io", "lz4", "numpy", "pyarrow", "sys"}
-    | {"zstandard"}
+    | {"typing_extensions", "zstandard"}
 )
 """What the pure half of ``storage`` may import besides."""
 

@@ -105,6 +105,10 @@ class SteppedReplica(Replica):
 
     history: History
 
+    def __init__(self, **surroundings: Any) -> None:
+        super().__init__(**surroundings)
+        self._sync.request = lambda *_, **__: None  # type: ignore[method-assign]
+
     def write(
         self, batch: bytearray, header: BatchHeader, control: ControlRecord | None, **rest: Any
     ) -> Any:
@@ -116,9 +120,6 @@ class SteppedReplica(Replica):
             self.history.batches.pop()
         self.history.written = len(self.history.batches)
         return outcome
-
-    def _request_sync(self, log: Any, size_bytes: int, *, is_awaited: bool) -> None:
-        return
 
 
 class Life:

@@ -85,7 +85,7 @@ class World:
         surroundings = Surroundings(
             filesystem=RealFileSystem(),
             clock=self,
-            background=ThreadBackground(),
+            new_background=ThreadBackground,
             transport=self,
             drivers=ProcessTable("here"),
             random=random.Random(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -11,7 +12,10 @@ from sim_mutants import BUSY, Wrap, replaced, together
 from sim_nemesis import RATES
 from sim_saboteurs import ALONE, LATE, Saboteur, preparing
 
+from oncelog.actors.protocol.cluster import log as cluster_log
+from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.group import log as group_log
 from oncelog.actors.protocol.group.log import GroupValue
 from oncelog.actors.protocol.group.offsets import GroupOffsets
 from oncelog.actors.protocol.group.rebalance import GroupTurn
@@ -257,6 +261,22 @@ def _causes_not_logged() -> Any:
     return replaced(transaction_log, "_tagged", wrap)
 
 
+def _topics_not_logged() -> Any:
+    """Of which topic an offset was committed is lost between the log and whoever loads it."""
+    return mock.patch.object(group_log, "_topic_id", return_value="")
+
+
+def _starts_not_logged() -> Any:
+    """To which start of a replica a leader epoch was given is known to nobody but its giver."""
+
+    def fields(record: Any) -> dict[str, Any]:
+        return structs.asdict(record) | (
+            {"incarnation": ""} if isinstance(record, LeaderElected) else {}
+        )
+
+    return mock.patch.object(cluster_log, "structs", SimpleNamespace(asdict=fields))
+
+
 def _ends_of_others() -> Any:
     """Who has been fenced may end the transaction of its successor."""
     return mock.patch.object(transaction_producers, "end_age", return_value=EndAge.CURRENT)
@@ -337,6 +357,7 @@ COORDINATOR_MUTANTS = (
         changes=ALONE
         | LATE
         | {"remakers": 6, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
+        runs=300,
     ),
     Saboteur(
         name="positions after their marker",
@@ -409,6 +430,17 @@ COORDINATOR_MUTANTS = (
         sabotage=_causes_not_logged,
         checker="UnequalStates",
         changes=ALONE | BUSY,
+    ),
+    Saboteur(
+        name="topics in the log",
+        sabotage=_topics_not_logged,
+        checker="UnequalStates",
+    ),
+    Saboteur(
+        name="starts in the log",
+        sabotage=_starts_not_logged,
+        checker="UnequalStates",
+        changes={"kill": 1.0},
     ),
     Saboteur(
         name="ends of one's own",

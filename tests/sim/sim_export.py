@@ -116,7 +116,9 @@ def _written(
     started_at = min([write.started_at, *(record.sent_at for record in write.records)])
     if claim is not None:
         # The transaction of a run begins with its first member; its rows are read before that.
-        started_at = max(started_at, claim.ended_at)
+        # A repeated claim may be answered when the commit is already on its way.
+        claimed_at = min(claim.ended_at, write.commit_started_at or claim.ended_at)
+        started_at = max(started_at, claimed_at)
     yield _line("invoke", process, started_at, f="txn", value=[], txn_id=write.transactional_id)
     if not is_run:
         for record in write.records:

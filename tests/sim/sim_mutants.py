@@ -227,13 +227,13 @@ def _torn_frames() -> Any:
     """What has come of a frame is forgotten when it is not whole."""
 
     def wrap(real: Wrap) -> Wrap:
-        def cut_frames(self: FramedProtocol) -> None:
-            real(self)
+        def buffer_updated(self: FramedProtocol, nbytes: int) -> None:
+            real(self, nbytes)
             self._start = self._end = 0
 
-        return cut_frames
+        return buffer_updated
 
-    return replaced(FramedProtocol, "_cut_frames", wrap)
+    return replaced(FramedProtocol, "buffer_updated", wrap)
 
 
 def _commits_without_their_records() -> Any:

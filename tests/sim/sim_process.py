@@ -126,7 +126,7 @@ class ActorProcess(Process):
         return Surroundings(
             filesystem=self.disk,
             clock=self.clock,
-            background=self.background,
+            new_background=lambda: self.background,
             transport=self.transport,
             drivers=SimDrivers(self.world),
             random=self.random,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from crash_disk import Crash
 
+from oncelog.actors.process.background import settle
 from oncelog.actors.rpc import message_codec
-from oncelog.actors.rpc.connection import _settle
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.frames import FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import Listener
@@ -152,7 +152,7 @@ class CallerWire(Wire):
         if exchange is not None and exchange.future is not None:
             reply = read_answer(exchange.request, kind, body)
             self.process.world.tell(self.process.name, f"← {exchange.callee}", reply)
-            _settle(exchange.future, reply)
+            settle(exchange.future, reply)
 
 
 class CalleeWire(Wire):

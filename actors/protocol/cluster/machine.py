@@ -50,7 +50,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     encode_cluster_record,
 )
-from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.actors.protocol.messages.cluster import (
@@ -148,7 +148,7 @@ class ClusterMachine:
         """Place a new topic's partitions on the brokers, round robin."""
         error, detail = self._check_new_topic(request)
         if error is not ErrorCode.NONE:
-            return Decision(reply=request.failed(error, detail))
+            return refused(request, error, detail)
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
         record = TopicCreated(
@@ -189,16 +189,16 @@ class ClusterMachine:
         """Change some settings of a topic that users own; ``check`` sees all of its settings."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
-            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+            return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
         if topic is None:
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         changed = {name: value for name, value in request.changes if value is not None}
         removed = {name for name, value in request.changes if value is None}
         kept = {name: value for name, value in topic.settings if name not in removed}
         try:
             settings = check({**kept, **changed})
         except InvalidSettingError as refusal:
-            return Decision(reply=request.failed(ErrorCode.INVALID_CONFIG, str(refusal)))
+            return refused(request, ErrorCode.INVALID_CONFIG, str(refusal))
         if settings == topic.settings:
             return Decision(reply=AlterTopicReply())
         return _decision(
@@ -212,10 +212,10 @@ class ClusterMachine:
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             detail = f"{request.name!r} is an internal topic"
-            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION, detail))
+            return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
         if topic is None:
             detail = f"there is no topic {request.name!r}"
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail))
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
         count = len(topic.partitions)
         if request.partitions == count:
             return Decision(reply=CreatePartitionsReply())
@@ -224,7 +224,7 @@ class ClusterMachine:
                 f"partitions={request.partitions}: topic {request.name!r} has {count} and cannot "
                 f"have fewer; give {count + 1} to {TOPIC_PARTITIONS_MAX}"
             )
-            return Decision(reply=request.failed(ErrorCode.INVALID_PARTITIONS, detail))
+            return refused(request, ErrorCode.INVALID_PARTITIONS, detail)
         followers = len(topic.partitions[0].replicas)
         record = PartitionsCreated(
             topic_id=topic.topic_id,
@@ -247,21 +247,21 @@ class ClusterMachine:
         """Delete a topic that users own."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
-            return Decision(reply=request.failed(ErrorCode.INVALID_TOPIC_EXCEPTION))
+            return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
         if topic is None:
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return _decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
 
     def decide_become_leader(self, request: BecomeLeaderRequest) -> Decision[BecomeLeaderReply]:
         """Give a started replica the epoch after the one it expects, if that is current (I-08)."""
         found = self._find(request.topic_partition)
         if found is None:
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         topic, partition = found
         if request.topic_id != topic.topic_id:
-            return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_ID))
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_ID)
         if request.broker_id not in partition.replicas:
-            return Decision(reply=request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+            return refused(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if partition.incarnation == request.incarnation:
             return Decision(reply=self._leadership(topic, partition.leader_epoch))
         if request.expected_epoch != partition.leader_epoch:
@@ -301,7 +301,7 @@ class ClusterMachine:
             return Decision(reply=RotateClusterKeyReply(key_version=version))
         if request.key_version != version:
             detail = f"key_version={request.key_version}: the current one is {version}"
-            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+            return refused(request, ErrorCode.INVALID_REQUEST, detail)
         record = ClusterKeyRotated(
             key_version=version + 1, cluster_key=cluster_key, rotated_ms=now_ms
         )
@@ -313,7 +313,7 @@ class ClusterMachine:
         """Allocate the next block of producer ids."""
         first = self._next_producer_id
         if request.broker_id not in self._brokers:
-            return Decision(reply=request.failed(ErrorCode.BROKER_NOT_AVAILABLE))
+            return refused(request, ErrorCode.BROKER_NOT_AVAILABLE)
         reply = AllocateProducerIdsReply(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
         return _decision(
             reply, ProducerIdsAllocated(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)

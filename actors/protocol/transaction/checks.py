@@ -1,6 +1,7 @@
 """What makes a request to the transaction coordinator impossible in any state.
 
-Every check answers a code and a sentence that names the value; ``NONE`` and "" when all is well.
+A check answers ``None`` when all is well, else a code and a sentence that names the value; so a
+row of checks is joined with ``or``.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ INT64_MAX: Final = 2**63 - 1
 MACHINE_MAX_BYTES: Final = 256
 
 Refusal = tuple[ErrorCode, str]
-FINE: Final[Refusal] = (ErrorCode.NONE, "")
+"""Why a request is refused: its code, and a sentence for people."""
+
+BUSY: Final[Refusal] = (ErrorCode.CONCURRENT_TRANSACTIONS, "")
+"""The id is on its way to another state: ask again."""
 
 
-def check_transactional_id(transactional_id: str | None) -> Refusal:
+def check_transactional_id(transactional_id: str | None) -> Refusal | None:
     """Whether a transactional id has 1 to 1,024 bytes of UTF-8."""
     size = _utf8_bytes(transactional_id or "")
     if size is None or not 0 < size <= TRANSACTIONAL_ID_MAX_BYTES:
@@ -49,13 +53,13 @@ def check_transactional_id(transactional_id: str | None) -> Refusal:
             f"transactional_id={transactional_id!r}: "
             f"give 1 to {TRANSACTIONAL_ID_MAX_BYTES} bytes of UTF-8"
         )
-    return FINE
+    return None
 
 
-def check_timeout(transaction_timeout_ms: int, transaction_max_timeout_ms: int) -> Refusal:
+def check_timeout(transaction_timeout_ms: int, transaction_max_timeout_ms: int) -> Refusal | None:
     """Whether a transaction timeout is positive and not above the cluster's maximum."""
     if 0 < transaction_timeout_ms <= transaction_max_timeout_ms:
-        return FINE
+        return None
     return ErrorCode.INVALID_TRANSACTION_TIMEOUT, (
         f"transaction_timeout_ms={transaction_timeout_ms}: "
         f"give 1 to {transaction_max_timeout_ms} (transaction_max_timeout_ms)"
@@ -64,61 +68,48 @@ def check_timeout(transaction_timeout_ms: int, transaction_max_timeout_ms: int) 
 
 def check_init_producer_id(
     request: InitProducerIdRequest, transaction_max_timeout_ms: int
-) -> Refusal:
+) -> Refusal | None:
     """Id, timeout, and that producer id and epoch are both given or both not."""
-    refusal = check_transactional_id(request.transactional_id)
-    if refusal is FINE:
-        refusal = check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
-    is_neither = (request.producer_id, request.producer_epoch) == (
-        NO_PRODUCER_ID,
-        NO_PRODUCER_EPOCH,
+    return (
+        check_transactional_id(request.transactional_id)
+        or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
+        or _check_producer(request.producer_id, request.producer_epoch)
     )
-    is_both = request.producer_id >= 0 and request.producer_epoch >= 0
-    if refusal is FINE and not is_neither and not is_both:
-        return ErrorCode.INVALID_REQUEST, (
-            f"producer_id={request.producer_id}, producer_epoch={request.producer_epoch}: "
-            "give both or neither"
-        )
-    return refusal
 
 
-def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -> Refusal:
+def check_begin_run(request: BeginRunRequest, transaction_max_timeout_ms: int) -> Refusal | None:
     """Id, timeout, run, driver and token."""
-    refusal = check_transactional_id(request.transactional_id)
-    if refusal is FINE:
-        refusal = check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
-    if refusal is FINE:
-        refusal = _check_run(Run(number=request.after, id=request.run_id))
-    if refusal is FINE and request.driver is not None:
-        refusal = _check_driver(request.driver)
-    return _check_token(request.token) if refusal is FINE else refusal
+    return (
+        check_transactional_id(request.transactional_id)
+        or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
+        or _check_run(Run(number=request.after, id=request.run_id))
+        or _check_driver(request.driver)
+        or _check_token(request.token)
+    )
 
 
-def check_enlist(request: EnlistRequest) -> Refusal:
+def check_enlist(request: EnlistRequest) -> Refusal | None:
     """Id, run and token."""
-    refusal = check_transactional_id(request.transactional_id)
-    if refusal is FINE:
-        refusal = _check_run(request.run)
-    return _check_token(request.token) if refusal is FINE else refusal
+    return (
+        check_transactional_id(request.transactional_id)
+        or _check_run(request.run)
+        or _check_token(request.token)
+    )
 
 
-def check_end_txn(request: EndTxnRequest) -> Refusal:
+def check_end_txn(request: EndTxnRequest) -> Refusal | None:
     """Id, token, run and winners."""
-    refusal = check_transactional_id(request.transactional_id)
-    if refusal is FINE:
-        refusal = _check_token(request.token or b"")
-    if refusal is not FINE:
-        return refusal
-    if request.run is not None:
+    refusal = check_transactional_id(request.transactional_id) or _check_token(request.token or b"")
+    if refusal is None and request.run is not None:
         return _check_run(request.run)
-    if request.winners:
+    if refusal is None and request.winners:
         return ErrorCode.INVALID_REQUEST, "winners are given without a run"
-    return FINE
+    return refusal
 
 
 def check_version(
     transactional_id: str, token: bytes | None, committed_token: bytes | None
-) -> Refusal:
+) -> Refusal | None:
     """Whether a commit of ``token`` leaves the versions of the application rising.
 
     ``committed_token`` is that of the id's last committed transaction. A token that names no
@@ -141,7 +132,7 @@ def check_version(
         return ErrorCode.ALREADY_COMMITTED, (
             f"version {version.version} of {version.app_id!r} is committed already"
         )
-    return FINE
+    return None
 
 
 def bad_partition(
@@ -164,16 +155,27 @@ def bad_partition(
     return refused, detail
 
 
-def _check_run(run: Run) -> Refusal:
+def _check_producer(producer_id: int, producer_epoch: int) -> Refusal | None:
+    is_neither = (producer_id, producer_epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+    if is_neither or (producer_id >= 0 and producer_epoch >= 0):
+        return None
+    return ErrorCode.INVALID_REQUEST, (
+        f"producer_id={producer_id}, producer_epoch={producer_epoch}: give both or neither"
+    )
+
+
+def _check_run(run: Run) -> Refusal | None:
     size = _utf8_bytes(run.id)
     if size is None or size > RUN_ID_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, f"run id: give at most {RUN_ID_MAX_BYTES} bytes of UTF-8"
     if not 0 <= run.number < INT64_MAX:
         return ErrorCode.INVALID_REQUEST, f"{run.number} is not the number of a run"
-    return FINE
+    return None
 
 
-def _check_driver(driver: DriverProcess) -> Refusal:
+def _check_driver(driver: DriverProcess | None) -> Refusal | None:
+    if driver is None:
+        return None
     size = _utf8_bytes(driver.machine)
     if size is None or size > MACHINE_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, (
@@ -183,15 +185,15 @@ def _check_driver(driver: DriverProcess) -> Refusal:
         value = getattr(driver, name)
         if not 0 <= value <= INT64_MAX:
             return ErrorCode.INVALID_REQUEST, f"{name}={value} of the driver: give 0 to 2^63 - 1"
-    return FINE
+    return None
 
 
-def _check_token(token: bytes) -> Refusal:
+def _check_token(token: bytes) -> Refusal | None:
     if len(token) > COMMIT_TOKEN_MAX_BYTES:
         return ErrorCode.INVALID_REQUEST, (
             f"the commit token has {len(token)} bytes; {COMMIT_TOKEN_MAX_BYTES} are allowed"
         )
-    return FINE
+    return None
 
 
 def _utf8_bytes(text: str) -> int | None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.base import ReplyT
-from oncelog.actors.protocol.transaction.checks import FINE, Refusal
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.transaction.checks import BUSY, Refusal
 from oncelog.actors.protocol.transaction.log import (
     decode_key,
     decode_member_key,
@@ -25,14 +25,17 @@ from oncelog.actors.protocol.transaction.log import (
     encode_value,
 )
 from oncelog.actors.protocol.transaction.members import Member, with_member
+from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.resting_ids import RestingIds
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
     LEGAL_PREDECESSORS,
+    PREPARED,
+    EpochCause,
     TransactionMetadata,
     TransactionState,
+    aborted,
 )
-from oncelog.storage.errors import ErrorCode
 
 
 class TransactionalIds:
@@ -129,11 +132,9 @@ class TransactionalIds:
         """Whether a record that moves the id is on its way to the log."""
         return transactional_id in self._pending
 
-    def check_not_pending(self, transactional_id: str) -> Refusal:
+    def check_not_pending(self, transactional_id: str) -> Refusal | None:
         """Whether the id may be moved now."""
-        return (
-            (ErrorCode.CONCURRENT_TRANSACTIONS, "") if self.is_pending(transactional_id) else FINE
-        )
+        return BUSY if self.is_pending(transactional_id) else None
 
     # --- moves ------------------------------------------------------------------------------
 
@@ -153,6 +154,20 @@ class TransactionalIds:
         key = encode_key(transactional_id)
         records = tuple(LogRecord(key, encode_value(step)) for step in steps)
         return Decision(reply=reply, records=records)
+
+    def settle(
+        self,
+        request: Request[ReplyT],
+        metadata: TransactionMetadata,
+        cause: EpochCause,
+        now_ms: int,
+        producer_ids: ProducerIdBlocks,
+    ) -> Decision[ReplyT]:
+        """Abort what is open under an id that ``request`` takes over: the caller asks again."""
+        if metadata.state in PREPARED:
+            return refused(request, *BUSY)
+        spare = producer_ids.spare(metadata)
+        return self.move(request.failed(*BUSY), aborted(metadata, cause, now_ms, spare))
 
     def move_member(
         self, reply: ReplyT, metadata: TransactionMetadata, member: Member, now_ms: int

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.transaction import EndTxnReply, EndTxnRequest
-from oncelog.actors.protocol.transaction.checks import FINE, check_end_txn
+from oncelog.actors.protocol.transaction.checks import check_end_txn
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.actors.protocol.transaction.operations import Operations
@@ -65,8 +65,8 @@ class TransactionMachine:
         ``partition_counts`` is as in ``decide_add_partitions``, for what is enrolled ahead.
         """
         refusal = check_end_txn(request)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        if refusal is not None:
+            return refused(request, *refusal)
         if request.run is None:
             return self.producers.decide_end(request, now_ms, partition_counts)
         return self.runs.decide_end(request, request.run, held, now_ms)

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import Winner
-from oncelog.actors.protocol.transaction.checks import FINE, Refusal
+from oncelog.actors.protocol.transaction.checks import Refusal
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import PRODUCER_EPOCH_EXHAUSTED, TopicPartition
 
@@ -109,7 +109,7 @@ def enrolled_partitions(members: Members) -> frozenset[TopicPartition]:
     return frozenset[TopicPartition]().union(*(member.partitions for member in members.values()))
 
 
-def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords) -> Refusal:
+def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords) -> Refusal | None:
     """Whether ``winners`` may commit: each enlisted, and holding as many records as it says.
 
     ``INVALID_TXN_STATE`` when not; ``CONCURRENT_TRANSACTIONS`` when a leader was not asked yet
@@ -134,4 +134,4 @@ def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords
                 f"producer {winner.producer_id} says {winner.record_count} records, "
                 f"its partitions hold {held_count}"
             )
-    return FINE
+    return None

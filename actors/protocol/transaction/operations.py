@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.admin import (
     AbortTransactionReply,
     AbortTransactionRequest,
@@ -29,7 +29,7 @@ from oncelog.actors.protocol.messages.admin import (
     TransactionDescription,
     TransactionMember,
 )
-from oncelog.actors.protocol.transaction.checks import FINE, Refusal
+from oncelog.actors.protocol.transaction.checks import Refusal
 from oncelog.actors.protocol.transaction.end import EndAge, end_age
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import MemberStatus, active_count
@@ -78,10 +78,10 @@ class Operations:
         """Abort the transaction that the request names, unless it is decided to commit."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
-            return Decision(reply=request.failed(*_unknown(request.transactional_id)))
+            return refused(request, *_unknown(request.transactional_id))
         refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        if refusal is not None:
+            return refused(request, *refusal)
         age = end_age(
             metadata, producer_id=request.producer_id, producer_epoch=request.producer_epoch
         )
@@ -96,7 +96,7 @@ class Operations:
             f"{metadata.producer_id} and epoch {metadata.producer_epoch}, not in an open "
             f"transaction of producer id {request.producer_id} and epoch {request.producer_epoch}"
         )
-        return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
+        return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
 
     def decide_delete(
         self, request: DeleteTransactionalIdRequest
@@ -104,16 +104,16 @@ class Operations:
         """Forget an id at rest, also one with a token; its next owner starts anew."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
-            return Decision(reply=request.failed(*_unknown(request.transactional_id)))
+            return refused(request, *_unknown(request.transactional_id))
         refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        if refusal is not None:
+            return refused(request, *refusal)
         if metadata.state not in AT_REST:
             detail = (
                 f"{request.transactional_id!r} is in state {metadata.state.value}: "
                 "end its transaction first"
             )
-            return Decision(reply=request.failed(ErrorCode.INVALID_TXN_STATE, detail))
+            return refused(request, ErrorCode.INVALID_TXN_STATE, detail)
         return self.ids.forget(DeleteTransactionalIdReply(), request.transactional_id)
 
 

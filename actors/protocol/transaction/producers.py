@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
@@ -31,7 +31,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.actors.protocol.transaction.ahead import ahead_partitions
 from oncelog.actors.protocol.transaction.causes import cause_text, outdated
 from oncelog.actors.protocol.transaction.checks import (
-    FINE,
+    BUSY,
     Refusal,
     bad_partition,
     check_init_producer_id,
@@ -57,7 +57,6 @@ from oncelog.actors.protocol.transaction.state import (
     EpochCause,
     TransactionMetadata,
     TransactionState,
-    aborted,
     begun,
     created,
     initialised,
@@ -92,13 +91,13 @@ class Producers:
         """
         transactional_id = request.transactional_id or ""
         metadata = self.ids.metadata(transactional_id)
-        refusal = check_init_producer_id(request, self.transaction_max_timeout_ms)
-        if refusal is FINE:
-            refusal = self.ids.check_not_pending(transactional_id)
-        if refusal is FINE and metadata is not None:
-            refusal = _init_refusal(metadata, request)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        refusal = (
+            check_init_producer_id(request, self.transaction_max_timeout_ms)
+            or self.ids.check_not_pending(transactional_id)
+            or _init_refusal(metadata, request)
+        )
+        if refusal is not None:
+            return refused(request, *refusal)
         if metadata is None:
             metadata = created(
                 transactional_id,
@@ -106,14 +105,9 @@ class Producers:
                 transaction_timeout_ms=request.transaction_timeout_ms,
                 now_ms=now_ms,
             )
-        elif metadata.state in PREPARED:
-            return Decision(reply=request.failed(ErrorCode.CONCURRENT_TRANSACTIONS))
         elif metadata.state not in AT_REST:
-            spare = self.producer_ids.spare(metadata)
-            return self.ids.move(
-                request.failed(ErrorCode.CONCURRENT_TRANSACTIONS),
-                aborted(metadata, EpochCause.PRODUCER, now_ms, spare),
-            )
+            cause = EpochCause.PRODUCER
+            return self.ids.settle(request, metadata, cause, now_ms, self.producer_ids)
         elif not _is_last_epoch(metadata, request):
             is_owner = request.producer_id != NO_PRODUCER_ID
             metadata = raised(
@@ -148,22 +142,22 @@ class Producers:
         metadata = self.ids.metadata(request.transactional_id)
         member = metadata.members.get(request.producer_id) if metadata is not None else None
         if metadata is None:
-            return Decision(reply=request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+            return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         # Before the producer id: a client may know of a change of it that is not applied yet.
         refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is FINE and member is not None:
+        if refusal is None and member is not None:
             refusal = _member_refusal(metadata, member, request)
-        elif refusal is FINE:
+        elif refusal is None:
             refusal = _producer_refusal(metadata, request)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        if refusal is not None:
+            return refused(request, *refusal)
         bad, detail = bad_partition(request.partitions, partition_counts)
         if bad:
             return Decision(reply=_not_attempted(request, bad, detail))
         wanted = frozenset(request.partitions)
         if len(metadata.all_partitions | wanted) > TRANSACTION_PARTITIONS_MAX:
             detail = f"a transaction has at most {TRANSACTION_PARTITIONS_MAX} partitions"
-            return Decision(reply=request.failed(ErrorCode.INVALID_REQUEST, detail))
+            return refused(request, ErrorCode.INVALID_REQUEST, detail)
         reply = AddPartitionsToTxnReply(
             enrolments=tuple(
                 PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE)
@@ -186,16 +180,15 @@ class Producers:
         """Decide the producer's own transaction, or tell how it was decided: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
-            return Decision(reply=request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+            return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         caller = (request.producer_id, request.producer_epoch)
         refusal = _mapping_refusal(metadata, caller)
-        if refusal is FINE:
-            refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        refusal = refusal or self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None:
+            return refused(request, *refusal)
         age = end_age(metadata, producer_id=caller[0], producer_epoch=caller[1])
         if age is None:
-            return Decision(reply=request.failed(*outdated(metadata, *caller)))
+            return refused(request, *outdated(metadata, *caller))
         steps: tuple[TransactionMetadata, ...] = ()
         if _is_token_alone(metadata, request, age):
             # A commit of nothing but its token: it begins and ends in one batch of the log.
@@ -207,12 +200,12 @@ class Producers:
         if verdict is not EndAction.PREPARE:
             is_taken_over = age is EndAge.RETRY and metadata.epoch_cause is not EpochCause.OWNER
             if is_taken_over and verdict in _NOT_ITS_END:
-                return Decision(reply=request.failed(*outdated(metadata, *caller)))
-            return Decision(reply=request.failed(verdict))
+                return refused(request, *outdated(metadata, *caller))
+            return refused(request, verdict)
         if request.committed:
             refusal = check_version(request.transactional_id, request.token, metadata.commit_token)
-            if refusal is not FINE:
-                return Decision(reply=request.failed(*refusal))
+            if refusal is not None:
+                return refused(request, *refusal)
         following = prepared(
             metadata,
             committed=request.committed,
@@ -224,32 +217,34 @@ class Producers:
         return self.ids.move(_end_reply(following), *steps, following)
 
 
-def _init_refusal(metadata: TransactionMetadata, request: InitProducerIdRequest) -> Refusal:
+def _init_refusal(
+    metadata: TransactionMetadata | None, request: InitProducerIdRequest
+) -> Refusal | None:
     """Whether the caller may have the next epoch: anyone new, or the present owner."""
-    if request.producer_id == NO_PRODUCER_ID:
-        return FINE
+    if metadata is None or request.producer_id == NO_PRODUCER_ID:
+        return None
     if _is_coming(metadata, request.producer_id):
-        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+        return BUSY
     is_current_id = request.producer_id == metadata.producer_id
     if not is_current_id and not _is_last_epoch(metadata, request):
         return ErrorCode.PRODUCER_FENCED, ""
     if metadata.state in PREPARED:
-        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+        return BUSY
     if is_current_id and request.producer_epoch == metadata.producer_epoch:
-        return FINE
+        return None
     # Only the present owner may abort what is open: a late copy of its last call must not.
     is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
-    return FINE if is_retry else (ErrorCode.PRODUCER_FENCED, "")
+    return None if is_retry else (ErrorCode.PRODUCER_FENCED, "")
 
 
-def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> Refusal:
+def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> Refusal | None:
     """Whether the caller's producer id is that of the id, or was until its last reply."""
     if _is_coming(metadata, caller[0]):
-        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+        return BUSY
     is_known = caller[0] == metadata.producer_id or is_retry_of_previous_id(
         metadata, producer_id=caller[0], producer_epoch=caller[1]
     )
-    return FINE if is_known else (ErrorCode.INVALID_PRODUCER_ID_MAPPING, "")
+    return None if is_known else (ErrorCode.INVALID_PRODUCER_ID_MAPPING, "")
 
 
 def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
@@ -266,29 +261,31 @@ def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
     return metadata.state in PREPARED and producer_id == metadata.next_producer_id
 
 
-def _producer_refusal(metadata: TransactionMetadata, request: AddPartitionsToTxnRequest) -> Refusal:
+def _producer_refusal(
+    metadata: TransactionMetadata, request: AddPartitionsToTxnRequest
+) -> Refusal | None:
     """Whether the caller is the id's own producer and may enrol partitions now."""
     caller = (request.producer_id, request.producer_epoch)
     refusal = _mapping_refusal(metadata, caller)
-    if refusal is not FINE:
+    if refusal is not None:
         return refusal
     if caller != (metadata.producer_id, metadata.producer_epoch):
         return outdated(metadata, *caller)
     if metadata.state in PREPARED:
-        return ErrorCode.CONCURRENT_TRANSACTIONS, ""
+        return BUSY
     is_open = metadata.state is TransactionState.ONGOING
     if metadata.is_run_waiting or (is_open and metadata.is_run_current):
         return ErrorCode.PRODUCER_FENCED, cause_text(metadata)
-    return FINE
+    return None
 
 
 def _member_refusal(
     metadata: TransactionMetadata, member: Member, request: AddPartitionsToTxnRequest
-) -> Refusal:
+) -> Refusal | None:
     """Whether the caller is enlisted: no member of a run that ended may enrol anything."""
     is_enlisted = member.status is MemberStatus.ENLISTED
     if is_enlisted and request.producer_epoch == member.producer_epoch:
-        return FINE
+        return None
     return ErrorCode.PRODUCER_FENCED, f"the member's run is over: {cause_text(metadata)}"
 
 

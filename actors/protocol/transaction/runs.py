@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.transaction import (
     BeginRunReply,
@@ -42,7 +42,6 @@ from oncelog.actors.protocol.messages.transaction import (
 )
 from oncelog.actors.protocol.transaction.causes import cause_text
 from oncelog.actors.protocol.transaction.checks import (
-    FINE,
     Refusal,
     check_begin_run,
     check_enlist,
@@ -66,7 +65,6 @@ from oncelog.actors.protocol.transaction.producer_ids import (
 )
 from oncelog.actors.protocol.transaction.state import (
     AT_REST,
-    PREPARED,
     EpochCause,
     TransactionMetadata,
     aborted,
@@ -102,10 +100,9 @@ class Runs:
         """
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_begin_run(request, self.transaction_max_timeout_ms)
-        if refusal is FINE:
-            refusal = self._write_refusal(request.transactional_id, request.token)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        refusal = refusal or self._write_refusal(request)
+        if refusal is not None:
+            return refused(request, *refusal)
         newest = newest_run_number(metadata)
         if metadata is not None and metadata.run is not None and metadata.run.id == request.run_id:
             return Decision(reply=BeginRunReply(number=newest))
@@ -119,14 +116,8 @@ class Runs:
                 transaction_timeout_ms=request.transaction_timeout_ms,
                 now_ms=now_ms,
             )
-        elif metadata.state in PREPARED:
-            return Decision(reply=request.failed(ErrorCode.CONCURRENT_TRANSACTIONS))
         elif metadata.state not in AT_REST:
-            spare = self.producer_ids.spare(metadata)
-            return self.ids.move(
-                request.failed(ErrorCode.CONCURRENT_TRANSACTIONS),
-                aborted(metadata, EpochCause.RUN, now_ms, spare),
-            )
+            return self.ids.settle(request, metadata, EpochCause.RUN, now_ms, self.producer_ids)
         begun = run_begun(
             metadata,
             request.run_id,
@@ -137,13 +128,13 @@ class Runs:
         )
         return self.ids.move(BeginRunReply(number=newest_run_number(begun)), begun)
 
-    def _write_refusal(self, transactional_id: str, token: bytes) -> Refusal:
-        """Whether the id may be moved now, and ``token`` be committed."""
-        metadata = self.ids.metadata(transactional_id)
-        refusal = self.ids.check_not_pending(transactional_id)
-        if refusal is FINE and metadata is not None:
-            refusal = _token_refusal(metadata, token)
-        return refusal
+    def _write_refusal(self, request: BeginRunRequest | EnlistRequest) -> Refusal | None:
+        """Whether the id may be moved now, and the token of ``request`` be committed."""
+        metadata = self.ids.metadata(request.transactional_id)
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is not None or metadata is None:
+            return refusal
+        return _token_refusal(metadata, request.token)
 
     # --- members ----------------------------------------------------------------------------
 
@@ -154,22 +145,20 @@ class Runs:
         ``PRODUCER_FENCED`` unless its run is the newest: one that is over is so for good.
         """
         metadata = self.ids.metadata(request.transactional_id)
-        refusal = check_enlist(request)
-        if refusal is FINE:
-            refusal = self._write_refusal(request.transactional_id, request.token)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        refusal = check_enlist(request) or self._write_refusal(request)
+        if refusal is not None:
+            return refused(request, *refusal)
         if metadata is None:
             detail = f"no run of {request.transactional_id!r} is known"
-            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED, detail))
+            return refused(request, ErrorCode.PRODUCER_FENCED, detail)
         if metadata.run == request.run and metadata.is_run_waiting:
             return self._first_enlisted(metadata, now_ms)
         if not is_run_open(metadata, request.run):
             detail = cause_text(metadata)
-            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED, detail))
+            return refused(request, ErrorCode.PRODUCER_FENCED, detail)
         if active_count(metadata.members) >= MEMBERS_MAX:
             detail = f"the run has {MEMBERS_MAX} members already, the most that are allowed"
-            return Decision(reply=request.failed(ErrorCode.POLICY_VIOLATION, detail))
+            return refused(request, ErrorCode.POLICY_VIOLATION, detail)
         enlisted = self._newly_enlisted(metadata)
         return self.ids.move_member(_enlist_reply(enlisted), metadata, enlisted, now_ms)
 
@@ -209,10 +198,10 @@ class Runs:
         """Decide the transaction of ``run``, or tell how it was decided: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is not FINE:
-            return Decision(reply=request.failed(*refusal))
+        if refusal is not None:
+            return refused(request, *refusal)
         if metadata is None:
-            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
+            return refused(request, ErrorCode.PRODUCER_FENCED)
         verdict = run_end_verdict(
             metadata,
             is_newest=run == metadata.run,
@@ -224,11 +213,11 @@ class Runs:
             error = ErrorCode.ALREADY_COMMITTED if is_by_other else ErrorCode.NONE
             return Decision(reply=EndTxnReply(error=error))
         if verdict is not EndAction.PREPARE:
-            return Decision(reply=request.failed(verdict, cause_text(metadata)))
+            return refused(request, verdict, cause_text(metadata))
         if request.committed:
             refusal = _commit_refusal(metadata, request, held)
-            if refusal is not FINE:
-                return Decision(reply=request.failed(*refusal))
+            if refusal is not None:
+                return refused(request, *refusal)
         steps: tuple[TransactionMetadata, ...] = ()
         if metadata.is_run_waiting:
             # Nobody enlisted: its token counts. It begins and ends in one batch of the log.
@@ -276,7 +265,7 @@ def _enlist_reply(member: Member) -> EnlistReply:
     return EnlistReply(producer_id=member.producer_id, producer_epoch=member.producer_epoch)
 
 
-def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal:
+def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal | None:
     """Whether what ``token`` names is committed already, or below what is."""
     if is_token_committed(metadata, token):
         return ErrorCode.ALREADY_COMMITTED, ""
@@ -285,7 +274,8 @@ def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal:
 
 def _commit_refusal(
     metadata: TransactionMetadata, request: EndTxnRequest, held: HeldRecords
-) -> Refusal:
+) -> Refusal | None:
     """Whether the run may commit what it says: its token, and the records of its winners."""
-    refusal = _token_refusal(metadata, request.token or b"")
-    return check_winners(metadata.members, request.winners, held) if refusal is FINE else refusal
+    return _token_refusal(metadata, request.token or b"") or check_winners(
+        metadata.members, request.winners, held
+    )

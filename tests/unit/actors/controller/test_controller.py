@@ -94,7 +94,8 @@ class World:
             token_bytes=self.token_bytes,
             on_failure=[].append,
         )
-        await controller.start()
+        await controller.replica.start()
+        await controller.load()
         return controller
 
 

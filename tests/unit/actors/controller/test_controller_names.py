@@ -109,7 +109,8 @@ class World:
             token_bytes=self.token_bytes,
             on_failure=[].append,
         )
-        await self.controller.start()
+        await replica.start()
+        await self.controller.load()
 
     async def create(self, name: str, letter: str = "a") -> CreateTopicReply:
         return await self.controller.create_topic(

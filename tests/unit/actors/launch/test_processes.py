@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from called_server import TIMEOUT_MS, Server, produce
 
-from oncelog.actors.config import CONNECTIONS, RAY
+from oncelog.actors.config import CONNECTIONS, RAY, ReplicaConfig
 from oncelog.actors.launch.controller_process import ControllerProcess
 from oncelog.actors.launch.processes import (
     ActorProcess,
@@ -16,7 +17,9 @@ from oncelog.actors.launch.processes import (
     PartitionProcess,
     ReplicaProcess,
     TransactionCoordinatorProcess,
+    production,
 )
+from oncelog.actors.process.background import THREADS_MAX
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
@@ -52,6 +55,18 @@ def test_ray_has_a_method_for_each_request_of_the_server(kind: type[ReplicaProce
         assert asyncio.iscoroutinefunction(getattr(kind, name)), name
         assert getattr(kind, name).__name__ == name
     assert {name for name in REQUESTS if hasattr(kind, name)} == requests
+
+
+def test_the_logs_of_a_process_share_its_threads() -> None:
+    async def body() -> set[threading.Thread]:
+        surroundings = production(
+            ReplicaConfig(topic="flights", partition=0, broker_id=1, data_dir="/nowhere")
+        )
+        logs = [surroundings.new_background() for _ in range(2 * THREADS_MAX)]
+        assert len(set(map(id, logs))) == len(logs)
+        return set(await asyncio.gather(*(log.run(threading.current_thread) for log in logs)))
+
+    assert 1 <= len(asyncio.run(body())) <= THREADS_MAX
 
 
 async def by_ray(process: Any, request: Request[Any]) -> Any:

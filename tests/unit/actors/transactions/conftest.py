@@ -241,10 +241,15 @@ class World:
         """Start a coordinator; what stopped before it is found again in its log."""
         replica = self.replica(SHARD)
         coordinator = TransactionCoordinator(
-            replica=replica, transport=self, clock=self, rng=self.rng, drivers=self, **fields
+            replica=replica,
+            transport=self,
+            clock=self,
+            rng=self.rng,
+            drivers=self,
+            **{"on_failure": _report, **fields},
         )
         await replica.start()
-        await coordinator.start()
+        await coordinator.load()
         self.running += [replica, coordinator]
         self.actors[transaction_actor(0, 1)] = coordinator
         return coordinator
@@ -269,6 +274,12 @@ class World:
         self.running.append(replica)
         self.actors[f"partition:{tp}@1"] = leader
         return leader
+
+
+def _report(error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler(
+        {"message": "a task of the transaction coordinator failed", "exception": error}
+    )
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_one_refresh_of_the_topics_is_enough_for_many_commits(world: Any) -> Non
         for number in range(5):
             await end(coordinator, owner[0], owner[1] + number, ahead=(FLIGHTS,))
         assert len(world.calls_of("metadata")) == asked + 1
-        refreshing = [task for task in coordinator._tasks if "topics" in repr(task)]
+        refreshing = [task for task in coordinator._tasks.running if "topics" in repr(task)]
         assert len(refreshing) == 1
 
     world.run(scenario)

@@ -56,7 +56,7 @@ def test_a_replica_that_does_not_lead_starts_no_coordinator(world: Any) -> None:
     async def scenario() -> None:
         coordinator = await world.coordinator()
         await world.crash(coordinator)
-        await coordinator.start()
+        await coordinator.load()
         assert (await init(coordinator)).error is ErrorCode.NOT_COORDINATOR
 
     world.run(scenario)
@@ -226,7 +226,7 @@ def test_stopping_ends_every_task(world: Any) -> None:
         sent = len(world.calls_of("write_txn_markers"))
         await asyncio.sleep(60)
         assert len(world.calls_of("write_txn_markers")) == sent
-        assert not coordinator._tasks
+        assert not coordinator._tasks.running
 
     world.run(scenario)
 
@@ -284,9 +284,14 @@ def test_a_load_that_is_overtaken_by_a_stop_is_discarded(world: Any) -> None:
         await replica.start()
         world.running.append(replica)
         second = TransactionCoordinator(
-            replica=replica, transport=world, clock=world, rng=world.rng, drivers=world
+            replica=replica,
+            transport=world,
+            clock=world,
+            rng=world.rng,
+            drivers=world,
+            on_failure=[].append,
         )
-        loading = asyncio.get_running_loop().create_task(second.start())
+        loading = asyncio.get_running_loop().create_task(second.load())
         await asyncio.sleep(0)
         assert not loading.done()
         await second.stop()

@@ -175,7 +175,7 @@ def test_memory_is_released_when_the_outcome_is_known() -> None:
     assert batch is not None
     assert accumulator.buffered_bytes == 40
     assert not accumulator.is_delivered(deliveries)
-    batch.delivery.succeed(5, -1)
+    batch.delivery.finish(5, -1)
     assert accumulator.buffered_bytes == 0
     assert accumulator.is_delivered(deliveries)
     assert future.result(0).offset == 5
@@ -188,7 +188,7 @@ def test_a_flush_does_not_wait_for_later_records() -> None:
     append(accumulator, b"later")
     batch = accumulator.take(T0)
     assert batch is not None
-    batch.delivery.succeed(0, -1)
+    batch.delivery.finish(0, -1)
     assert accumulator.is_delivered(deliveries)
 
 
@@ -198,7 +198,7 @@ def test_drop_fails_what_was_not_taken_and_nothing_else() -> None:
     batch = accumulator.take(T0)
     dropped, _ = append(accumulator, b"b")
     for batch in accumulator.drop():
-        batch.delivery.fail(ClientClosedError())
+        batch.delivery.finish(error=ClientClosedError())
     assert isinstance(dropped.exception(0), ClientClosedError)
     assert not taken.done()
     assert batch is not None

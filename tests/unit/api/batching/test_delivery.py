@@ -44,7 +44,7 @@ def make(request: pytest.FixtureRequest) -> MakeFutures:
 def test_each_record_has_its_own_offset_and_timestamp(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 2)
     futures = make(delivery, 2)
-    delivery.succeed(40, -1)
+    delivery.finish(40, -1)
     assert [future.result(0) for future in futures] == [
         RecordMetadata("t", 0, 40, 100),
         RecordMetadata("t", 0, 41, 101),
@@ -53,13 +53,13 @@ def test_each_record_has_its_own_offset_and_timestamp(make: MakeFutures) -> None
 
 def test_the_append_time_of_the_log_replaces_the_clients(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 1)
-    delivery.succeed(0, 777)
+    delivery.finish(0, 777)
     assert make(delivery, 1)[0].result(0).timestamp_ms == 777
 
 
 def test_a_duplicate_too_old_to_be_placed_has_no_offset(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 2)
-    delivery.succeed(-1, -1)
+    delivery.finish(-1, -1)
     assert make(delivery, 2)[1].result(0).offset == -1
 
 
@@ -78,7 +78,7 @@ def test_a_waiting_thread_is_woken(make: MakeFutures) -> None:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(future.result(5).offset))
     thread.start()
-    delivery.succeed(3, -1)
+    delivery.finish(3, -1)
     thread.join(5)
     assert got == [3]
 
@@ -86,7 +86,7 @@ def test_a_waiting_thread_is_woken(make: MakeFutures) -> None:
 def test_a_failure_is_raised_by_every_future_of_the_batch(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 2)
     futures = make(delivery, 2)
-    delivery.fail(InvalidRecordError("bad"))
+    delivery.finish(error=InvalidRecordError("bad"))
     for future in futures:
         with pytest.raises(InvalidRecordError, match="bad"):
             future.result(0)
@@ -95,8 +95,8 @@ def test_a_failure_is_raised_by_every_future_of_the_batch(make: MakeFutures) -> 
 
 def test_the_first_outcome_stays(make: MakeFutures) -> None:
     delivery = BatchDelivery(T0, 1)
-    delivery.succeed(3, -1)
-    delivery.fail(InvalidRecordError("late"))
+    delivery.finish(3, -1)
+    delivery.finish(error=InvalidRecordError("late"))
     assert make(delivery, 1)[0].result(0).offset == 3
 
 
@@ -111,7 +111,7 @@ def test_asyncio_can_wait_for_it(make: MakeFutures) -> None:
     (future,) = make(delivery, 1)
 
     async def wait() -> RecordMetadata:
-        asyncio.get_running_loop().call_soon(delivery.succeed, 3, -1)
+        asyncio.get_running_loop().call_soon(delivery.finish, 3, -1)
         return await asyncio.wrap_future(future)
 
     assert isinstance(future, concurrent.futures.Future)
@@ -124,7 +124,7 @@ def test_callbacks_run_when_done_and_at_once_afterwards(make: MakeFutures) -> No
     called: list[str] = []
     future.add_done_callback(lambda _: called.append("before"))
     assert called == []
-    delivery.succeed(0, -1)
+    delivery.finish(0, -1)
     future.add_done_callback(lambda _: called.append("after"))
     assert called == ["before", "after"]
 
@@ -143,7 +143,7 @@ def test_a_callback_that_raises_is_logged_and_stops_nobody(
     future.add_done_callback(wrong)
     future.add_done_callback(lambda _: called.append("second"))
     with caplog.at_level(logging.ERROR):
-        delivery.succeed(0, -1)
+        delivery.finish(0, -1)
     assert called == ["second"]
     assert "callback" in caplog.text
 
@@ -156,8 +156,8 @@ def test_wait_of_the_standard_library_sees_success_and_failure(
     futures = [*make(good, 1), *make(bad, 1)]
     if not is_early:
         assert not concurrent.futures.wait(futures, timeout=0).done
-    good.succeed(0, -1)
-    bad.fail(InvalidRecordError("bad"))
+    good.finish(0, -1)
+    bad.finish(error=InvalidRecordError("bad"))
     assert concurrent.futures.wait(futures, timeout=1).done == set(futures)
     assert "finished" in repr(futures[0])
 
@@ -166,9 +166,9 @@ def test_a_split_batch_is_done_when_both_parts_are_and_keeps_the_order(make: Mak
     delivery = BatchDelivery(T0, 5)
     futures = make(delivery, 5)
     first, second = delivery.split((2, 3))
-    second.succeed(20, -1)
+    second.finish(20, -1)
     assert not delivery.is_done
-    first.succeed(10, -1)
+    first.finish(10, -1)
     assert [future.result(0).offset for future in futures] == [10, 11, 20, 21, 22]
     assert list(delivery.metadata()) == [
         BatchMetadata("t", 0, 10, 2),
@@ -180,8 +180,8 @@ def test_a_split_batch_fails_with_its_parts_one_by_one(make: MakeFutures) -> Non
     delivery = BatchDelivery(T0, 2)
     futures = make(delivery, 2)
     first, second = delivery.split((1, 1))
-    first.succeed(10, -1)
-    second.fail(InvalidRecordError("bad"))
+    first.finish(10, -1)
+    second.finish(error=InvalidRecordError("bad"))
     assert futures[0].exception(0) is None
     assert isinstance(futures[1].exception(0), InvalidRecordError)
     assert isinstance(delivery.error, InvalidRecordError)
@@ -191,12 +191,12 @@ def test_a_table_is_done_only_after_its_last_batch_was_added() -> None:
     table = TableDelivery()
     batches = [BatchDelivery(T0, 2), BatchDelivery(T0, 1)]
     table.add(batches[0])
-    batches[0].succeed(0, -1)
+    batches[0].finish(0, -1)
     assert not table.future.done()
     table.add(batches[1])
     table.seal()
     assert not table.future.done()
-    batches[1].succeed(2, -1)
+    batches[1].finish(2, -1)
     assert table.future.result(0) == (BatchMetadata("t", 0, 0, 2), BatchMetadata("t", 0, 2, 1))
 
 
@@ -211,5 +211,5 @@ def test_a_table_with_a_failed_batch_raises_its_error() -> None:
     delivery = BatchDelivery(T0, 2)
     table.add(delivery)
     table.seal()
-    delivery.fail(InvalidRecordError("bad"))
+    delivery.finish(error=InvalidRecordError("bad"))
     assert isinstance(table.future.exception(0), InvalidRecordError)

@@ -30,7 +30,7 @@ def test_each_gets_its_offset_in_order_as_soon_as_the_batch_is_done() -> None:
             future.add_done_callback(lambda done: order.append(done.result().offset))
         await asyncio.sleep(0)
         assert not any(future.done() for future in waiting)
-        delivery.succeed(7, -1)
+        delivery.finish(7, -1)
         assert all(future.done() for future in waiting)
         await asyncio.sleep(0)
         return order
@@ -45,7 +45,7 @@ def test_one_that_was_cancelled_keeps_the_others_from_nothing() -> None:
         first.cancel()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(second, 0)
-        delivery.succeed(7, -1)
+        delivery.finish(7, -1)
         assert [first.cancelled(), second.cancelled()] == [True, True]
         return int((await third).offset)
 
@@ -56,7 +56,7 @@ def test_one_that_comes_after_the_batch_is_done_has_its_outcome_at_once() -> Non
     async def story() -> list[int]:
         delivery = BatchDelivery(T0, 2)
         early = awaitables(delivery, 1)
-        delivery.succeed(7, -1)
+        delivery.finish(7, -1)
         return [future.result().offset for future in early + awaitables(delivery, 2)]
 
     assert asyncio.run(story()) == [7, 7, 8]
@@ -67,8 +67,8 @@ def test_the_parts_of_a_split_batch_settle_their_own_records() -> None:
         delivery = BatchDelivery(T0, 2)
         good, bad = awaitables(delivery, 2)
         first, second = delivery.split((1, 1))
-        first.succeed(3, -1)
-        second.fail(InvalidRecordError("bad"))
+        first.finish(3, -1)
+        second.finish(error=InvalidRecordError("bad"))
         assert (await good).offset == 3
         with pytest.raises(InvalidRecordError, match="bad"):
             await bad
@@ -84,7 +84,7 @@ def test_asyncio_does_not_complain_of_a_failure_that_the_producer_tells_of() -> 
         loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
         delivery = BatchDelivery(T0, 1)
         waiting = awaitables(delivery, 1)
-        delivery.fail(InvalidRecordError("bad"))
+        delivery.finish(error=InvalidRecordError("bad"))
         assert waiting[0].done()
         waiting.clear()
         gc.collect()
@@ -99,7 +99,7 @@ def test_whoever_awaits_a_record_or_looks_at_it_is_noticed(look: str) -> None:
     async def story() -> None:
         delivery = BatchDelivery(T0, 1)
         (future,) = awaitables(delivery, 1)
-        delivery.fail(InvalidRecordError("bad"))
+        delivery.finish(error=InvalidRecordError("bad"))
         assert not delivery.is_observed
         looks: dict[str, Callable[[], Any]] = {
             "await": lambda: future,

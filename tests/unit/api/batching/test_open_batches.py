@@ -81,7 +81,7 @@ def test_records_of_the_short_way_are_those_of_the_codec(kind: type[OpenBatches]
         batches.buffered_bytes == batch.size_bytes == sum(21 + len(r[1] or b"") for r in expected)
     )
     assert sealed(batch) == bytes(encode_records(expected, **IDENTITY))
-    batch.delivery.succeed(100, -1)
+    batch.delivery.finish(100, -1)
     assert [future.result(0).offset for future in futures] == list(range(100, 150))
     assert futures[0].result(0).timestamp_ms == 1_700_000_000_000
     assert isinstance(futures[0], RecordFuture)
@@ -183,7 +183,7 @@ def test_only_the_machines_own_clock_may_be_read_without_asking_it(
         topic.sticky = batches.new_batch(BatchDelivery(TopicPartition("t", 0)), 1.5)
         batches.is_accepting = True
         future = batches.add("t", b"v", None, (), None, None)
-        topic.sticky.delivery.succeed(0, -1)
+        topic.sticky.delivery.finish(0, -1)
         assert future.result(0).timestamp_ms >= 1_700_000_000_000
         assert asked or is_system_time
     assert len(asked) == (2 if kind is OpenBatches else 1)

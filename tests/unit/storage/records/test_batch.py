@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -19,7 +20,6 @@ from oncelog.storage.records.batch import (
     patch,
     seal,
     stamp_log_append_time,
-    with_producer,
 )
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
@@ -153,15 +153,6 @@ def test_append_time_replaces_the_time_of_all_records() -> None:
     assert crc_matches(batch, header)
 
 
-@pytest.mark.parametrize("is_transactional", [True, False])
-def test_restamped_producer_equals_sealing_with_it(is_transactional: bool) -> None:
-    batch = make_batch(is_transactional=not is_transactional)
-    with_producer(batch, 2**40, 9, 123, is_transactional)
-    assert batch == make_batch(
-        producer_id=2**40, producer_epoch=9, base_sequence=123, is_transactional=is_transactional
-    )
-
-
 def test_batches_are_iterated_with_their_positions() -> None:
     first, second = make_batch(base_offset=1), make_batch(b"x" * 40, base_offset=2)
     found = [(position, header.base_offset) for position, header in iterate_batches(first + second)]
@@ -243,7 +234,7 @@ def test_client_batch_of_impossible_shape_is_invalid(changes: dict[str, Any]) ->
 def test_client_batch_with_unknown_attributes_is_invalid(attributes: int) -> None:
     batch = make_batch()
     batch[21:23] = (attributes | 16).to_bytes(2, "big")
-    with_producer(batch, 42, 3, 10, True)
+    batch[17:21] = crc32c(batch[21:]).to_bytes(4, "big")
     assert check(batch) is ErrorCode.INVALID_RECORD
 
 

@@ -93,7 +93,8 @@ def test_snappy_block_of_impossible_size_is_corrupt(tail: str) -> None:
 def test_moving_batches_never_loads_pyarrow() -> None:
     script = (
         "import sys, oncelog.storage.records.control, oncelog.storage.records.codec as codec\n"
-        "gzip = codec.Codec.GZIP\n"
+        "from oncelog.storage.records.compression import Codec\n"
+        "gzip = Codec.GZIP\n"
         "codec.decode_records(codec.encode_records([(None, b'v', 0, ())], codec=gzip))\n"
         "sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
     )
