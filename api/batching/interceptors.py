@@ -34,7 +34,7 @@ class ProducerInterceptor:
 
     ``on_send`` and ``on_transaction_begin`` run in the thread of the caller, the others on the
     producer's event loop: they must be short and must not wait. Tables given to ``send_arrow``
-    bypass ``on_send``, but the hooks of their transactions are called.
+    bypass interceptors; the transactions around them do not.
     """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
