@@ -107,7 +107,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def _spawn(args: argparse.Namespace, path: Path) -> connection.Discovery:
-    """Start the head process and wait until it serves; its last words if it does not."""
+    """Start the head process and wait until it serves; what it logged if it does not."""
     command = [sys.executable, "-m", head.MODULE, "--data-dir", str(path)]
     if args.num_cpus is not None:
         command += ["--num-cpus", str(args.num_cpus)]
