@@ -86,7 +86,7 @@ def init(
     path = connection.directory_path(data_dir)
     config = connection.check_cluster_settings(settings)
     running = connection.read_discovery(path)
-    # What this process itself has left there, Ray knows better: it may be shut down since.
+    # For a record left by this process ask Ray: it may have been shut down since.
     if address is None and running is not None and running.process_id != os.getpid():
         address = running.address
     is_starter = address is None and not ray.is_initialized()
@@ -188,7 +188,7 @@ class Cluster(ProcessBound):
         return reply
 
     def expect_data_dir(self, path: Path) -> None:
-        """Refuse to go on when this cluster keeps its data elsewhere."""
+        """Refuse to continue when this cluster keeps its data elsewhere."""
         if Path(self.data_dir) != path:
             raise ConnectionFailedError(
                 f"a cluster with data_dir={self.data_dir!r} runs here already, so "
@@ -332,7 +332,7 @@ class Cluster(ProcessBound):
 
         See ``oncelog.api.processing.job`` for what the function gets and returns. The workers
         outlive this program: ``job(group_id)`` finds them again, ``stop()`` of it ends them. A
-        later job of the same ``group_id`` goes on where this one ended. A worker fails, for good
+        later job of the same ``group_id`` continues where this one ended. A worker fails, for good
         and visibly, after ``max_function_failures`` in a row of the function, whatever it raises,
         or after ``max_worker_deaths`` processes in a row that ended over the same input. Raises
         ``UnknownTopicOrPartitionError`` if a topic is missing, ``InvalidSettingError`` for an

@@ -2,7 +2,7 @@
 
 An unknown or impossible setting is refused at once with its name, its value and what is allowed.
 Times are milliseconds, sizes bytes. ``ProducerOptions`` and ``ConsumerOptions`` are the same
-settings as keywords, for editors and type checkers; a test holds them equal.
+settings as keywords, for editors and type checkers; a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """How a consumer fetches, commits and lives in its group.
+    """How a consumer fetches, commits and takes part in its group.
 
     ``isolation_level`` may be given as text. ``max_poll_interval_ms`` is also the group's
     rebalance timeout. Without ``group_id`` positions are not committed.

@@ -10,7 +10,7 @@ from oncelog.storage.model import TopicPartition
 
 
 class ConsumerRecord(NamedTuple):
-    """One record as it stands in the log. ``headers`` keeps order and repeated names.
+    """One record as it is in the log. ``headers`` keeps order and repeated names.
 
     A named tuple because one is made per record: it costs a third of a frozen dataclass.
     """

@@ -44,7 +44,7 @@ ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``, which a session gives to all its Python processes."""
 
 DRIVER_COMMAND: Final = "java"
-"""What Spark's driver runs; its Python processes are children of it."""
+"""What Spark's driver runs; its Python processes are its children."""
 
 PLAN_TIMEOUT_MS: Final = 60_000
 END_TIMEOUT_MS: Final = 300_000

@@ -50,7 +50,7 @@ _MILLISECONDS_MAX: Final = (2**63 - 1) // _MICROSECONDS
 
 
 def read_schema(*, includes_headers: bool) -> StructType:
-    """The schema of a read that is not told which columns to give."""
+    """The schema of a read for which no columns were chosen."""
     return READ_SCHEMA if includes_headers else StructType(READ_SCHEMA.fields[:-1])
 
 
@@ -154,7 +154,7 @@ def check_write_schema(schema: StructType, topic: str | None) -> None:
 
 
 def _is_headers(column: StructField) -> bool:
-    """Whether a column of arrays holds headers; columns of other kinds are not its business."""
+    """Whether a column of arrays holds headers; columns of other kinds are not checked."""
     if not isinstance(column.dataType, ArrayType):
         return True
     item = column.dataType.elementType

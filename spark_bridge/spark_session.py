@@ -55,7 +55,7 @@ _DEFAULTS: Final = {
 }
 
 _INHERITED: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""What a Python worker needs to join a Ray cluster that asks for a token."""
+"""What a Python worker needs to join a Ray cluster that requires a token."""
 
 
 def session(
@@ -119,9 +119,9 @@ def session(
 def register(spark: SparkSession, cluster: Cluster | None = None) -> None:
     """Give ``spark`` the format ``oncelog``; by default it means ``cluster``.
 
-    Without ``cluster`` that is the Ray cluster which this process is connected to, if it is to
-    any, else ``RAY_ADDRESS`` or a cluster on the worker's own machine. Option ``address`` of a
-    read or write overrides it. oncelog must be installed on the executors.
+    Without ``cluster`` that is the Ray cluster this process is connected to, if any, else
+    ``RAY_ADDRESS`` or a cluster on the worker's own machine. Option ``address`` of a read or write
+    overrides it. oncelog must be installed on the executors.
     """
     from oncelog.spark_bridge.source import OncelogDataSource
 
@@ -252,7 +252,7 @@ def _check_memory(memory: str) -> None:
 
 
 def _check_cpus(wanted: int) -> None:
-    """Refuse what Ray can never give, for which Spark would wait without a word."""
+    """Refuse what Ray can never provide, for which Spark would wait silently."""
     import ray
 
     there_are = int(ray.cluster_resources().get("CPU", 0))

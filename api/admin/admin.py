@@ -15,7 +15,7 @@ __all__ = ["Admin", "AsyncAdmin"]
 class Admin(Blocking[AsyncAdmin]):
     """Topics, groups and transactions of a cluster. Make it with ``cluster.admin()``.
 
-    The methods are those of ``AsyncAdmin``; each blocks until its answer is there.
+    The methods are those of ``AsyncAdmin``; each blocks until it has its answer.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ DURATION_MAX_MS: Final = 2**63 - 1
 TRANSACTION_STATES: Final = tuple(
     state.value for state in TransactionState if state is not TransactionState.DEAD
 )
-"""The states that a transactional id can be found in."""
+"""The states of a transactional id."""
 
 
 class AsyncAdmin:
@@ -102,8 +102,8 @@ class AsyncAdmin:
     ) -> str:
         """Create a topic, durably, and wait until its partitions can be written; its id.
 
-        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if there is one of
-        that name; with ``exist_ok`` that one is left as it is, however many partitions it has.
+        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if the name is
+        taken; with ``exist_ok`` that topic is left as it is, however many partitions it has.
         """
         if not isinstance(name, str) or not is_valid_topic_name(name):
             raise InvalidTopicError(
@@ -169,7 +169,7 @@ class AsyncAdmin:
     async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
         """Change settings of a topic, durably; ``None`` makes one the default again.
 
-        The others stay. Leaders that cannot be reached follow within minutes.
+        The others stay. Leaders that cannot be reached apply them within minutes.
         ``InvalidConfigError`` names a setting that is unknown or impossible.
         """
         changed = _as_text(settings)
@@ -260,9 +260,9 @@ class AsyncAdmin:
     async def rotate_ticket_key(self) -> int:
         """Make a new secret for the tickets of transactions, durably; how often that was done.
 
-        Open transactions go on: tickets under the previous key are honoured for the 12 hours that
-        the oldest of them may live. To revoke a leaked key at once, call it twice; transactions
-        that are enrolling partitions just then abort. Source: KIP-98, "Future work".
+        Open transactions continue: tickets under the previous key are honoured for the 12 hours
+        that the oldest of them may live. To revoke a leaked key at once, call it twice;
+        transactions enrolling partitions at that moment abort. Source: KIP-98, "Future work".
         """
         seen = await self.describe_cluster()
         request = RotateClusterKeyRequest(key_version=seen.cluster_key_version)
@@ -373,7 +373,7 @@ class AsyncAdmin:
     async def abort_transaction(self, transactional_id: str) -> bool:
         """Abort the open transaction of an id, durably; whether readers see it already.
 
-        Its producer is told as after a timeout: a commit fails, an abort succeeds and it goes on.
+        To its producer it is like a timeout: a commit fails, an abort succeeds and it continues.
         ``InvalidTxnStateError`` when none is open or its commit is decided,
         ``TransactionalIdNotFoundError`` for an unknown id. One that begins later is left alone.
         """
@@ -473,7 +473,7 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_partitions(partitions: object) -> None:
-    """Refuse what is not a number; the controller judges the number itself."""
+    """Refuse what is not a number; the controller checks its range."""
     if not _is_whole(partitions):
         raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
 

@@ -1,6 +1,6 @@
-"""How the admin client asks: every question is retried while that may help.
+"""The admin client's calls: each is retried while that may help.
 
-What is asked this way is safe to repeat. Unknown topics are answered at once.
+All of them are safe to repeat. Unknown topics are reported at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import TopicPartition
 
 TIMEOUT_MS: Final = 60_000
-"""How long a call goes on trying."""
+"""How long a call is retried."""
 
 ATTEMPT_TIMEOUT_MS: Final = 30_000
 """How long one attempt may take: deleting a topic stops its actors first."""
@@ -82,7 +82,7 @@ class AdminCalls:
         )
 
     async def shards(self, topic: str, request: Request[ReplyT]) -> list[ReplyT]:
-        """The answer of every shard of coordinators, one call each; raises what one refuses."""
+        """The answer of every coordinator shard, one call each; raises the error of any refusal."""
         count = await self.router.partition_count(topic)
         replies = await asyncio.gather(
             *(self.leader(TopicPartition(topic, shard), request) for shard in range(count))
@@ -93,6 +93,6 @@ class AdminCalls:
 
 
 def check(reply: Reply, detail: str = "") -> None:
-    """Raise what a reply's error becomes for a user."""
+    """Raise a reply's error as the user sees it."""
     if reply.error is not ErrorCode.NONE:
         raise exception_for(reply.error, reply.detail or detail)

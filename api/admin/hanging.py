@@ -1,7 +1,7 @@
 """Hanging transactions: open on a partition, and no coordinator will ever end them.
 
 Rules. A partition's open transaction is *owned* by the transactional id that has its producer id,
-in that epoch, with the partition enrolled; its marker will come. To tell, the leader is asked
+in that epoch, with the partition enrolled; its marker will come. To find out, the leader is asked
 first, then every coordinator, then the leader again: a transaction that ended between the first
 two answers had its marker before its coordinator forgot it, so the third answer shows that.
 A transaction is therefore never called hanging because it was about to end. Coordinators that do
@@ -83,7 +83,7 @@ class Unanswered:
 
 
 class IncompleteSearchError(RequestTimedOutError):
-    """Some did not answer, so there may be more; ``found`` and ``unanswered`` say what is known.
+    """Some did not answer, so there may be more; see ``found`` and ``unanswered``.
 
     ``found`` is what is hanging for certain.
     """
@@ -304,7 +304,7 @@ def _is_owned(
 
 
 def _may_join(owner: TransactionDescription, one: ProducerDescription) -> bool:
-    """Whether the id may yet enrol the partition and write on in the same transaction."""
+    """Whether the id may still enrol the partition and write to it in the same transaction."""
     return _part_of(owner, one.producer_id)[0] == one.producer_epoch
 
 

@@ -53,7 +53,7 @@ class Wake(enum.Enum):
 
 
 class PendingBatch:
-    """One batch from its first record until its outcome is known."""
+    """One batch, from its first record until its outcome is known."""
 
     __slots__ = ("created_s", "delivery", "rows")
 
@@ -85,7 +85,7 @@ class _Queue:
 
 
 class Accumulator:
-    """Batches per partition. ``gate`` raises when no record may be accepted now.
+    """Batches per partition. ``gate`` raises while no record may be accepted.
 
     ``on_done`` is called, on the event loop, when the outcome of any batch is known. ``now`` gives
     the seconds since some point in time, from any thread.
@@ -109,7 +109,7 @@ class Accumulator:
         self._now = now
         self._sticky = StickyPartitions(random)
         self._queues: dict[str, list[_Queue]] = {}
-        # With the time at which each was begun, and so in that order.
+        # With the time each was begun, hence in that order.
         self._undelivered: dict[BatchDelivery, float] = {}
         self._is_lingering = False
         self._is_full_reported = False
@@ -172,7 +172,7 @@ class Accumulator:
     def append_rows(
         self, topic_partition: TopicPartition, rows: Rows, size_bytes: int
     ) -> tuple[BatchDelivery, Wake]:
-        """Add a whole batch, after everything that the partition has."""
+        """Add a whole batch behind everything already queued for the partition."""
         with self._lock:
             self._gate()
             topic, partition = topic_partition.topic, topic_partition.partition
@@ -186,7 +186,7 @@ class Accumulator:
             return delivery, self._wake(True)
 
     def sticky_partition(self, topic: str, partition_count: int) -> int:
-        """Another partition for a block of records without keys."""
+        """Choose another partition for a block of records without keys."""
         with self._lock:
             return self._sticky.advance(topic, partition_count)
 
@@ -218,7 +218,7 @@ class Accumulator:
             return frozenset(self._undelivered)
 
     def is_delivered(self, deliveries: frozenset[BatchDelivery]) -> bool:
-        """Whether the outcome of all of ``deliveries`` is known."""
+        """Whether the outcomes of all ``deliveries`` are known."""
         with self._lock:
             return deliveries.isdisjoint(self._undelivered)
 
@@ -258,7 +258,7 @@ class Accumulator:
             return next(iter(self._undelivered.values()), None)
 
     def take_old(self, begun_before_s: float) -> list[PendingBatch]:
-        """Every batch that was not taken and was begun no later than ``begun_before_s``."""
+        """Every batch not yet taken and begun no later than ``begun_before_s``."""
         with self._lock:
             old: list[PendingBatch] = []
             for queue in self._all_queues():
@@ -272,7 +272,7 @@ class Accumulator:
             return old
 
     def drop(self) -> list[PendingBatch]:
-        """Every batch that was not taken yet, for the caller to fail."""
+        """Every batch not yet taken, for the caller to fail."""
         with self._lock:
             dropped: list[PendingBatch] = []
             self._close_all()
@@ -293,7 +293,7 @@ class Accumulator:
         return queues
 
     def _topic(self, topic: str, metadata: TopicMetadata) -> TopicBatches:
-        """The open batches of a topic, as many partitions as it now has."""
+        """The open batches of a topic, for as many partitions as it now has."""
         batches = self._open.topics.get(topic)
         if batches is not None and batches.metadata is metadata:
             return batches
@@ -303,7 +303,7 @@ class Accumulator:
             batches.metadata = metadata
             return batches
         if batches is not None:
-            # Keys go elsewhere from now on; what was gathered is sent first.
+            # Keys now map to other partitions; what was gathered is sent first.
             for partition in range(len(batches.batches)):
                 self._close(topic, partition)
         batches = self._open.topics[topic] = self._open.new_topic(metadata, count)

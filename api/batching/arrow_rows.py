@@ -1,8 +1,7 @@
 """Tables to batches: split by partition, cut to size, no Python object per record.
 
 A table has the columns ``value`` and, if wanted, ``key``, ``timestamp``, ``headers`` and
-``partition``. It is worked through in blocks of rows, so that the memory needed beside the table
-is that of a block.
+``partition``. It is processed in blocks of rows, so only one block's memory is needed beside it.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class ColumnRows:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """A batch to be, for one partition. ``size_bytes`` is an upper estimate, uncompressed."""
+    """A future batch of one partition. ``size_bytes`` is an upper estimate, uncompressed."""
 
     topic_partition: TopicPartition
     rows: ColumnRows
@@ -106,7 +105,7 @@ def as_table(data: object) -> pa.Table:
 
 
 def highest_partition(table: pa.Table) -> int | None:
-    """The highest partition that a row of ``table`` (from ``as_table``) is to go to, if any."""
+    """The highest partition named by a row of ``table`` (from ``as_table``), if any."""
     if "partition" not in table.schema.names:
         return None
     highest: int | None = pc.max(table["partition"]).as_py()
@@ -124,9 +123,9 @@ def split_table(
 ) -> Iterator[ColumnBatch]:
     """The batches of ``table`` (from ``as_table``), in row order within each partition.
 
-    Rows without partition go by key; those without key to ``sticky_partition()``, asked again
-    for each block. A missing timestamp is ``now_ms``. Raises ``MessageTooLargeError`` and
-    ``UnknownTopicOrPartitionError`` before the first batch is given.
+    Rows without a partition go by key; those without a key to ``sticky_partition()``, called
+    for each block. A missing timestamp becomes ``now_ms``. Raises ``MessageTooLargeError`` and
+    ``UnknownTopicOrPartitionError`` before yielding the first batch.
     """
     _check_rows(table, topic, partition_count, record_bytes_max)
     for block in _blocks(table):

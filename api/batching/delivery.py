@@ -26,9 +26,9 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where a record stands. ``timestamp_ms`` is the record's, or the log's append time.
+    """A record's place in the log. ``timestamp_ms`` is the record's, or the log's append time.
 
-    ``offset`` is -1 if the log knew the batch as a duplicate too old to say where it stands.
+    ``offset`` is -1 if the batch was a duplicate too old for the log to know its offset.
     """
 
     topic: str
@@ -39,7 +39,7 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """Where a batch stands: ``record_count`` records from ``base_offset`` (inclusive) on."""
+    """A batch's place in the log: ``record_count`` records from ``base_offset`` (inclusive)."""
 
     topic: str
     partition: int
@@ -84,7 +84,7 @@ class BatchDelivery:
 
     @property
     def is_observed(self) -> bool:
-        """Whether the outcome of the batch, or of what it is a part of, is observed."""
+        """Whether the outcome of the batch, or of the whole it is part of, is observed."""
         return self.has_waiter or (self._whole is not None and self._whole.is_observed)
 
     def belong_to(self, whole: BatchDelivery | TableDelivery) -> None:
@@ -106,7 +106,7 @@ class BatchDelivery:
         *,
         error: OncelogError | None = None,
     ) -> None:
-        """The batch stands at ``base_offset``; append time -1 if the log keeps the client's.
+        """The batch is at ``base_offset``; append time -1 if the log keeps the client's.
 
         With ``error`` it will not be delivered, or its outcome is unknown. Only the first counts.
         """
@@ -160,7 +160,7 @@ class BatchDelivery:
         return offset, self._log_append_time_ms, self._error
 
     def metadata(self) -> Iterator[BatchMetadata]:
-        """Where the batch, or each part of it, stands."""
+        """The place of the batch, or of each part of it."""
         if self._parts:
             for part in self._parts:
                 yield from part.metadata()
@@ -222,7 +222,7 @@ class RecordFuture(Future[RecordMetadata]):
         return self._delivery.is_done
 
     def running(self) -> bool:
-        """Whether the outcome is not known yet: a record is on its way from the start."""
+        """Whether the outcome is still unknown: a record is in flight from the start."""
         return not self._delivery.is_done
 
     def cancelled(self) -> bool:
@@ -234,7 +234,7 @@ class RecordFuture(Future[RecordMetadata]):
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record stands; waits up to ``timeout`` seconds. Raises what went wrong."""
+        """The record's place; waits up to ``timeout`` seconds. Raises what went wrong."""
         self._delivery.has_waiter = True
         if not self._delivery.wait(timeout):
             raise FutureTimeoutError
@@ -244,7 +244,7 @@ class RecordFuture(Future[RecordMetadata]):
         return metadata
 
     def outcome(self) -> RecordMetadata | OncelogError:
-        """What ``result`` returns or raises, once it is known; does not count as a look at it."""
+        """What ``result`` returns or raises, once known; does not count as observing it."""
         offset, log_append_time_ms, error = self._delivery.outcome(self._index)
         if error is not None:
             return error
@@ -268,14 +268,14 @@ class RecordFuture(Future[RecordMetadata]):
             try:
                 fn(self)
             except Exception:
-                # As in concurrent.futures: a callback's mistake must not stop the producer.
+                # As in concurrent.futures: a failing callback must not stop the producer.
                 _logger.exception("a callback of a record's future raised")
 
         self._delivery.has_waiter = True
         self._delivery.add_done_callback(run)
 
     def awaitable(self) -> asyncio.Future[RecordMetadata]:
-        """The same for coroutines of the running loop, which has to be the producer's."""
+        """The same for coroutines of the running loop, which must be the producer's."""
         return self._delivery.await_record(self, asyncio.get_running_loop())
 
     def _copy_outcome(self) -> None:
@@ -289,7 +289,7 @@ class RecordFuture(Future[RecordMetadata]):
 class AwaitableOutcome(asyncio.Future[ResultT]):
     """A future for coroutines that notes whether it is awaited or examined.
 
-    The producer reports an unexamined failure, once and not once per record.
+    The producer reports an unexamined failure once, not once per record.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ class AwaitableOutcome(asyncio.Future[ResultT]):
 
 
 def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]) -> None:
-    """Hand the outcome of records to those who wait for it on this loop."""
+    """Deliver the outcome of records to their waiters on this loop."""
     for record, awaitable in awaited:
         if awaitable.done():
             continue
@@ -334,7 +334,7 @@ def _settle(awaited: list[tuple[RecordFuture, AwaitableOutcome[RecordMetadata]]]
             awaitable.fail(outcome)
         else:
             awaitable.set_result(outcome)
-    # Its batch need not keep it any longer.
+    # Its batch no longer needs to keep it.
     awaited.clear()
 
 
@@ -364,7 +364,7 @@ class _TableFuture(Future[tuple[BatchMetadata, ...]]):
 class TableDelivery:
     """The one future of a whole table, done when each of its batches is.
 
-    It resolves to where the batches stand, or raises the error of the first that failed.
+    It resolves to the places of the batches, or raises the error of the first that failed.
     """
 
     def __init__(self) -> None:
@@ -373,7 +373,7 @@ class TableDelivery:
         self.future.set_running_or_notify_cancel()
         self._deliveries: list[BatchDelivery] = []
         self._lock = threading.Lock()
-        # One more than the batches until ``seal``, so that it cannot be done too early.
+        # One more than the batches until ``seal``, so that it cannot complete too early.
         self._missing = 1
 
     @property

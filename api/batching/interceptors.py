@@ -1,7 +1,7 @@
 """Code of the application that watches a producer at work, and may change what it sends.
 
 An interceptor never harms the producer: what it raises is logged once per interceptor and hook,
-counted in ``ProducerMetrics.interceptor_failures``, and otherwise as if it had done nothing.
+counted in ``ProducerMetrics.interceptor_failures`` and otherwise ignored.
 Source: KIP-42; the hooks of transactions are what KIP-98 leaves to future work.
 """
 
@@ -30,11 +30,11 @@ class ProducerRecord:
 
 
 class ProducerInterceptor:
-    """Derive from it and override what is of interest.
+    """Base class of interceptors; override the hooks you need.
 
     ``on_send`` and ``on_transaction_begin`` run in the thread of the caller, the others on the
     producer's event loop: they must be short and must not wait. Tables given to ``send_arrow``
-    pass no interceptor, but the transactions around them do.
+    bypass interceptors; the transactions around them do not.
     """
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
@@ -44,11 +44,11 @@ class ProducerInterceptor:
     def on_acknowledgement(
         self, metadata: RecordMetadata | None, error: BaseException | None
     ) -> None:
-        """The outcome of one record is known: where it stands, or why it was not delivered.
+        """The outcome of one record is known: its place, or why it was not delivered.
 
         ``error`` is what its future or, if it was not accepted, ``send`` raises: besides an
         ``OncelogError`` a ``TypeError`` or ``ValueError``, or that ``send`` was cancelled. What
-        ``send`` raises is told in the thread of the caller.
+        ``send`` raises is reported in the caller's thread.
         """
 
     def on_transaction_begin(self, transactional_id: str) -> None:
@@ -62,7 +62,7 @@ class ProducerInterceptor:
 
 
 class InterceptorChain:
-    """The interceptors of one producer, in order; what one raises stops neither it nor them."""
+    """The interceptors of one producer, in order; one that raises stops none of them."""
 
     def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
         self.failure_count = 0
@@ -74,7 +74,7 @@ class InterceptorChain:
         return bool(self._interceptors)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """``record`` as the interceptors leave it."""
+        """``record`` after all interceptors."""
         for interceptor in self._interceptors:
             try:
                 changed = interceptor.on_send(record)
@@ -89,7 +89,7 @@ class InterceptorChain:
         return record
 
     def watch(self, future: RecordFuture) -> None:
-        """Tell the interceptors of the outcome when it is known."""
+        """Notify the interceptors of the outcome once it is known."""
 
         def tell(_: object) -> None:
             error = future.exception(0)

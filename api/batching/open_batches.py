@@ -28,7 +28,7 @@ RECORD_OVERHEAD_BYTES: Final = 21
 """The most that a record's fixed fields take in a batch, header count included."""
 
 _INTERFACE: Final = 5
-"""That of the compiled module which goes with this one; both numbers change together."""
+"""Must equal the compiled module's; change both together."""
 
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
@@ -61,7 +61,7 @@ class OpenBatch:
         return len(self._records) - 1
 
     def rows(self) -> Rows:
-        """All records; nothing may be added any more."""
+        """All records; nothing may be added afterwards."""
         return RecordRows(self._records)
 
 
@@ -82,9 +82,9 @@ class TopicBatches:
 class OpenBatches:
     """The open batches of one producer, by topic.
 
-    ``is_accepting`` is false while a record may not be taken without asking why. ``known_topics``
-    is looked into and ``now_ms`` gives the time, both from any thread. With ``is_system_time``
-    that is the machine's own, which compiled code reads itself.
+    ``is_accepting`` is false while every record must take the slow path. ``known_topics`` is read
+    and ``now_ms`` gives the time, both from any thread. With ``is_system_time`` that is the
+    machine's clock, which compiled code reads itself.
     """
 
     __slots__ = (
@@ -209,7 +209,7 @@ class OpenBatches:
         return TopicBatches(metadata, partition_count)
 
     def hold(self, size_bytes: int) -> None:
-        """Count bytes, or with a negative number uncount them, under ``lock``."""
+        """Add to the byte count (a negative number subtracts), under ``lock``."""
         self.buffered_bytes += size_bytes
 
 
@@ -224,7 +224,7 @@ def _batch_for(batches: TopicBatches, key: bytes | None, partition: object) -> O
 
 
 def fastest() -> type[OpenBatches]:
-    """``OpenBatches`` in C, or where that was not built or is not wanted, in Python."""
+    """``OpenBatches`` in C, or in Python where that was not built or is not wanted."""
     try:
         from oncelog.api.batching import _open_batches
     except ImportError:
@@ -233,10 +233,10 @@ def fastest() -> type[OpenBatches]:
 
 
 def matching(compiled: ModuleType | Any) -> type[OpenBatches]:
-    """The class of a compiled module, or ours if that was built from other source than this.
+    """The class of a compiled module, or ours if it was built from different source.
 
-    A stale module might not return records as its callers expect, and a flush would hang. So it
-    is not used, and a warning says so once.
+    A stale module might not return records as its callers expect, and a flush would hang: it is
+    not used, and a warning says so once.
     """
     interface = getattr(compiled, "INTERFACE", 0)
     if interface != _INTERFACE:

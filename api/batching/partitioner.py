@@ -1,4 +1,4 @@
-"""Which partition a record goes to: by the key's murmur2 hash, as Kafka's clients choose.
+"""Which partition a record goes to: by the key's murmur2 hash, as in Kafka's clients.
 
 The same key and partition count give the same partition as in Kafka, so a topic may be copied
 between the two. Records without a key stick to one partition while its batch is being filled.
@@ -48,8 +48,8 @@ _cached_murmur2 = lru_cache(maxsize=CACHED_KEYS_MAX)(murmur2)
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
     """The partition of ``key`` among ``partition_count``."""
-    # Keys recur, and hashing one in Python costs far more than finding it; long ones are not
-    # kept, so that the cache stays small.
+    # Keys recur, and hashing one in Python costs far more than a cache hit; long ones are not
+    # cached, so that the cache stays small.
     hashed = _cached_murmur2(key) if len(key) <= _CACHED_KEY_MAX_BYTES else murmur2(key)
     return (hashed & _POSITIVE_MASK) % partition_count
 
@@ -65,7 +65,7 @@ def partitions_for_keys(keys: pa.Array, partition_count: int) -> npt.NDArray[np.
     ) % partition_count
     # A dictionary may itself hold a null, which means a null key just as a null index does.
     distinct[np.asarray(encoded.dictionary.is_null())] = -1
-    # One more place, for the null indices, that only they point to.
+    # One extra entry, to which only the null indices point.
     places = encoded.indices.cast(pa.int64()).fill_null(len(distinct)).to_numpy()
     chosen: npt.NDArray[np.int64] = np.append(distinct, -1)[places]
     return chosen
@@ -129,7 +129,7 @@ class StickyPartitions:
         return self.advance(topic, partition_count)
 
     def advance(self, topic: str, partition_count: int) -> int:
-        """Choose another partition, at random, for the next batch; the same only if it is alone."""
+        """Choose another partition at random for the next batch; the same only if there is one."""
         previous = self._current.get(topic, -1)
         if partition_count > 1 and 0 <= previous < partition_count:
             step = self._random.randrange(1, partition_count)

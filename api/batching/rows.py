@@ -13,7 +13,7 @@ from oncelog.storage.records.varint import encode_varlong
 
 
 class Rows(Protocol):
-    """The records of a batch, encoded when it is sent and not before."""
+    """The records of a batch, encoded only when it is sent."""
 
     @property
     def record_count(self) -> int:
@@ -131,7 +131,7 @@ class BlockRows:
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """The headers of one record, their count first, as they stand in the record."""
+    """The headers of one record as encoded in it, their count first."""
     parts = [encode_varlong(len(headers))]
     for name, value in headers:
         encoded = name.encode()

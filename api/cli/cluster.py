@@ -107,7 +107,7 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
 
 
 def _spawn(args: argparse.Namespace, path: Path) -> connection.Discovery:
-    """Start the head process and wait until it serves; what it said if it does not."""
+    """Start the head process and wait until it serves; what it logged if it does not."""
     command = [sys.executable, "-m", head.MODULE, "--data-dir", str(path)]
     if args.num_cpus is not None:
         command += ["--num-cpus", str(args.num_cpus)]
@@ -202,7 +202,7 @@ def stop(args: argparse.Namespace) -> int:
     try:
         cluster = client.connect(found.address)
     except ConnectionFailedError as error:
-        # Its node is away, or its log is missing: there is nothing left to flush.
+        # Its node is down, or its log is missing: there is nothing left to flush.
         if not connection.end_log():
             raise
         say(f"stopped without its controller ({error}); what was acknowledged is on its disk")

@@ -76,8 +76,8 @@ def answers(address: str) -> bool:
 def find(args: argparse.Namespace) -> Found:
     """The cluster that the arguments mean.
 
-    In this order: ``--address``, the cluster that runs on the data directory, ``RAY_ADDRESS``. A
-    data directory that was asked for by name is never replaced by the variable.
+    In this order: ``--address``, the cluster that runs on the data directory, ``RAY_ADDRESS``. The
+    variable never overrides a data directory that was named explicitly.
     """
     if args.address:
         return Found(address=_checked(args.address, "--address"))

@@ -1,7 +1,7 @@
-"""``oncelog dump``: what stands in the files of a log, and whether they fit each other.
+"""``oncelog dump``: what is in the files of a log, and whether they are consistent.
 
-It reads and never writes, needs no cluster and no lock, and may be used on the directory of an
-actor that is at work. It takes a data directory, the directory of one partition, or one file.
+It reads and never writes, needs no cluster and no lock, and may be used on the directory of a
+running actor. It takes a data directory, the directory of one partition, or one file.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Printer:
     # Verifying
 
     def verify(self, path: Path) -> int:
-        """Print what does not fit; of one file, what concerns it."""
+        """Print every inconsistency; of one file, those that concern it."""
         directory = path if path.is_dir() else path.parent
         if is_partition_directory(self._filesystem, directory):
             directories = [directory]
@@ -193,10 +193,10 @@ class _Printer:
         return STATUS_ERROR if self.problem_count else 0
 
     def _findings(self, directory: Path) -> Sequence[Finding]:
-        """What does not fit in one partition.
+        """The inconsistencies of one partition.
 
-        Compaction may swap the files of a segment while they are looked at, one after the other:
-        what was found then says nothing, so everything is looked at again.
+        Compaction may swap the files of a segment, one by one, while they are read: findings then
+        mean nothing, and everything is read again.
         """
         for _ in range(VERIFY_ATTEMPTS_MAX):
             before = self._sealed_files(directory)

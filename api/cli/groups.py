@@ -1,4 +1,4 @@
-"""``oncelog groups``: what consumer groups have read, and where they go on."""
+"""``oncelog groups``: what consumer groups have read, and where they continue."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def list_groups(args: argparse.Namespace) -> int:
 
 
 def describe_group(args: argparse.Namespace) -> int:
-    """Show a group: its members, and for each partition what it committed and what it lacks."""
+    """Show a group: its members, and for each partition its committed offset and lag."""
     with connect(args) as cluster:
         admin = cluster.admin()
         group = admin.describe_group(args.group)
@@ -310,7 +310,7 @@ def _refuse_members(group: GroupDescription, verb: str) -> None:
 
 
 def _assigned(group: GroupDescription, assignment: bytes) -> tuple[TopicPartition, ...]:
-    """What a member was given; nothing when its assignor is not one of ours."""
+    """A member's assignment; nothing when its assignor is not one of ours."""
     if group.protocol_type != PROTOCOL_TYPE:
         return ()
     try:

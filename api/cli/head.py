@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit status."""
+    """Serve until a signal asks it to stop; the exit status."""
     parser = argparse.ArgumentParser(prog=MODULE, description=__doc__, allow_abbrev=False)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--num-cpus", type=int)

@@ -74,7 +74,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         args = build_parser().parse_args(argv)
     except SystemExit as finished:
-        # Only help and the version end this way; wrong arguments raise.
+        # Only help and the version exit this way; wrong arguments raise.
         return int(finished.code or 0)
     status: int = args.run(args)
     return status
@@ -308,7 +308,7 @@ def _add_demo(commands: Commands) -> None:
 
 
 def _run_demo(args: argparse.Namespace) -> int:
-    """Run the demo. By name, because examples stand above this package."""
+    """Run the demo. Imported by name, because examples are above this package."""
     try:
         demo = importlib.import_module(DEMO_MODULE)
     except ModuleNotFoundError as error:

@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
 
 
 def split_advice(message: str) -> tuple[str, str]:
-    """The two halves of a message; the second is empty if it does not tell what to do."""
+    """The two halves of a message; the second is empty if it does not say what to do."""
     text = one_line(message).rstrip(".")
     what, dash, advice = text.partition(_DASH)
     if dash:
@@ -134,7 +134,7 @@ def say(text: str = "") -> None:
 
 
 def is_reader_gone() -> bool:
-    """Whether the reader of standard output is gone; a pipe tells without being written to."""
+    """Whether the reader of standard output is gone; a pipe shows it without a write."""
     try:
         number = sys.stdout.fileno()
     except OSError:

@@ -45,7 +45,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 
 @dataclass(slots=True)
 class _Place:
-    """Where the records of one partition stand: how many, and the offsets of first and last."""
+    """The records of one partition: how many, and the offsets of first and last."""
 
     count: int
     first_offset: int
@@ -53,7 +53,7 @@ class _Place:
 
 
 def produce(args: argparse.Namespace) -> int:
-    """Send each line as a record and tell where they stand."""
+    """Send each line as a record and report their offsets."""
     if args.key_separator == "":
         raise UsageError("--key-separator is empty", "give at least one character")
     with _input(args.file) as stream, connect(args) as cluster:
@@ -87,7 +87,7 @@ def _produce_each(sent: SentLines, stream: BinaryIO) -> int:
 
 
 def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
-    """Send in one transaction; a signal aborts it, or waits until it is committed and told."""
+    """Send in one transaction; a signal aborts it, or waits until it is committed and reported."""
     sent.producer.init_transactions()
     with contextlib.ExitStack() as decided:
         with sent.producer.transaction():
@@ -99,7 +99,7 @@ def _produce_at_once(sent: SentLines, stream: BinaryIO) -> int:
 
 
 class SentLines:
-    """Lines that became records of one topic, and where these stand."""
+    """Lines that became records of one topic, and their offsets."""
 
     def __init__(self, producer: Producer, topic: str, key_separator: str | None) -> None:
         self.producer = producer
@@ -123,7 +123,7 @@ class SentLines:
             self._note(self._waiting.popleft().result())
 
     def tell(self, how: str = "") -> None:
-        """Print how many records there are, and by partition where they stand."""
+        """Print how many records there are, and their offsets by partition."""
         total = sum(place.count for place in self._places.values())
         say(f"{total:,} {'record' if total == 1 else 'records'} to {self._topic}{how}")
         if self._places:
@@ -182,7 +182,7 @@ def _input(file: str | None) -> Iterator[BinaryIO]:
 
 
 def consume(args: argparse.Namespace) -> int:
-    """Print records until told to stop, or until there are enough, or none for long enough."""
+    """Print records until a signal, until there are enough, or until none come for long enough."""
     with connect(args) as cluster:
         topic = known_topic(cluster, args.topic)
         settings: dict[str, Any] = {
@@ -201,7 +201,7 @@ def consume(args: argparse.Namespace) -> int:
                     TopicPartition(args.topic, partition.partition)
                     for partition in topic.partitions
                 )
-            # A signal is the usual way to end it, and no word is lost about it.
+            # A signal is the usual way to end it, so nothing is printed about it.
             try:
                 print_records(consumer, args)
             except EndedBySignal as ended:
@@ -247,7 +247,7 @@ def print_records(consumer: Consumer, args: argparse.Namespace) -> None:
 
 def commit(consumer: Consumer) -> None:
     """Commit what has been written."""
-    # Lost partitions are another member's now, which prints these records again.
+    # Lost partitions now belong to another member, which prints these records again.
     with contextlib.suppress(
         IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
     ):
@@ -255,7 +255,7 @@ def commit(consumer: Consumer) -> None:
 
 
 def pass_over(consumer: Consumer, error: CorruptRecordError) -> None:
-    """Go on behind records that cannot be read, and say so."""
+    """Skip records that cannot be read, and say so."""
     if error.topic_partition is None:
         raise error
     count = error.next_offset - error.offset

@@ -83,7 +83,7 @@ held: Final = _orderly_end.held
 
 @contextlib.contextmanager
 def blocked_termination() -> Iterator[None]:
-    """SIGTERM waits until the end of the block: while it joins, Ray would print a stack trace."""
+    """Hold SIGTERM until the end of the block: Ray would print a stack trace while it joins."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

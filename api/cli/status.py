@@ -1,4 +1,4 @@
-"""``oncelog status``: what every actor of the log says of itself."""
+"""``oncelog status``: what every actor of the log reports."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ClusterStatus:
 async def collect(
     transport: Transport, *, address: str, dashboard_url: str, codec: str
 ) -> ClusterStatus:
-    """Ask the controller what there is, then every actor at once how it does."""
+    """Ask the controller which actors there are, then all of them at once for their status."""
     from oncelog.actors.interfaces import actor_of
 
     metadata = await transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=CALL_TIMEOUT_MS)
@@ -241,7 +241,7 @@ def _row(actor: ActorStatus) -> list[object]:
 
 
 def as_json(seen: ClusterStatus) -> dict[str, Any]:
-    """The status for programs; what an actor did not tell is null."""
+    """The status for programs; what an actor did not report is null."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for actor in seen.actors:
         held = topics.setdefault(actor.topic_partition.topic, [])

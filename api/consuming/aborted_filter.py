@@ -8,10 +8,10 @@ offset order (Source: KIP-98, "Consumer"):
   above the batch's last offset;
 * an ABORT marker *deactivates* its producer id; COMMIT markers, other control types and control
   batches that compaction has emptied change nothing; no control batch is ever delivered;
-* a transactional data batch of an active producer id is passed over; all other data is delivered.
+* a transactional data batch of an active producer id is skipped; all other data is delivered.
 
-The state is fresh for each reply, because a leader repeats whatever overlaps. One producer may
-have several aborted transactions in one reply: each listed item activates it again.
+The state starts empty for each reply, because a leader lists every overlapping transaction. One
+producer may have several aborted transactions in one reply: each activates it again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class VisibleBatches:
     """What one reply lets the reader see.
 
     ``next_offset`` (exclusive) is where the reply ends, past markers and aborted data too: the
-    position to go on from once every batch here is delivered. ``aborted_record_count`` counts the
-    records that were passed over because their transaction was aborted.
+    position to continue from once every batch here is delivered. ``aborted_record_count`` counts
+    the records skipped because their transaction was aborted.
     """
 
     batches: tuple[VisibleBatch, ...]
@@ -49,7 +49,7 @@ class VisibleBatches:
 
 
 class _AbortedTransactions:
-    """The producers whose data is aborted at the batch that is being looked at."""
+    """The producers whose data is aborted at the current batch."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._waiting = [(item.first_offset, item.producer_id) for item in aborted]
@@ -62,7 +62,7 @@ class _AbortedTransactions:
             self._active.add(heapq.heappop(self._waiting)[1])
 
     def end(self, producer_id: int) -> None:
-        """The producer's aborted transaction ends here; nothing if it has none."""
+        """End the producer's aborted transaction, if it has one."""
         self._active.discard(producer_id)
 
     def covers(self, header: BatchHeader) -> bool:
@@ -83,8 +83,8 @@ def visible_batches(
     hidden. A truncated batch at the end is ignored. The first visible batch may begin below
     ``fetch_offset``; its earlier records are the caller's to drop.
 
-    Raises ``CorruptDataError`` if the first batch is damaged. Damage further on ends the result
-    before it, so that sound records are delivered first and the next fetch meets the damage.
+    Raises ``CorruptDataError`` if the first batch is damaged. The result ends before any later
+    damage, so that sound records are delivered first; the next fetch then hits the damage.
     """
     aborted = _AbortedTransactions(aborted_transactions or ())
     visible: list[VisibleBatch] = []

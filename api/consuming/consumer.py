@@ -1,7 +1,7 @@
 """``Consumer`` and ``AsyncConsumer``: read records, alone or as a member of a group.
 
-One consumer is for one thread (or one task) at a time, as in Kafka. Errors are raised as
-``OncelogError``; what a retry mends is retried inside.
+A consumer is used by one thread (or task) at a time, as in Kafka. Errors are raised as
+``OncelogError``; retriable ones are retried internally.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ITERATION_POLL_MS: Final = 1_000
-"""How long one poll of an iterating consumer waits; iteration itself never ends by time."""
+"""How long one poll of an iterating consumer waits; iteration itself never times out."""
 
 Partitions: TypeAlias = TopicPartition | Iterable[TopicPartition]
 
@@ -103,7 +103,7 @@ class AsyncConsumer(ProcessBound):
         return records
 
     async def _poll_noted(self, timeout_ms: float, max_records: int | None) -> list[ConsumerRecord]:
-        """``poll`` for a caller that tells when it has the records; see ``Handover``."""
+        """``poll`` for a caller that confirms receipt of the records; see ``Handover``."""
         self._settle()
         count_max = self.settings.max_poll_records if max_records is None else max_records
         _check_poll(timeout_ms, count_max)
@@ -141,7 +141,7 @@ class AsyncConsumer(ProcessBound):
         return handover.records[handover.delivered - 1]
 
     async def _iterate(self) -> bool:
-        """Poll until an iteration can go on; false once the consumer is closed."""
+        """Poll until an iteration can continue; false once the consumer is closed."""
         while not self._core.is_closed:
             records = await self._poll_noted(ITERATION_POLL_MS, None)
             self._handover.iterate_over(records)
@@ -150,7 +150,7 @@ class AsyncConsumer(ProcessBound):
         return False
 
     def _settle(self) -> None:
-        """Give back what the application did not get, before anything else moves."""
+        """Give back what the application did not get, before any position moves."""
         self._handover.give_back(self._core.fetcher)
 
     # --- positions ----------------------------------------------------------------------------
@@ -163,12 +163,12 @@ class AsyncConsumer(ProcessBound):
         return await self._core.position(partition)
 
     async def positions(self) -> dict[TopicPartition, int]:
-        """The positions that are known now, of the assigned partitions; makes no call."""
+        """The known positions of the assigned partitions; makes no call."""
         self._core.check_open()
         return self._core.positions() | self._handover.first_offsets()
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` (inclusive) in an assigned partition."""
+        """Continue from ``offset`` (inclusive) in an assigned partition."""
         self._core.check_open()
         if not isinstance(offset, int) or offset < 0:
             raise InvalidRequestError(f"seek to offset {offset!r}: give a whole number from 0 on")
@@ -176,11 +176,11 @@ class AsyncConsumer(ProcessBound):
         self._core.fetcher.seek(partition, offset)
 
     async def seek_to_beginning(self, *partitions: Partitions) -> None:
-        """Go on from the log start; all assigned partitions if none is given."""
+        """Continue from the log start; all assigned partitions if none is given."""
         self._reset(partitions, EARLIEST_TIMESTAMP)
 
     async def seek_to_end(self, *partitions: Partitions) -> None:
-        """Go on from the end that the isolation level shows; all assigned if none is given."""
+        """Continue from the end as the isolation level sees it; all assigned if none is given."""
         self._reset(partitions, LATEST_TIMESTAMP)
 
     async def seek_to_committed(self, *partitions: Partitions) -> None:
@@ -200,7 +200,7 @@ class AsyncConsumer(ProcessBound):
     async def pause(self, *partitions: Partitions) -> None:
         """Deliver nothing of these partitions until ``resume``; they stay assigned.
 
-        What was fetched of them is kept, or fetched again if others need the memory meanwhile.
+        What was prefetched for them is kept, or fetched again if others needed the memory.
         """
         self._settle()
         for topic_partition in _flatten(partitions):
@@ -224,7 +224,7 @@ class AsyncConsumer(ProcessBound):
         """Commit the positions, or ``offsets`` (the next to read); durable on return.
 
         ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean
-        that the partitions may be another member's now; the next poll rejoins.
+        that the partitions may now belong to another member; the next poll rejoins.
         """
         chosen: Mapping[TopicPartition, int | OffsetAndMetadata]
         if offsets is None:
@@ -256,7 +256,7 @@ class AsyncConsumer(ProcessBound):
         return {tp: item.offset for tp, item in found.items()}
 
     async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """The end of each partition (exclusive) that the isolation level shows."""
+        """The end of each partition (exclusive), as the isolation level sees it."""
         found = await self._list(dict.fromkeys(_flatten((partitions,)), LATEST_TIMESTAMP))
         return {tp: item.offset for tp, item in found.items()}
 
@@ -360,8 +360,8 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         """Up to ``max_records`` records (default ``max_poll_records``), waiting for the first.
 
         Records of one partition come in offset order. Empty after ``timeout_ms`` without any.
-        Joins and rejoins the group, so let less than ``max_poll_interval_ms`` pass from one poll to
-        the next. Interrupted by Ctrl-C it loses nothing: the next poll gives what it had taken.
+        Joins and rejoins the group, so call it at intervals below ``max_poll_interval_ms``.
+        Interrupted by Ctrl-C it loses nothing: the next poll returns what it had taken.
         """
         records = self._loop_thread.run(self._client._poll_noted(timeout_ms, max_records))
         self._client._handover.before = None
@@ -372,7 +372,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
 
         Columns ``topic`` string, ``partition`` int32, ``offset`` int64, ``timestamp`` in ms UTC,
         ``key`` and ``value`` binary, ``headers`` list<struct<key: string, value: binary>>. Without
-        ``max_records`` bounded by ``fetch_max_bytes``. Without rows the table is empty.
+        ``max_records`` it is bounded by ``fetch_max_bytes``. Without rows the table is empty.
         """
         table = self._loop_thread.run(self._client._poll_arrow_noted(timeout_ms, max_records))
         self._client._handover.before = None

@@ -1,8 +1,8 @@
 """The loop side of a consumer: what a poll does, and in which order.
 
 A poll first starts *maintenance* if something is missing (a rebalance to join, positions to find),
-which runs in a task of its own so that a short poll does not cut it off. While a rebalance runs
-nothing is delivered. Otherwise it takes what was fetched ahead, or waits for it.
+in its own task, so that a short poll does not cut it off. During a rebalance nothing is
+delivered. Otherwise the poll takes what was prefetched, or waits for it.
 
 Positions come, in this order, from: an explicit seek; the group's committed offset, waiting while
 an open transaction is about to commit it (KIP-447); the reset policy. Automatic commits store the
@@ -46,7 +46,7 @@ from oncelog.storage.model import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPar
 TakenT = TypeVar("TakenT")
 
 CLOSE_TIMEOUT_MS: Final = 5_000
-"""How long closing may wait for the last commit and the good-bye to the group."""
+"""How long closing may wait for the last commit and for leaving the group."""
 
 LOOKUP_TIMEOUT_MS: Final = 5_000
 """How long one round of finding positions may take before a pending rebalance gets its turn."""
@@ -134,8 +134,8 @@ class ConsumerCore:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """The member's identity in its group, for ``send_offsets_to_transaction``.
 
-        Without a subscription it is that of the last membership, which a group refuses: what was
-        read under it may be another member's by now. ``assign`` starts afresh, without membership.
+        Without a subscription it is that of the last membership, which a group refuses: those
+        partitions may now belong to another member. ``assign`` starts afresh, without membership.
         """
         if self._membership is not None:
             identity = self._membership.metadata()
@@ -151,9 +151,9 @@ class ConsumerCore:
     async def poll(
         self, take: Callable[[Fetcher], TakenT | None], *, timeout_ms: float
     ) -> TakenT | None:
-        """Return ``take(fetcher)`` as soon as that is not empty, or ``None`` after ``timeout_ms``.
+        """Return ``take(fetcher)`` once it is not empty, or ``None`` after ``timeout_ms``.
 
-        Raises what neither waiting nor retrying mends; the next poll then goes on.
+        Raises non-retriable errors; the next poll then continues.
         """
         self.check_open()
         membership = self._membership
@@ -178,7 +178,7 @@ class ConsumerCore:
             self._wake.clear()
             self._maintain(may_join=True)
             self._raise_failure()
-            # Once the group asks for a rebalance, the partitions are as good as another member's.
+            # Once the group rebalances, treat the partitions as another member's.
             if not self._needs_join():
                 taken = take(self.fetcher)
                 if taken:
@@ -189,7 +189,7 @@ class ConsumerCore:
             await self._wait(remaining)
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait until something changed; a timeout is not an error."""
+        """Wait until something changes; a timeout is not an error."""
         waiter = asyncio.ensure_future(self._wake.wait())
         try:
             await asyncio.wait({waiter}, timeout=timeout_s)
@@ -259,7 +259,7 @@ class ConsumerCore:
     async def _run_maintenance(self, joins: bool) -> None:
         """Body of the task: join if asked to, then find positions until all are known.
 
-        A rebalance that is asked for later is left to the next poll.
+        A rebalance requested later is left to the next poll.
         """
         backoff = consumer_backoff(self.settings, self.random)
         while True:
@@ -304,7 +304,7 @@ class ConsumerCore:
         for partition in partitions:
             topic_partition = partition.topic_partition
             if topic_partition.topic in topics:
-                # Whatever is found holds in this topic only: the leader refuses it in another.
+                # Offsets are valid in this topic only: the leader refuses them in another.
                 partition.topic_id = topics[topic_partition.topic].topic_id
             if partition.reset_timestamp is None and topic_partition in committed:
                 partition.topic_id = committed[topic_partition].topic_id or partition.topic_id
@@ -336,7 +336,7 @@ class ConsumerCore:
     def _set_position(
         self, partition: AssignedPartition, moves: Mapping[AssignedPartition, int], offset: int
     ) -> None:
-        """Begin at ``offset``, unless a seek or a rebalance came first while it was looked up."""
+        """Begin at ``offset``, unless a seek or rebalance happened during the look-up."""
         is_assigned = self.fetcher.partitions.get(partition.topic_partition) is partition
         if is_assigned and partition.moves == moves[partition]:
             self.fetcher.seek(partition.topic_partition, offset)
@@ -387,7 +387,7 @@ class ConsumerCore:
         }
 
     def _delivered(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What an automatic commit commits: all that was delivered until now."""
+        """What an automatic commit commits: all that was delivered so far."""
         return self._in_their_topics(
             {tp: OffsetAndMetadata(offset=offset) for tp, offset in self.positions().items()}
         )
@@ -396,7 +396,7 @@ class ConsumerCore:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_ms: int
     ) -> None:
         try:
-            # Calls may overtake each other, so one commit at a time: the last one must win.
+            # Calls may be reordered, so one commit at a time: the last one must win.
             async with self._commit_lock:
                 await commit_offsets(
                     self.router,
@@ -421,7 +421,7 @@ class ConsumerCore:
         )
 
     def _begin_auto_commit(self) -> None:
-        """Commit in the background what was delivered until now, if it is time."""
+        """Commit in the background what was delivered so far, if a commit is due."""
         if not self._commits_automatically or not self._owns_partitions:
             return
         now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What a consumer holds of one assigned partition: its position and what was fetched ahead.
+"""A consumer's state of one assigned partition: its position and what was prefetched.
 
 ``position`` is the truth: the offset of the next record the user gets. Fetched replies wait in
 order as *pieces*; taking from them, as records or as columns, decodes one batch at a time and
@@ -56,8 +56,8 @@ class AssignedPartition:
     is the bound of the last reply: the last stable offset or the high watermark. ``failure`` is
     raised to the user once everything fetched before it is taken. ``is_suspicious``: the last reply
     was damaged, and the leader is to check the next one. ``moves`` counts seeks and resets, so that
-    an answer looked up for an older place is known as such. ``topic_id`` is that of the topic which
-    the position is in, "" until it is known.
+    the result of a look-up begun before one is recognised as stale. ``topic_id`` is that of the
+    topic the position is in, "" until it is known.
     """
 
     def __init__(self, topic_partition: TopicPartition) -> None:
@@ -81,7 +81,7 @@ class AssignedPartition:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether a fetched reply waits, with records or only a step forward."""
+        """Whether a fetched reply is held, with records or only a step forward."""
         return bool(self._pieces)
 
     @property
@@ -90,7 +90,7 @@ class AssignedPartition:
         return len(self._pieces) < PIECES_MAX
 
     def seek(self, offset: int) -> None:
-        """Go on from ``offset`` (inclusive) and forget what was fetched for another place."""
+        """Continue from ``offset`` (inclusive) and drop what was fetched for another position."""
         self._forget()
         self.position = offset
         self.fetch_offset = offset
@@ -118,7 +118,7 @@ class AssignedPartition:
     def corrupt(self, detail: str, offset: int, next_offset: int) -> CorruptRecordError:
         """The error for records from ``offset`` to ``next_offset`` that cannot be read.
 
-        -1: where they end is unknown, and the next offset is as good as any.
+        -1: their end is unknown, so the next offset is used.
         """
         next_offset = max(next_offset, offset + 1)
         return CorruptRecordError(
@@ -130,7 +130,7 @@ class AssignedPartition:
         )
 
     def add(self, records: Buffer, visible: VisibleBatches) -> None:
-        """Hold one filtered reply; an empty one that leads nowhere is dropped."""
+        """Hold one filtered reply; an empty one that moves no position is dropped."""
         if visible.next_offset == self.fetch_offset:
             return
         self.fetch_offset = visible.next_offset
@@ -204,7 +204,7 @@ class AssignedPartition:
         except CorruptDataError as error:
             raise self._undecodable(batch, error) from error
         return [
-            # ``ConsumerRecord(...)`` without its Python frame, which would cost as much again.
+            # ``ConsumerRecord(...)`` without its Python frame, which would double the cost.
             tuple.__new__(ConsumerRecord, (topic, partition, *record))
             for record in records
             if record[0] >= position
@@ -243,8 +243,8 @@ class AssignedPartition:
     def _decode_sound(self, piece: _Piece, batches: list[VisibleBatch]) -> pa.RecordBatch:
         """Decode ``batches``, or fewer of them, which are then the only ones left in the list.
 
-        Together they may decompress to more than one Arrow array can hold, and what is sound must
-        not wait for one that is damaged. CorruptRecordError if that is the first.
+        Together they may decompress to more than one Arrow array can hold, and sound batches must
+        not wait for a damaged one. ``CorruptRecordError`` if the first is damaged.
         """
         from oncelog.storage.records.codec import decode_columns
 
@@ -265,13 +265,13 @@ class AssignedPartition:
         piece.decoded = None
 
     def _finish_taken_pieces(self) -> None:
-        """Drop what is wholly taken and step over what its reader must not see."""
+        """Drop what is fully taken and step over what the reader must not see."""
         while self._pieces and self._pieces[0].is_taken:
             self.position = self._pieces.popleft().visible.next_offset
 
 
 def _runs(piece: _Piece, batches: Sequence[VisibleBatch]) -> list[memoryview]:
-    """The bytes of ``batches``: one view for each run of batches that follow each other."""
+    """The bytes of ``batches``: one view for each run of adjacent batches."""
     bounds: list[list[int]] = []
     for batch in batches:
         end = batch.position + batch.header.size_bytes

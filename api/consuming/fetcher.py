@@ -5,9 +5,9 @@ partition holds at most two replies (one being taken from, one ahead), and no fu
 while all replies together hold ``fetch_max_bytes``; so memory stays below that bound plus one
 reply per partition. A seek cancels the fetch in flight and drops its reply.
 
-Errors: a retriable code is asked again after a wait, at the leader that the router then finds. Any
-other code, and a damaged batch, waits at its place in the partition until everything before it is
-taken, and is then raised to the user by the consumer.
+Errors: a retriable code is retried after a wait, at the leader that the router then finds. Any
+other code, and a damaged batch, is held at its place in the partition until everything before it
+is taken; the consumer then raises it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Fetcher:
     def partitions(self) -> Mapping[TopicPartition, AssignedPartition]:
         """The assigned partitions, for reading their positions and bounds.
 
-        A new assignment is a new mapping, so any thread may go through this one.
+        A new assignment is a new mapping, so any thread may iterate over this one.
         """
         return self._partitions
 
@@ -99,7 +99,7 @@ class Fetcher:
             ) from None
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` (inclusive); what was fetched ahead is dropped."""
+        """Continue from ``offset`` (inclusive); what was prefetched is dropped."""
         self.partition(topic_partition).seek(offset)
         self._restart(topic_partition)
 
@@ -111,7 +111,7 @@ class Fetcher:
     def pause(self, topic_partition: TopicPartition) -> None:
         """Deliver nothing of the partition and begin no fetch.
 
-        What is held is kept as long as others have room beside it.
+        What is held is kept while it leaves room for other partitions.
         """
         self.partition(topic_partition).is_paused = True
         self._make_room()
@@ -136,7 +136,7 @@ class Fetcher:
         return any(p.has_pieces and not p.is_paused for p in self._partitions.values())
 
     def take_failure(self) -> tuple[AssignedPartition, OncelogError] | None:
-        """A failure that everything before it has been taken of, once; fetching then goes on."""
+        """A failure with everything before it taken, once; fetching then resumes."""
         if self._crash is not None:
             raise self._crash
         for partition in self._partitions.values():
@@ -148,7 +148,7 @@ class Fetcher:
         return None
 
     def take_records(self, count_max: int) -> list[ConsumerRecord]:
-        """Up to ``count_max`` records, one partition after another, a new one first each time.
+        """Up to ``count_max`` records, one partition after another, round robin.
 
         Raises ``CorruptRecordError`` when the first thing to be taken cannot be decoded.
         """
@@ -187,7 +187,7 @@ class Fetcher:
         return taken
 
     def _ready(self) -> list[AssignedPartition]:
-        """Partitions to take from, in an order that turns by one with every call."""
+        """Partitions to take from, in an order that rotates by one with every call."""
         partitions = [p for p in self._partitions.values() if p.has_pieces and not p.is_paused]
         self._turn += 1
         first = self._turn % len(partitions) if partitions else 0
@@ -233,7 +233,7 @@ class Fetcher:
             if asyncio.current_task() is not self._tasks.get(partition.topic_partition):
                 return
             if partition.fetch_offset != asked_from:
-                # The reply is for a place that the reader has left.
+                # The reply is for a position that the reader has left.
                 continue
             if reply.error is ErrorCode.NONE:
                 backoff.reset()
@@ -247,7 +247,7 @@ class Fetcher:
                 await asyncio.sleep(backoff.delay_ms(reply.error) / 1_000)
 
     async def _is_leader_older(self, partition: AssignedPartition, error: ErrorCode) -> bool:
-        """Whether it is the leader that serves a deleted topic still, and not the reader."""
+        """Whether the leader, not the reader, still has a deleted topic."""
         if error is not ErrorCode.UNKNOWN_TOPIC_ID:
             return False
         return await self._topic_id(partition) in ("", partition.topic_id)
@@ -293,7 +293,7 @@ class Fetcher:
         )
 
     async def _topic_id(self, partition: AssignedPartition) -> str:
-        """The id of the partition's topic as far as it is known, else ""."""
+        """The id of the partition's topic if known, else ""."""
         name = partition.topic_partition.topic
         try:
             known = await self._router.metadata((name,))
@@ -316,7 +316,7 @@ class Fetcher:
         except CorruptDataError as error:
             if partition.is_suspicious:
                 partition.failure = partition.corrupt(str(error), fetch_offset, NO_OFFSET)
-            # Else the leader is to look whether its log is damaged, and where that ends.
+            # Else the leader is to check whether its log is damaged, and where the damage ends.
             partition.is_suspicious = not partition.is_suspicious
         else:
             partition.is_suspicious = False

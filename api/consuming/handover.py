@@ -1,8 +1,8 @@
-"""What a consumer has taken from its partitions but the application does not have yet.
+"""Records taken from a consumer's partitions that the application does not have yet.
 
-Positions move when records are taken. Between that and the application lie an iteration, which
-delivers the records of a poll one by one, and for a synchronous consumer the way from the thread of
-the loop to the user's, on which Ctrl-C drops them. The next call first puts them back.
+Positions move when records are taken. They then pass through an iteration, which delivers the
+records of a poll one by one, and in a synchronous consumer from the loop's thread to the user's,
+where Ctrl-C drops them. The next call first puts them back.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class Handover:
         self.records, self.delivered, self.before = records, 0, None
 
     def first_offsets(self) -> dict[TopicPartition, int]:
-        """Where the application is, in the partitions in which it is not at the position."""
+        """The application's offset in each partition where it differs from the position."""
         first: dict[TopicPartition, int] = {}
         for record in self.records[self.delivered :]:
             first.setdefault(record.topic_partition, record.offset)
         return first | (self.before or {})
 
     def give_back(self, fetcher: Fetcher) -> None:
-        """Let the partitions that are still assigned go on from where the application is."""
+        """Move partitions that are still assigned back to where the application is."""
         first_offsets = self.first_offsets()
         self.iterate_over(())
         self._turn += 1

@@ -7,7 +7,7 @@ JOINING      not a member, or asked to rejoin: ``join`` is to be called, by the 
 STABLE       member of ``generation_id``; heartbeats run. REBALANCE_IN_PROGRESS → JOINING, still
              with its generation, so that positions can be committed first. UNKNOWN_MEMBER_ID,
              ILLEGAL_GENERATION, or no poll within ``max_poll_interval_ms`` → JOINING without it:
-             the partitions may be another member's already
+             the partitions may already be another member's
 FENCED       another member took over the ``group_instance_id``: final, ``failure`` says so
 ===========  =======================================================================================
 
@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class MembershipState(enum.Enum):
-    """Where a consumer stands in its group; see the module's table."""
+    """A consumer's state in its group; see the module's table."""
 
     JOINING = "joining"
     STABLE = "stable"
@@ -106,7 +106,7 @@ class GroupMembership:
         self.failure: OncelogError | None = None
         self.topics = topics
         self.is_polled = False
-        """Whether a poll is under way: however long it waits, its member is not silent."""
+        """Whether a poll is in progress: however long it waits, the member counts as live."""
         self.generation_id = -1
         self.member_id = ""
         self._member_once = ""
@@ -150,7 +150,7 @@ class GroupMembership:
         self._last_poll_s = asyncio.get_running_loop().time()
 
     def resubscribe(self, topics: tuple[str, ...]) -> None:
-        """Ask for other topics, from the next poll on."""
+        """Subscribe to other topics, from the next poll on."""
         self.topics = topics
         self._ask_to_join()
 
@@ -164,7 +164,7 @@ class GroupMembership:
     async def join(self) -> tuple[TopicPartition, ...]:
         """Join or rejoin, and return the partitions of the new generation.
 
-        Takes as long as the other members take, and retries retriable errors without end. Raises
+        Takes as long as the other members take, and retries retriable errors indefinitely. Raises
         ``OncelogError`` for any other, after which it may be called again.
         """
         await self._stop_heartbeats()
@@ -224,7 +224,7 @@ class GroupMembership:
         return ErrorCode.NONE, ""
 
     async def _check_topics(self, topics: tuple[str, ...]) -> None:
-        """Refuse a subscription to what does not exist; it would wait silently for ever."""
+        """Refuse a subscription to a missing topic, which would wait silently forever."""
         try:
             known = await self._router.metadata(topics)
         except OncelogError as error:
@@ -336,7 +336,7 @@ class GroupMembership:
                 backoff.reset()
                 await self._look_for_partitions()
             elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
-                # Goes on beating: the session must live until the application polls again.
+                # Keep sending heartbeats: the session must live until the application polls again.
                 self._note(reply.error)
             elif reply.error.retriable:
                 wait_s = min(wait_s, backoff.delay_ms(reply.error) / 1_000)
@@ -345,7 +345,7 @@ class GroupMembership:
                 return
 
     async def _look_for_partitions(self) -> None:
-        """As the group's leader: have it rebalance when its topics got more partitions."""
+        """As the group's leader: trigger a rebalance when its topics have more partitions."""
         divided = self._divided
         try:
             known = await self._router.metadata(divided)
@@ -372,7 +372,7 @@ class GroupMembership:
         )
 
     def _note(self, error: ErrorCode) -> None:
-        """The coordinator says that this member's place in the group is gone or about to go."""
+        """The coordinator says that this member's place in the group is lost or about to be."""
         _log.info("group %s: %s, joining again", self._group_id, error.name)
         if error in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.MEMBER_ID_REQUIRED):
             self._ask_to_join()

@@ -31,11 +31,11 @@ from oncelog.api.session.routing import Router
 from oncelog.storage.exceptions import IllegalStateError
 
 WORKER_THREADS: Final = 4
-"""Calls a worker answers side by side; its loop has a thread of its own."""
+"""Calls a worker answers concurrently; its loop has its own thread."""
 
 
 class ProcessWorkerProcess(ProcessWorker):
-    """The actor of one worker. Fenced, it ends its process: Ray knows which one is to live."""
+    """The actor of one worker. When fenced it ends its process: Ray decides which one lives."""
 
     def __init__(self, config: ProcessConfig) -> None:
         super().__init__(
@@ -65,10 +65,10 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
 
 
 class ShippedFunction:
-    """A function on its way to a worker: made there when it is first called.
+    """A pickled function, unpickled in the worker when it is first called.
 
-    What cannot be made there, say for want of a module, then fails as the function itself would,
-    visibly; an actor that fails while it is made is simply gone.
+    If that fails, say for a missing module, the error is as visible as one of the function;
+    an actor that fails during construction just disappears.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:

@@ -23,7 +23,7 @@ _WORD: Final = "attempt"
 
 
 class Positions(Protocol):
-    """What is needed of a consumer."""
+    """The part of a consumer used here."""
 
     def committed_with_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """The group's committed position; waits for open transactions."""

@@ -1,7 +1,7 @@
 """``cluster.process``: a function over a topic, in parallel workers, exactly once.
 
 The function sees each record of ``source`` in offset order within its partition, and its output
-appears in ``sink`` exactly once, whatever dies meanwhile. By ``batch_format``:
+appears in ``sink`` exactly once, whichever processes die. By ``batch_format``:
 
 ``"arrow"`` (the default, and the fast one)
     ``function(batch: pa.Table) -> pa.Table | pa.RecordBatch | None``. The batch has the columns of
@@ -62,7 +62,7 @@ from oncelog.storage.model import (
 )
 
 STATUS_TIMEOUT_MS: Final = 2_000
-"""How long a status waits for a worker or a leader before it goes by what was last known."""
+"""How long a status waits for a worker or leader before it uses the last known state."""
 
 WAIT_POLL_S: Final = 0.1
 STOP_TIMEOUT_MS: Final = 30_000
@@ -142,7 +142,7 @@ class ProcessWorker:
         )
 
     def stop(self, request: StopWorkerRequest | None = None) -> WorkerStatus:  # noqa: ARG002
-        """Commit what is begun and end; returns at once, ``status`` tells when it is done."""
+        """Commit what is begun and end; returns at once, ``status`` shows when it is done."""
         self._stop.set()
         return self.status()
 
@@ -165,9 +165,9 @@ class ProcessWorker:
 class JobStatus:
     """A job at one moment. ``lag`` counts offsets that are readable and not yet processed.
 
-    The counters add up what the workers told of themselves; what a killed process did since it
-    was last asked is not in them, though it is in the log. ``restarts`` counts the worker
-    processes seen beyond the first of each.
+    The counters sum what the workers reported; what a killed process did after its last report
+    is missing from them, though not from the log. ``restarts`` counts the worker processes seen
+    beyond the first of each.
     """
 
     records_in: int
@@ -181,7 +181,7 @@ class JobStatus:
 
     @property
     def is_ended(self) -> bool:
-        """Whether no worker works any more."""
+        """Whether every worker has ended."""
         return all(worker.state.is_ended for worker in self.workers)
 
     @property
@@ -198,7 +198,7 @@ _COUNTERS: Final = ("records_in", "records_out", "commits", "aborts", "function_
 
 
 class _WorkerHistory:
-    """What one worker told, over all processes that it has been."""
+    """What one worker reported, over all its processes."""
 
     def __init__(self, worker_index: int) -> None:
         self.latest = WorkerStatus(worker_index=worker_index)
@@ -233,8 +233,8 @@ class ProcessJob:
     """A job, seen from a program. Made by ``cluster.process``, ``job`` and ``jobs``.
 
     ``worker_indexes`` are those of its workers. ``handle`` gives the actor handle of a worker's
-    name and raises ``ValueError`` if there is no such actor any more; ``release`` removes the
-    actors, once they have ended. ``source`` and ``sink`` may be "" until a worker has told.
+    name and raises ``ValueError`` if that actor no longer exists; ``release`` removes the actors
+    once they have ended. ``source`` and ``sink`` may be "" until a worker has reported.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class ProcessJob:
     def status(self) -> JobStatus:
         """Ask every worker and every leader of the source; takes at most a few seconds.
 
-        A worker that does not answer, because it is being started again, counts as last seen.
+        A worker that does not answer because it is restarting is reported as last seen.
         """
         return self._loop_thread.run(self._status())
 
@@ -282,14 +282,14 @@ class ProcessJob:
 
         With ``until_caught_up=False`` wait until every worker has ended. Raises
         ``ProcessFailedError`` when a worker has failed, or all have ended before; and
-        ``RequestTimedOutError`` after ``timeout_ms``: the job then goes on.
+        ``RequestTimedOutError`` after ``timeout_ms``: the job then keeps running.
         """
         return self._loop_thread.run(self._wait(until_caught_up, timeout_ms))
 
     def stop(self, timeout_ms: int = STOP_TIMEOUT_MS) -> JobStatus:
         """Let every worker commit what it has begun and end, then remove the worker actors.
 
-        The group keeps its offsets: a job of the same ``group_id`` goes on where this one ended.
+        The group keeps its offsets: a job of the same ``group_id`` continues where this one ended.
         Workers that do not end in time are removed anyway; their open transactions are aborted.
         May be called again.
         """
@@ -339,7 +339,7 @@ class ProcessJob:
         return True
 
     async def _find_ends(self) -> None:
-        """The readable end of each source partition; one that cannot be asked stays as known."""
+        """The readable end of each source partition; the last known one if it cannot be reached."""
         try:
             topic = (await self._router.metadata((self.source,))).get(self.source)
         except OncelogError:
@@ -368,7 +368,7 @@ class ProcessJob:
         return replies[topic_partition].offset
 
     async def _find_missing_positions(self) -> None:
-        """Of partitions that no worker has told of: what the group has committed, or the start."""
+        """For partitions no worker has reported: what the group has committed, or the start."""
         missing = [tp for tp in self._ends if tp not in self._processed]
         if not missing:
             return
@@ -391,7 +391,7 @@ class ProcessJob:
                     self._processed[topic_partition] = start
 
     def _lag(self) -> int:
-        """Offsets to go; what is not known yet counts as one, so that waiting goes on."""
+        """Offsets left; an unknown number counts as one, so that waiting continues."""
         if not self._ends:
             return 1
         return sum(
@@ -443,7 +443,7 @@ class ProcessJob:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1_000
         while True:
-            # Asked again each time: a worker that was just started again has not heard it.
+            # Sent again each time: a worker that has just restarted has not received it.
             replies = await asyncio.gather(
                 *(self._ask(actor, StopWorkerRequest()) for actor in self._actors)
             )

@@ -12,8 +12,8 @@ Each round polls; the first records open a transaction, further polls within
 * A commit without a reply is retried until its outcome is known, which decides where to resume.
 * A failure of the function (or output that cannot be sent) aborts; after ``max_function_failures``
   in a row the worker ends as FAILED, since the same input would fail again.
-* A function that ends the process itself, or makes it crash, does so to the next process as well:
-  after ``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
+* A function that exits or crashes its process would do the same to the next one: after
+``max_worker_deaths`` in a row without a commit the worker ends as FAILED.
 * A worker that finds itself replaced, by transactional id or group instance id, ends as FENCED.
 * A producer beyond repair is replaced by a new one, as if the process had been restarted.
 
@@ -44,7 +44,7 @@ from oncelog.storage.exceptions import ClientClosedError, OncelogError
 from oncelog.storage.model import TopicPartition
 
 POLL_MS: Final = 100
-"""How long a poll of an idle worker waits, and so how soon it sees that it is to stop."""
+"""How long a poll of an idle worker waits, hence how soon it notices a stop."""
 
 RECOVERY_WAIT_S: Final = 0.1
 """The pause after an abort, so that a lasting fault does not become a busy loop."""
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class Clients(NamedTuple):
-    """A worker's own producer and consumer, and how to let go of what they were made from."""
+    """A worker's own producer and consumer, and how to release what they were made from."""
 
     producer: Producer
     consumer: Consumer
@@ -88,7 +88,7 @@ class Connect(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What the loop tells of itself: written by its thread, read by any other."""
+    """What the loop reports: written by its thread, read by any other."""
 
     state: WorkerState = WorkerState.STARTING
     reason: str = ""
@@ -126,7 +126,7 @@ class _EndedError(Exception):
 def worker_settings(config: ProcessConfig) -> tuple[ProducerSettings, ConsumerSettings]:
     """The settings of a worker's clients. ``InvalidSettingError`` for an impossible override."""
     producer = {"linger_ms": 5} | dict(config.producer_settings)
-    # Heartbeats tell of a rebalance, so their interval is how long one takes.
+    # Members learn of a rebalance by heartbeat, so their interval is how long one takes.
     consumer = {
         "auto_offset_reset": "earliest",
         "heartbeat_interval_ms": 500,
@@ -177,7 +177,7 @@ class ProcessLoop:
         except _EndedError:
             pass
         except BaseException as error:
-            # The thread's last line: a bug of ours must be seen from outside, not vanish.
+            # The thread's last resort: a bug of ours must be visible from outside.
             _log.exception("worker %s", self._config.identity)
             self.progress.state = WorkerState.FAILED
             self.progress.reason = f"{type(error).__name__}: {error}"
@@ -198,7 +198,7 @@ class ProcessLoop:
         except OncelogError as error:
             self._judge(error)
             if self._transaction is None and error.fatal:
-                # Nothing to abort, and the same client would only say it again.
+                # Nothing to abort, and the same client would only raise it again.
                 self._close_clients()
             self._recover()
 
@@ -230,7 +230,7 @@ class ProcessLoop:
                 self._ends.pop(topic_partition, None)
             return
         if not (
-            # Else taken away while they were polled: what was read is another worker's.
+            # Else they were revoked during the poll: what was read is another worker's.
             read.keys() <= positions.keys()
             and (
                 self._starts is None
@@ -370,7 +370,7 @@ class ProcessLoop:
                 self.progress.reason = str(error)
 
     def _finish(self) -> None:
-        """Commit what is open: the worker was told to stop."""
+        """Commit what is open: the worker is stopping."""
         if self._transaction is not None:
             self._commit(self._open_clients())
 
@@ -452,7 +452,7 @@ class ProcessLoop:
             self._clients.producer.init_transactions()
             self._clients.consumer.subscribe(self._config.source)
         except BaseException:
-            # Half made clients are of no use to the next round.
+            # Partly made clients are of no use to the next round.
             self._close_clients()
             raise
 
@@ -461,7 +461,7 @@ class ProcessLoop:
         return self._clients
 
     def _close_clients(self) -> None:
-        """Let go of the clients. The group keeps the static member's place for its successor."""
+        """Close the clients. The group keeps the static member's place for its successor."""
         clients, self._clients = self._clients, None
         self._transaction = None
         self._first_offsets = {}

@@ -1,4 +1,4 @@
-"""What a worker of ``cluster.process`` is made from, and what it says of itself."""
+"""What a worker of ``cluster.process`` is made from, and what it reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH_FORMATS: Final = ("arrow", "record")
 
 
 class WorkerState(enum.Enum):
-    """Where a worker stands. The last three are final for its process."""
+    """A worker's state. The last three are final for its process."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -25,7 +25,7 @@ class WorkerState(enum.Enum):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the worker does nothing any more."""
+        """Whether the worker has ended."""
         return self in (WorkerState.STOPPED, WorkerState.FENCED, WorkerState.FAILED)
 
 
@@ -107,7 +107,7 @@ class WorkerStatus(Reply, frozen=True, kw_only=True):
 
 
 class WorkerStatusRequest(Request[WorkerStatus], frozen=True, kw_only=True):
-    """Ask a worker how it does."""
+    """Ask a worker for its status."""
 
     method = "status"
     reply_type = WorkerStatus

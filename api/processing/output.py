@@ -26,7 +26,7 @@ class Output(Protocol):
         ...
 
     def send(self, producer: Producer, sink: str) -> None:
-        """Hand all of them to ``producer``; the commit tells whether they arrived."""
+        """Hand all of them to ``producer``; the commit shows whether they arrived."""
         ...
 
 
@@ -80,7 +80,7 @@ def apply_to_table(function: Callable[[Any], Any], batch: pa.Table) -> TableOutp
 
 
 def _without_place(result: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """``result`` without the columns that say where its rows stood in the source.
+    """``result`` without the columns that say where its rows were in the source.
 
     ``topic`` and ``offset`` mean nothing for a record to be sent. Where one of them is, the rows
     were made from those of the source, and so was ``partition``: it is not one of the sink.

@@ -16,7 +16,7 @@ from oncelog.storage.model import TopicPartition
 
 
 class Positions(Protocol):
-    """What is needed of a consumer."""
+    """The part of a consumer used here."""
 
     def committed(self, partition: TopicPartition) -> int | None:
         """The group's committed offset; waits for open transactions."""

@@ -52,7 +52,7 @@ class Discovery:
     dashboard_url: str
     process_id: int
     life: str = field(default="", compare=False)
-    """Which process of that number it is: the boot of the machine and the time it began at."""
+    """Distinguishes processes that reuse its id: the machine's boot and the start time."""
 
 
 def refuse_after_fork(loop_thread: LoopThread) -> None:
@@ -135,7 +135,7 @@ def join_ray(address: str) -> None:
 
 
 def _host_and_port(address: str) -> str:
-    """Where Ray would connect to: also for "auto", and for this machine as it calls it itself."""
+    """Where Ray would connect to: resolves "auto" and this machine's own names."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
 
     if "://" in address:
@@ -161,7 +161,7 @@ def _ray_cluster_id() -> bytes:
 
 
 def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
-    """Refuse what a Ray cluster that this program did not start has otherwise."""
+    """Refuse settings that differ in a Ray cluster this program did not start."""
     import ray
 
     if num_cpus is not None:
@@ -185,7 +185,7 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
     prepare_to_start()
     import ray
 
-    # Ray says here that it has made a token; every process of ours finds it by itself.
+    # Ray announces here that it made a token; each of our processes finds it by itself.
     logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
     try:
@@ -225,7 +225,7 @@ def dashboard_url() -> str:
 
 
 def write_discovery(data_dir: Path, discovery: Discovery) -> None:
-    """Leave word in the data directory where its cluster runs."""
+    """Record in the data directory where its cluster runs."""
     text = json.dumps(
         {
             "address": discovery.address,
@@ -255,12 +255,12 @@ def read_discovery(data_dir: Path) -> Discovery | None:
 
 
 def forget_discovery(data_dir: Path) -> None:
-    """Take the word back: the cluster of ``data_dir`` has stopped."""
+    """Remove the record: the cluster of ``data_dir`` has stopped."""
     (data_dir / DISCOVERY_FILE).unlink(missing_ok=True)
 
 
 def life_of(process_id: int) -> str:
-    """Which process of that number lives now; empty if none does, or if the system does not say."""
+    """Which process has that id now; empty if none, or if the system does not say."""
     try:
         stat = Path(f"/proc/{process_id}/stat").read_text(encoding="ascii", errors="replace")
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -272,7 +272,7 @@ def life_of(process_id: int) -> str:
 
 
 def _is_alive(discovery: Discovery) -> bool:
-    """Whether the starter lives, and is not another process that has got its number since."""
+    """Whether the starter is alive, and not another process that reuses its id."""
     try:
         os.kill(discovery.process_id, 0)
     except ProcessLookupError:
@@ -286,7 +286,7 @@ def _is_alive(discovery: Discovery) -> bool:
 
 
 def has_controller() -> bool:
-    """Whether an actor of the controller's name runs in this Ray cluster."""
+    """Whether an actor with the controller's name runs in this Ray cluster."""
     import ray
 
     try:
@@ -328,7 +328,7 @@ def where_log_was() -> str:
 def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
     """Start the controller where the data is; it starts every other actor of the log.
 
-    The remains of a log whose node is down are ended first: they would wait for it for ever.
+    Remaining actors of a log whose node is down are ended first: they would wait forever.
     ``is_ours``: this process has started Ray. Raises ``ConnectionFailedError`` and
     ``InvalidSettingError`` as ``find_home`` does.
     """

@@ -14,7 +14,7 @@ from oncelog.api.session.routing import Router
 class ClientContext:
     """How a connection reaches its cluster, for bridges that build clients of their own.
 
-    Stable inside this project, and no part of the public face: programs use ``Cluster``. It ends
+    Stable inside this project, but not part of the public API: programs use ``Cluster``. It ends
     with ``Cluster.close``. ``router`` is for coroutines that run on ``loop_thread``.
     """
 

@@ -1,4 +1,4 @@
-"""An asyncio event loop in a thread of its own, for callers that are not asyncio themselves."""
+"""An asyncio event loop in its own thread, for callers that do not use asyncio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _running: Final[dict[threading.Thread, asyncio.AbstractEventLoop]] = {}
 
 
 def _end_all() -> None:
-    """End what the program has left open, or the interpreter takes its tasks apart with noise."""
+    """End what the program left open, or the interpreter warns as it destroys the tasks."""
     for thread, loop in tuple(_running.items()):
         if not thread.is_alive():
             # This is the child of a fork, and the loop is the parent's: its tasks are not ours.
@@ -58,10 +58,10 @@ class LoopThread:
         self._forbidden = ""
         self._on_forbid: _Callbacks = []
         self._on_close: _Callbacks = []
-        """One list for good: the thread has it, too."""
+        """Never replaced: the thread holds it too."""
 
     def forbid(self, reason: str) -> None:
-        """From now on every use raises ``IllegalStateError`` with ``reason``: its thread is gone.
+        """Make every use raise ``IllegalStateError`` with ``reason``: its thread is gone.
 
         For the child of a fork, which has the objects of its parent but none of their threads.
         """
@@ -76,9 +76,9 @@ class LoopThread:
             self._on_forbid = _with_live(self._on_forbid, callback)
 
     def call_when_closed(self, callback: Callable[[], None]) -> None:
-        """Call the method ``callback``, if its object still lives, as the last thing on the loop.
+        """Call the method ``callback``, if its object still lives, last of all on the loop.
 
-        No coroutine sees what it does: all have been cancelled. ``ClientClosedError`` once closed.
+        By then every coroutine has been cancelled. ``ClientClosedError`` once closed.
         """
         with self._lock:
             if self._is_closed:
@@ -150,7 +150,7 @@ class LoopThread:
         self.loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
-        """Cancel what still runs on the loop and end the thread. May be called again."""
+        """Cancel what still runs on the loop and end the thread. Idempotent."""
         with self._lock:
             self._is_closed = True
             if self._forbidden:
@@ -184,7 +184,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop, on_close: _Callbacks) -> None:
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    # Again and again: a task that ends may begin another.
+    # Repeated: a task that ends may begin another.
     while tasks := asyncio.all_tasks(loop):
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
 """Questions and answers about offsets, for consumers, the admin client and data sources.
 
 All of them call each actor at most once per attempt, retry what is retriable until the time is up,
-and raise ``OncelogError`` for the rest. An unknown topic is raised at once: what the controller
-does not know will not appear by waiting.
+and raise ``OncelogError`` for the rest. An unknown topic is raised at once: waiting will not
+make it appear.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LASTING: Final = frozenset(
 
 
 def is_retriable(error: ErrorCode) -> bool:
-    """Whether asking again may help: not of an unknown topic, nor where a log is damaged."""
+    """Whether a retry may help: not for an unknown topic, nor for a damaged log."""
     return error.retriable and error not in _LASTING
 
 
@@ -160,7 +160,7 @@ async def commit_offsets(
     """Commit positions outside a transaction; durable on return. Safe to repeat.
 
     ``IllegalGenerationError``, ``UnknownMemberIdError`` and ``RebalanceInProgressError`` mean that
-    the group has moved on and the partitions may be another member's now.
+    the group has moved on and the partitions may now belong to another member.
     """
     if not offsets:
         return

@@ -1,4 +1,4 @@
-"""What cannot be taken to another process, and says so."""
+"""Objects that cannot be moved to another process, and say so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ AFTER_FORK: Final = (
     "this cluster, producer or consumer was made before the process forked and works only in the "
     "parent: call oncelog.connect() in the child and make a new one there"
 )
-"""What such an object answers in a child process, where its event loop never runs."""
+"""The error of such an object in a child process, where its event loop never runs."""
 
 
 class ProcessBound:

@@ -1,7 +1,7 @@
-"""Whether a Ray cluster is at an address, told within seconds and before Ray is let near it.
+"""Whether a Ray cluster is at an address: answered within seconds, before Ray itself connects.
 
-Ray itself tries for minutes when nothing answers, and forever when something else does. One call of
-its control store tells all: that it is one, which cluster it is of, and whether it takes our token.
+Ray retries for minutes when nothing answers, and forever when something else does. One call to
+the control store shows that it is one, of which cluster, and whether it accepts our token.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Backoff:
         return base + self._random.uniform(-spread, spread)
 
     def reset(self) -> None:
-        """Begin again with the shortest wait, as after a success."""
+        """Start over with the shortest wait, as after a success."""
         self._failures = 0
 
 

@@ -69,7 +69,7 @@ _STALE_ROUTE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lookup:
-    """What one question to the controller was about, and the task that waits for the answer."""
+    """The topics of one request to the controller, and the task that awaits the reply."""
 
     topics: frozenset[str]
     task: asyncio.Task[MetadataReply]
@@ -82,7 +82,7 @@ class Router:
         self.transport = transport
         self.clock = clock
         self.known_topics: Final[dict[str, TopicMetadata]] = {}
-        """What is known of topics without asking anyone; may be looked into from any thread."""
+        """Cached topic metadata; may be read from any thread."""
         self._stale: set[str] = set()
         self._learned_s: dict[str, float] = {}
         self._cluster: MetadataReply | None = None
@@ -120,7 +120,7 @@ class Router:
                     reply.detail or "the controller does not answer; is the cluster running?",
                 )
             if reply.error is not ErrorCode.NONE:
-                # Old metadata serves on for a while: the controller may be away for long.
+                # Old metadata is used for a while longer: the controller may be away for long.
                 now_s = asyncio.get_running_loop().time()
                 self._learned_s |= dict.fromkeys(missing & self._learned_s.keys(), now_s)
         return {topic: self.known_topics[topic] for topic in wanted if topic in self.known_topics}

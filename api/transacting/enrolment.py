@@ -66,7 +66,7 @@ class Enrolment:
         self._ahead_s: Final = settings.enrol_ahead_ms / 1_000
         self._habit = EnrolmentHabit()
         self._is_prompt = False
-        """Whether the open transaction enrolled its first partitions right after the one before."""
+        """Whether the open transaction enrolled its first partitions right after the last one."""
         self._asked_s: float | None = None
         """When the commit of the open transaction was first sent."""
         self._ended_s: float | None = None

@@ -12,7 +12,7 @@ from oncelog.storage.exceptions import (
 
 
 def unanswered(call: str, reply: Reply, max_block_ms: int) -> RequestTimedOutError:
-    """No final answer came in time; ``call`` may be made again. ``reply`` is the last one."""
+    """No final reply came in time; ``call`` may be repeated. ``reply`` is the last one."""
     return RequestTimedOutError(
         f"{call} got no answer within max_block_ms={max_block_ms} (last: {reply.error.name} "
         f"{reply.detail}) and may have taken effect; call {call} again"

@@ -49,7 +49,7 @@ UNKNOWN_TOPIC_WAIT_MS: Final = 3_000
 
 
 _WITHOUT_CAUSE: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
-"""Codes of partitions that did not spoil the call."""
+"""Codes of partitions that did not make the call fail."""
 
 
 class GroupMetadata(Protocol):
@@ -248,7 +248,7 @@ class TransactionRequests:
                 group.group_id, request, timeout_ms=self._timeout_ms
             )
             for result in reply.results:
-                # Of a refused call the others were not attempted; their code says nothing.
+                # When a call is refused the others were not attempted; their codes mean nothing.
                 is_refused = result.error not in _WITHOUT_CAUSE
                 if reply.error is ErrorCode.NONE and is_refused:
                     return structs.replace(

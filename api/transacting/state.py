@@ -38,7 +38,7 @@ from oncelog.storage.model import (
 
 
 class TransactionStatus(enum.Enum):
-    """Where a transactional producer stands."""
+    """The state of a transactional producer."""
 
     UNINITIALIZED = "uninitialized"
     INITIALIZING = "initializing"
@@ -202,8 +202,8 @@ class TransactionState:
     def send_refused(self, error: BaseException) -> None:
         """``send`` raised, so that the open transaction lacks what it was given; from any thread.
 
-        The first one is what the commit refuses with. Source: KafkaProducer.send, which leaves
-        such a transaction nothing but its abort (KAFKA-9279).
+        The commit raises the first of them. Source: KafkaProducer.send, after which such a
+        transaction can only be aborted (KAFKA-9279).
         """
         if self._status is _S.IN_TRANSACTION and self._refused is None:
             self._refused = error

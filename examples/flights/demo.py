@@ -42,13 +42,13 @@ SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25
 JOB_TIMEOUT_S: Final = 240
 PLAIN_WIDTH: Final = 110
-"""Columns of output where there is no terminal to tell."""
+"""Columns of output without a terminal."""
 CHART: Final = "flights-2013.png"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it. ``flights_in`` is what the CSV file has, ``out`` what the log gives back."""
+    """The result. ``flights_in`` is what the CSV file has, ``out`` what the log returns."""
 
     flights_in: int
     in_log: int
