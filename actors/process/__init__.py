@@ -1,4 +1,4 @@
-"""What the process of an actor has around its server: clock, threads, metrics, environment.
+"""What surrounds the server in an actor's process: clock, threads, metrics, environment.
 
 No protocol here. Start at ``background``, which does blocking work beside the event loop.
 """

@@ -17,16 +17,16 @@ from oncelog.actors.process.clock import monotonic_s
 _logger = logging.getLogger(__name__)
 
 THREADS_MAX: Final = 4
-"""How many logs of one process the disk works for at a time; the others wait their turn."""
+"""How many logs of one process use the disk at a time; the others wait their turn."""
 
 SHORT_WORK_S: Final = 0.001
-"""Work that takes less is short: the loop may stand still for it rather than wait for a thread."""
+"""Work that takes less is short: the loop may block for it rather than wait for a thread."""
 
 STALL_S: Final = 0.01
-"""Work that takes longer shows at once that the disk is slow now."""
+"""Work that takes longer shows at once that the disk has become slow."""
 
 SHORT_POINTS: Final = 4
-"""A short piece of work is worth one point, any other costs two: from here on work is short."""
+"""Short work scores one point, any other costs two; from this score on work counts as short."""
 
 _POINTS_MAX: Final = 8
 
@@ -54,7 +54,7 @@ class DiskThreads:
         self._queue.put(task)
 
     def ended(self) -> None:
-        """A task that was begun has ended."""
+        """A task has ended."""
         self._under_way -= 1
 
 
@@ -127,7 +127,7 @@ class ThreadBackground:
         settle(piece.future, result, error)
 
     def _do(self, piece: _Piece) -> tuple[Any, BaseException | None]:
-        """Its result or its exception. One piece at a time is done, so the points need no lock."""
+        """Its result or its exception. One piece runs at a time, so the points need no lock."""
         begun_s = self._now_s()
         result, error = None, None
         try:

@@ -6,7 +6,7 @@ import time
 
 
 def monotonic_s() -> float:
-    """Seconds since some moment, in any thread; an event loop's own time may be in milliseconds."""
+    """Seconds since an unspecified moment, in any thread; an event loop's may only tick in ms."""
     return time.perf_counter()
 
 

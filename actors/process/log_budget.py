@@ -20,7 +20,7 @@ class LogBudget:
         self._line_count = 0
 
     def warn(self, line: str, *arguments: object) -> None:
-        """Log a line, unless there were too many in this minute; the next one counts those."""
+        """Log a line, unless this minute had too many; the next one counts those dropped."""
         if loop_ms() >= self._minute_end_ms:
             if self._line_count > LINES_PER_MINUTE_MAX:
                 left_out = self._line_count - LINES_PER_MINUTE_MAX

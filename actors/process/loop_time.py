@@ -1,4 +1,4 @@
-"""The time that passes, whatever is done to the wall clock."""
+"""Elapsed time, unaffected by changes of the wall clock."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import asyncio
 
 
 def loop_ms() -> int:
-    """Milliseconds of the running event loop: they never go back and count from no known moment."""
+    """Monotonic milliseconds of the running event loop, since an unspecified moment."""
     return int(1_000 * asyncio.get_running_loop().time())

@@ -2,13 +2,13 @@
 
 Each actor sets its figures every ``metrics_interval_ms``. ``MetricSink`` is where they go:
 Ray's metrics in production (``process/ray_metrics.py``), nothing elsewhere. These figures are
-gauges that a restart sets anew; of actors that restarted, ask for the highest value per topic
-and partition.
+gauges that a restart sets anew; after restarts, query the highest value per topic and
+partition.
 
 Calls are counted as well, by both caller, which may be a program, and callee
 (``rpc/call_meter.py``): those are counters, to be summed.
 
-A transaction is *late* once it has been open for longer than any may be plus five minutes: its
+A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
 the transaction: records may carry timestamps of years ago. Source: KIP-98, "Metrics"; KIP-664.
 """
@@ -181,7 +181,7 @@ class TransactionAges:
         self.late_count = 0
 
     def observe(self, open_transactions: Mapping[int, int], now_ms: int) -> None:
-        """Take note of what is open: first offset → producer id."""
+        """Note what is open: first offset → producer id."""
         since_ms: dict[tuple[int, int], int] = {}
         for transaction in open_transactions.items():
             since_ms[transaction] = min(self._since_ms.get(transaction, now_ms), now_ms)

@@ -1,8 +1,9 @@
 """Processes of this machine as the kernel reports them: who a driver is, and whether it has ended.
 
-A process is known by its id, its start time, and where both count: the host, the boot and the space
-of process ids, of which a container may have its own. So a later process of the same id is another
-one, and a process that cannot be seen never counts as ended. Without ``/proc``, nothing is known.
+A process is identified by its id, its start time, and where both are valid: the host, the boot and
+the pid namespace, of which a container may have its own. So a later process with the same id is
+another one, and a process that cannot be seen never counts as ended. Without ``/proc``, nothing is
+known.
 Source: proc(5), ``/proc/pid/stat``; namespaces(7).
 """
 
@@ -20,7 +21,7 @@ _ANCESTORS_MAX: Final = 16
 
 
 class ProcessTable:
-    """``DriverWatch`` by ``/proc``; also names processes, for who begins a run.
+    """``DriverWatch`` by ``/proc``; also names processes, for callers that begin a run.
 
     ``host`` distinguishes this host from all others of the cluster: cloned virtual machines even
     have the same boot id.
@@ -38,13 +39,13 @@ class ProcessTable:
         except ProcessLookupError:
             return True
         except (OSError, OverflowError):
-            # Somebody else's process: it is there.
+            # Another user's process: it exists.
             pass
         stat = _stat_of(driver.process_id)
         return stat is not None and (stat.is_dead or stat.start_ticks != driver.start_ticks)
 
     def process(self, process_id: int) -> DriverProcess | None:
-        """The living process of that id, or ``None`` if it cannot be identified."""
+        """The living process with that id, or ``None`` if it cannot be identified."""
         machine, stat = self._machine(), _stat_of(process_id)
         if machine is None or stat is None or stat.is_dead:
             return None
@@ -63,7 +64,7 @@ class ProcessTable:
         return None
 
     def _machine(self) -> str | None:
-        """Where ids and start times of processes count, or ``None`` if that is unknown."""
+        """Where ids and start times of processes are valid, or ``None`` if that is unknown."""
         try:
             if os.readlink(_PROC / "self") != str(os.getpid()):
                 # This /proc belongs to another pid namespace: it shows other processes.
@@ -82,7 +83,7 @@ class _Stat:
         begin, end = text.index("("), text.rindex(")")
         fields = text[end + 2 :].split()
         self.command = text[begin + 1 : end]
-        # The first thread of a living process may have ended: only the last one counts.
+        # The first thread of a living process may have ended: it is gone only with the last one.
         self.is_dead = fields[0] in ("X", "x") or (fields[0] == "Z" and int(fields[17]) <= 1)
         self.parent_id = int(fields[1])
         self.start_ticks = int(fields[19])

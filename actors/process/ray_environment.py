@@ -1,4 +1,4 @@
-"""What must be set before Ray is imported: authentication, and how a cluster of ours is tuned."""
+"""What must be set before Ray is imported: authentication, and the tuning of our clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1_000,
     "health_check_failure_threshold": 3,
-    # A killed actor is answered for within 0.3 s and back in about one.
+    # Calls to a killed actor fail within 0.3 s, and it is back in about one.
     "timeout_ms_task_wait_for_death_info": 200,
     "core_worker_internal_heartbeat_ms": 200,
 }
@@ -25,7 +25,7 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
 
 
 QUIET_PATTERN: Final = "worker processes have been started|A worker died or was killed"
-"""Ray prints these to standard output of every driver; a command line's output is not for them."""
+"""Ray prints these to every driver's standard output, which a command needs for its own."""
 
 
 def keep_output_clean() -> None:
@@ -37,7 +37,7 @@ def prepare_to_join() -> None:
     """Let this process join a cluster that demands a token, if there is a token to show.
 
     A process that joins by address never turns authentication on by itself, and Ray reads the
-    variable when it is imported: where it is imported already, it is made to read it again.
+    variable when it is imported: if it is imported already, it is made to read it again.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return

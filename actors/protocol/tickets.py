@@ -1,7 +1,7 @@
 """Tickets: proof that a producer id is its sender's, for a transaction or for plain production.
 
 *Enrolment tickets.* The coordinator enrols a partition durably and only then issues a ticket: a MAC
-under the cluster key. The partition's leader asks for it with each transactional batch, and so
+under the cluster key. The partition's leader requires it with each transactional batch, and so
 knows without a call what KIP-890 makes a broker ask its coordinator.
 ``docs/adr/0002-enrolment-tickets.md`` proves that a ticket is dead once its transaction has ended.
 
@@ -18,13 +18,13 @@ offset  size  field (big-endian)
 17      32    HMAC-SHA256 over label, these fields, producer and partition
 ======  ====  ==============================================================
 
-A plain ticket has a label of its own, and no epoch or partition (-1) and no topic. It does not grow
-old: it proves whose the id is, which never changes. It ends with its key, so its producer renews it
-when a leader says that the key is not the current one any more.
+A plain ticket has a label of its own, and no epoch or partition (-1) and no topic. It never
+expires by age: it proves whose the id is, which never changes. It expires with its key, so its
+producer renews it when a leader says that the key is no longer the current one.
 
-The cluster key can be changed. Tickets under the key before stay good until every one of them
-would have expired; one under a key that is newer than any the leader knows is no forgery yet: the
-leader asks for the newer key, and the client asks again.
+The cluster key can be changed. Tickets under the previous key stay valid until every one of them
+would have expired. One under a key newer than any the leader knows is not yet a forgery: the
+leader asks for the newer key, and the client retries.
 
 Source: KIP-890, "Server side verification"; KIP-98, "Future work" (hijacked producer ids).
 """
@@ -58,17 +58,17 @@ class TicketVerdict(enum.Enum):
 
     VALID = "valid"
     INVALID = "invalid"
-    """Forged, expired, for something else, or under a key that is given up."""
+    """Forged, expired, for something else, or under a retired key."""
 
     NEWER_KEY = "newer key"
-    """Under a key that this leader has not heard of yet."""
+    """Under a key that this leader does not know yet."""
 
 
 class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The secret that tickets are made with, and the one before it.
 
     ``version`` counts the changes of the key. ``rotated_ms`` is when ``previous`` was replaced:
-    it is honoured until every ticket that was made with it by then has expired.
+    it is honoured until every ticket made with it before has expired.
     """
 
     version: int = 0
@@ -77,7 +77,7 @@ class ClusterKeys(msgspec.Struct, frozen=True, kw_only=True):
     rotated_ms: int = 0
 
     def key_of(self, version: int, now_ms: int) -> bytes | None:
-        """The key of a version not above the current one; ``None`` once it is given up."""
+        """The key of a version not above the current one; ``None`` once it is retired."""
         if version == self.version:
             return self.current
         is_previous = version == self.version - 1 and bool(self.previous)
@@ -113,7 +113,7 @@ def issue_ticket(
     """The ticket of one partition; issue it only once the enrolment is durable.
 
     ``producer_epoch`` is that of the transaction's data. ``issued_ms`` is milliseconds since the
-    Unix epoch. The topic is named by id, so that a topic made anew under an old name is another.
+    Unix epoch. The topic is named by id, so that a topic recreated under an old name is another.
     """
     claim = _CLAIM.pack(
         _VERSION,
@@ -194,7 +194,7 @@ def _check_mac(
     topic_id: str,
     now_ms: int,
 ) -> TicketVerdict:
-    """Whether the MAC is one over these, whatever the age. ``owner``: id, epoch and partition."""
+    """Whether the MAC covers these, whatever its age. ``owner``: id, epoch and partition."""
     if len(ticket) != TICKET_BYTES:
         return TicketVerdict.INVALID
     version, key_version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
@@ -211,7 +211,7 @@ def _check_mac(
 
 
 def key_version_of(ticket: bytes) -> int:
-    """Under which version of the key a sound ticket was made."""
+    """The key version under which a well-formed ticket was made."""
     version: int = _TICKET.unpack(ticket)[1]
     return version
 

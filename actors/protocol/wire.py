@@ -17,7 +17,7 @@ from oncelog.storage.exceptions import CorruptDataError
 ItemT = TypeVar("ItemT")
 
 STRING_BYTES_MAX: Final = 32_767
-"""The longest string, in UTF-8 bytes, that an int16 length can tell."""
+"""The longest string, in UTF-8 bytes, that an int16 length can express."""
 
 _VARINT_BITS_MAX: Final = 35
 _INT16 = struct.Struct(">h")
@@ -181,7 +181,7 @@ class WireReader:
         return fields
 
     def skip_tagged_fields(self) -> None:
-        """Pass over the tagged fields that end a structure of a flexible version."""
+        """Skip the tagged fields that end a structure of a flexible version."""
         self.tagged_fields()
 
     def expect_end(self) -> None:

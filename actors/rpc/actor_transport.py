@@ -25,17 +25,17 @@ _logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS: Final = 10_000
 FAILURES_BEFORE_RAY: Final = 2
-"""One may be of a process that dies in between; at the second, in a row, Ray carries the calls."""
+"""One may be due to a process dying meanwhile; after two in a row Ray carries the calls."""
 
 UNREACHABLE_MAX: Final = 1_000
-"""Actors that could not be connected and are remembered; beyond it all are tried anew."""
+"""How many unreachable actors are remembered; beyond that all are tried again."""
 
 UNREACHABLE_RETRY_S: Final = 30.0
-"""How long an actor that Ray reaches and a connection does not is called through Ray."""
+"""How long an actor that Ray reaches but a connection does not is called through Ray."""
 
 
 class RayCalls(Protocol):
-    """What Ray is asked for: where actors listen, and calls to those that cannot be connected."""
+    """What Ray is asked for: where actors listen, and calls to those without a connection."""
 
     async def call(
         self,
@@ -45,7 +45,7 @@ class RayCalls(Protocol):
         timeout_ms: int,
         metered: MeteredCall = UNMETERED,
     ) -> ReplyT:
-        """Call ``request.method`` of ``actor``, see ``Transport.call``; tell the sizes."""
+        """Call ``request.method`` of ``actor``, see ``Transport.call``; report the sizes."""
         ...
 
     async def listener_of(
@@ -56,7 +56,7 @@ class RayCalls(Protocol):
 
 
 class ActorTransport:
-    """Calls actors by name over one connection each and event loop, made at the first call.
+    """Calls actors by name over one connection per actor and event loop, made at the first call.
 
     A connection ends with its actor's process, and then all its calls at once. The next call asks
     Ray where the actor listens now. Where no connection can be made, calls go through Ray.
@@ -84,7 +84,7 @@ class ActorTransport:
         timeout_ms: int,
         metered: MeteredCall,
     ) -> ReplyT:
-        """By a road that is a connection, ``None`` for Ray's, or why there is none."""
+        """Call over a connection, through Ray without one, or answer why neither is possible."""
         road: Connection | ErrorCode | None = None
         if answers_on_connections(request):
             road = connections.usable(actor)
@@ -102,18 +102,18 @@ class ActorTransport:
         return await road.call(request, timeout_ms=timeout_ms, metered=metered)
 
     def close(self) -> None:
-        """Close every connection, on whatever loop. Later calls would open new ones."""
+        """Close every connection, on any loop. Later calls would open new ones."""
         for loop, connections in list(self._of_loop.items()):
             if connections.keeper is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(connections.keeper.cancel)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> _LoopConnections:
-        """The first call on ``loop``; what loops left that were closed without their tasks goes."""
+        """The first call on ``loop``; drops what is left of loops closed without their tasks."""
         for known in [known for known in self._of_loop if known.is_closed()]:
             del self._of_loop[known]
         connections = self._of_loop[loop] = _LoopConnections(self._ray_calls, self._reports)
         keeper: Any = loop.create_task(self._close_at_end(loop, connections))
-        # A program that closes its loop without its tasks has nothing to do with this one.
+        # No warning for a program that closes its loop without its tasks: this one is not its own.
         keeper._log_destroy_pending = False
         connections.keeper = keeper
         return connections
@@ -161,7 +161,7 @@ class _LoopConnections:
         return making.result() if done else ErrorCode.REQUEST_TIMED_OUT
 
     def close(self) -> None:
-        """Close every connection, and report the calls that have ended."""
+        """Close every connection and report the finished calls."""
         self.meter.report()
         for connection in list(self._connections.values()):
             connection.close()
@@ -184,7 +184,7 @@ class _LoopConnections:
             del self._making[actor]
 
     def _failed(self, actor: str, address: ListenerAddress) -> ErrorCode | None:
-        """Ray reached the actor, we did not: it has just died, or there is no way to it."""
+        """Ray reached the actor, we did not: it has just died, or it is unreachable from here."""
         if len(self._failures) >= UNREACHABLE_MAX:
             self._failures.clear()
         failures = self._failures[actor] = self._failures.get(actor, 0) + 1

@@ -1,4 +1,4 @@
-"""What the callers of one actor may take up together: places, requests in progress, bytes.
+"""Bounds on all callers of one actor together: connections, requests in progress, bytes.
 
 Exceeding a bound is not an error: reading from that caller pauses until there is room, first come,
 first served. Only connections beyond their bound are closed.
@@ -14,7 +14,7 @@ CONNECTIONS_MAX: Final = 4_000
 """Of callers that have shown the token. Kafka's ``max.connections``."""
 
 HALF_OPEN_MAX: Final = 64
-"""Connections whose token has not come yet: strangers take no place of a caller's."""
+"""Connections that have not shown the token yet: strangers never take a caller's place."""
 
 REQUESTS_PER_CONNECTION_MAX: Final = 1_000
 """In progress, calls that are parked or wait for records included."""
@@ -27,7 +27,7 @@ REQUEST_BYTES_MAX: Final = 512 * 1_048_576
 
 
 UNREAD_MAX_BYTES: Final = 512 * 1_048_576
-"""Of answers to all connections that are not read further; beyond, the one with most is closed."""
+"""Of unread answers on all paused connections; beyond it the one with the most is closed."""
 
 
 class Caller(Protocol):
@@ -51,11 +51,11 @@ class Caller(Protocol):
         ...
 
     def go_on(self) -> None:
-        """Look again whether the next frame may be taken."""
+        """Check again whether the next frame may be taken."""
         ...
 
     def has_room(self, size_bytes: int) -> None:
-        """The bytes that were waited for are the caller's now."""
+        """The bytes the caller waited for are now its own."""
         ...
 
 
@@ -68,9 +68,9 @@ class Places:
         self._slow: dict[Caller, None] = {}
 
     def begin(self, caller: Caller) -> Caller | None:
-        """A new connection; beyond ``HALF_OPEN_MAX`` the oldest that has not shown its token goes.
+        """A new connection; beyond ``HALF_OPEN_MAX`` the oldest without its token shown is closed.
 
-        A caller of ours shows it at once, and so is not among those for long.
+        Our own callers show it at once, and so are never among those for long.
         """
         self._half_open[caller] = None
         if len(self._half_open) <= HALF_OPEN_MAX:
@@ -80,9 +80,9 @@ class Places:
         return oldest
 
     def trust(self, caller: Caller) -> Caller | None:
-        """A connection has shown the token; beyond ``CONNECTIONS_MAX`` the idlest one goes.
+        """A connection has shown the token; beyond ``CONNECTIONS_MAX`` the idlest is closed.
 
-        If none is idle it is the new one.
+        If none is idle, the new one is.
         """
         self._half_open.pop(caller, None)
         if len(self._trusted) < CONNECTIONS_MAX:
@@ -95,15 +95,15 @@ class Places:
         return gone
 
     def slow_down(self, caller: Caller) -> None:
-        """A connection is read no further, as its caller does not read."""
+        """A connection is paused, because its caller does not read."""
         self._slow[caller] = None
 
     def speed_up(self, caller: Caller) -> None:
-        """Its caller has read."""
+        """Its caller has read its answers."""
         self._slow.pop(caller, None)
 
     def slowest(self) -> Caller | None:
-        """Whose connection goes for the bytes that it leaves unread, if those are too many."""
+        """Whose connection to close for its unread bytes, if those are too many."""
         if sum(caller.unread_bytes for caller in self._slow) <= UNREAD_MAX_BYTES:
             return None
         return max(self._slow, key=lambda caller: caller.unread_bytes)
@@ -135,7 +135,7 @@ class Progress:
         return True
 
     def end(self, caller: Caller) -> None:
-        """One less; a caller that waited for it resumes."""
+        """One request fewer; a caller that waited for it resumes."""
         self.count -= 1
         caller.in_progress -= 1
         if caller.is_held and caller not in self._held:
@@ -173,6 +173,6 @@ class RequestRoom:
             caller.has_room(wanted_bytes)
 
     def forget(self, caller: Caller) -> None:
-        """A connection is lost: it waits no more."""
+        """A connection is lost: it no longer waits."""
         if self._waiting.pop(caller, None) is not None:
             self.give(0)

@@ -1,7 +1,7 @@
-"""Counts the calls of one event loop: how many, how they ended, how large and how long they were.
+"""Counts the calls of one event loop: how many, their outcomes, sizes and durations.
 
 They pass over connections of our own, so Ray's timeline does not show them. Counting must cost far
-less than a call: whole numbers are added up here, and what came together since goes to Ray's
+less than a call: whole numbers are added up here, and the sums go to Ray's
 counters every ``metrics_interval_ms``. Durations are cumulative counts per upper bound, as in a
 histogram of Prometheus; Ray's own takes one value at a time and replays each at every export.
 """
@@ -33,10 +33,10 @@ CALLER: Final = "caller"
 CALLEE: Final = "callee"
 
 OTHER: Final = "other"
-"""Where calls are counted whose method is none of ``REQUESTS``: there is no end of such names."""
+"""Where calls of methods not in ``REQUESTS`` are counted: such names are unbounded."""
 
 BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
-"""Upper bounds, inclusive, of how long a call took; one more bucket has what took longer."""
+"""Upper bounds, inclusive, of how long a call took; one more bucket has those that took longer."""
 
 _LE: Final = (*map(str, BOUNDS_MS), "+Inf")
 
@@ -50,7 +50,7 @@ class CallReports:
 
 
 NO_REPORTS: Final = CallReports(NO_METRICS, 0)
-"""For meters whose figures go nowhere."""
+"""For meters that report nowhere."""
 
 
 class MeteredCall:
@@ -66,7 +66,7 @@ class MeteredCall:
 
 
 class _Tally:
-    """What the calls of one method came to."""
+    """The totals of the calls of one method."""
 
     __slots__ = ("buckets", "errors", "reply_bytes", "request_bytes", "took_ms")
 
@@ -119,7 +119,7 @@ class CallMeter:
         return self._tallies.setdefault(method if method in REQUESTS else OTHER, _Tally())
 
     def report(self) -> None:
-        """Report what came together since the last time, now; the last thing before a loop ends."""
+        """Report now what was counted since the last report; called last before a loop ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Ray's certificates: where they secure its own calls they secure connections, too.
+"""Ray's certificates: where they secure its own calls they secure connections too.
 
 The variables are Ray's and mean what they mean there: both sides show a certificate of the one
 authority, and the caller checks that the address it called is in that of the other side.
@@ -46,7 +46,7 @@ def secure_context(*, is_caller: bool) -> ssl.SSLContext | None:
 
 
 def files_in_use() -> str:
-    """The files of ``secure_context``, for a line that says why nothing came of it."""
+    """The files of ``secure_context``, for a log line that says why it failed."""
     return ", ".join(map(_given, FILES))
 
 

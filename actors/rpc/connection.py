@@ -22,7 +22,7 @@ from oncelog.storage.exceptions import InvalidSettingError
 _logger = logging.getLogger(__name__)
 
 SILENCE_MS: Final = 1_000
-"""A connection that is silent for less may just be that of a slow call."""
+"""A connection silent for less may just have a slow call."""
 
 _HELLO_ID: Final = 0
 
@@ -47,7 +47,7 @@ class Connection(FramedProtocol):
         ] = {}
         self._accepted: asyncio.Future[bool] = self.loop.create_future()
         self._drained: asyncio.Future[None] = self.loop.create_future()
-        """Done when calls that waited for the actor to read may go on."""
+        """Done when calls that waited for the actor to read may continue."""
 
     async def call(
         self, request: Request[ReplyT], *, timeout_ms: int, metered: MeteredCall = UNMETERED
@@ -82,12 +82,12 @@ class Connection(FramedProtocol):
         return self._unanswered(request, began, timeout_ms) if reply is None else reply
 
     async def _room(self, deadline: float) -> None:
-        """Wait until the actor reads, the connection is lost, or the time is over."""
+        """Wait until the actor reads, the connection is lost, or the time is up."""
         while self.is_congested and not self.is_closing and self.loop.time() < deadline:
             await asyncio.wait({self._drained}, timeout=deadline - self.loop.time())
 
     def drained(self) -> None:
-        """Let the calls go on that wait; those that fill the connection again wait again."""
+        """Resume the waiting calls; those that fill the connection again wait again."""
         drained, self._drained = self._drained, self.loop.create_future()
         settle(drained, None)
 
@@ -112,7 +112,7 @@ class Connection(FramedProtocol):
         return await self._accepted
 
     def received(self, correlation_id: int, kind: int, body: memoryview) -> None:
-        """A reply; it is dropped if nobody waits for it any more."""
+        """A reply; it is dropped if no call waits for it any more."""
         self._last_received = self.loop.time()
         if correlation_id == _HELLO_ID:
             self.is_usable = kind == Outcome.REPLY

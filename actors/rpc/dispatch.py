@@ -1,7 +1,7 @@
-"""What a call is at the actor that is called, by whichever road it comes: Ray's or a connection.
+"""A call at the actor that is called, whether it comes through Ray or a connection.
 
 A request comes as the bytes of ``message_codec``, a method of the actor's server answers it, and
-what goes back is an ``Outcome`` and the bytes that it says something about.
+an ``Outcome`` goes back with the bytes that it describes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from oncelog.storage.records.batch import Buffer
 _logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
-"""What becomes of a call, and the bytes that say more of it."""
+"""The outcome of a call, and the bytes that belong to it."""
 
 
 class Dispatch:
-    """Answers calls with those methods of ``server`` that are requests'.
+    """Answers calls with those methods of ``server`` that are request methods.
 
     ``on_bug`` ends the process when a call meets a broken invariant.
     """

@@ -27,13 +27,13 @@ from oncelog.storage.records.batch import Buffer
 _logger = logging.getLogger(__name__)
 
 FRAME_MAX_BYTES: Final = 256 * 1_048_576
-"""Far above the largest message, so that a length beyond it is no frame of ours."""
+"""Far above the largest message, so that a greater length is not one of our frames."""
 
 FRAME_STEP_BYTES: Final = 2 * 1_048_576
-"""What a frame's claimed length gets at first; more only as it arrives. A default batch fits."""
+"""Allocated at first for a claimed length; more only as bytes arrive. A default batch fits."""
 
 OUTGOING_PAUSE_BYTES: Final = 8 * 1_048_576
-"""With more than this unread by the peer no request of it is read, and no call is sent to it."""
+"""With more than this unread by the peer none of its requests is read, and it is sent no calls."""
 
 OUTGOING_MAX_BYTES: Final = FRAME_MAX_BYTES + OUTGOING_PAUSE_BYTES
 """With more than this unread by the peer its connection is closed."""
@@ -51,7 +51,7 @@ _KEEPALIVE: Final = {
 """In seconds, the last in milliseconds: how soon a machine that vanished silently counts as gone.
 
 The last also counts against a process that is stopped and whose buffers are full: its connections
-end, and its callers come back when it goes on.
+end, and its callers come back when it resumes.
 """
 
 _LENGTH = struct.Struct(">I")
@@ -75,7 +75,7 @@ class Outcome(enum.IntEnum):
 class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
     """Cuts the input into frames and gathers the output; subclasses implement ``received``.
 
-    Small frames that are sent in one turn of the loop leave in one write. Later input
+    Small frames sent in one turn of the loop leave in one write. Later input
     does not overwrite the body that ``received`` was passed.
 
     A subclass may ``hold`` the connection: what comes in then stays where it is until ``go_on``.
@@ -95,7 +95,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         self._outgoing_bytes = 0
         self._is_paused = False
         self.is_congested = False
-        """``OUTGOING_PAUSE_BYTES`` wait for the peer to read them."""
+        """More than ``OUTGOING_PAUSE_BYTES`` are unread by the peer."""
         self.is_held = False
 
     @abc.abstractmethod
@@ -148,7 +148,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def drained(self) -> None:
-        """Go on with what ``is_congested`` held up."""
+        """Resume what ``is_congested`` held up."""
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -187,7 +187,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the connection is lost or about to be: nothing passes any more."""
+        """Whether the connection is lost or about to be: nothing more gets through."""
         return self.transport is None or self.transport.is_closing()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class FramedProtocol(asyncio.BufferedProtocol, abc.ABC):
         large = self._large
         if large is not None:
             if self._large_filled == len(large):
-                # A claimed length costs the peer nothing; only what came is worth as much again.
+                # A claimed length costs the peer nothing: grow only as bytes arrive.
                 missing = self._large_length - len(large)
                 large += bytes(min(missing, max(len(large), FRAME_STEP_BYTES)))
             return memoryview(large)[self._large_filled :]

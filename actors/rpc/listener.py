@@ -30,7 +30,7 @@ FIRST_FRAME_MAX_BYTES: Final = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerAddress:
-    """Where one life of an actor listens, and the token that it wants to see first."""
+    """Where one incarnation of an actor listens, and the token it demands first."""
 
     host: str
     port: int
@@ -79,7 +79,7 @@ class Listener:
         )
 
     async def close(self) -> None:
-        """Listen no more; calls that run go on."""
+        """Stop listening; running calls continue."""
         if self._opening is not None:
             (await asyncio.shield(self._opening)).close()
 
@@ -114,7 +114,7 @@ class Listener:
 
 
 class _Caller(FramedProtocol):
-    """One connection of one caller. Until its token proves right, nothing else is read."""
+    """One connection of one caller. Nothing else is read before its token is verified."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(frame_max_bytes=FIRST_FRAME_MAX_BYTES)
@@ -123,12 +123,12 @@ class _Caller(FramedProtocol):
         self._listener = listener
         self._is_trusted = False
         self._room_bytes = 0
-        """Taken for the frame that comes in."""
+        """Reserved for the incoming frame."""
         self._is_without_room = False
         self._patience: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place among those whose token has not come yet."""
+        """Take a place among those that have not shown the token yet."""
         super().connection_made(transport)
         self._patience = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.close)
         self._make_way(self._listener.places.begin(self), "connections without a token")
@@ -178,7 +178,7 @@ class _Caller(FramedProtocol):
         return self.is_congested or self._is_without_room or self._listener.progress.is_full(self)
 
     def go_on(self) -> None:
-        """Take more requests, if nothing is in the way any more."""
+        """Take more requests, if nothing prevents it any more."""
         if self.is_held and not self._must_wait():
             super().go_on()
 
@@ -208,7 +208,7 @@ class _Caller(FramedProtocol):
         return True
 
     def has_room(self, size_bytes: int) -> None:
-        """Go on with the large request that waited."""
+        """Resume the large request that waited."""
         self._is_without_room = False
         self._take_room(size_bytes)
         self.go_on()

@@ -25,7 +25,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 LONG_BYTES: Final = 16_384
-"""A last field that is longer is a part of its own."""
+"""A longer last field is a part of its own."""
 
 _LAST_FIELDS: Final[dict[type[Any], str]] = {ProduceRequest: "batch", FetchReply: "records"}
 """Of the messages that carry batches: fields are written in the order of their declaration."""
@@ -50,7 +50,7 @@ REQUESTS: Final[dict[str, type[Request[Any]]]] = functools.reduce(
 
 
 def answers_on_connections(request: Request[Any]) -> bool:
-    """Whether ``request`` is one of ``REQUESTS``, and not of an actor with other messages."""
+    """Whether ``request`` is one of ``REQUESTS``, not of an actor with other messages."""
     return REQUESTS.get(request.method) is type(request)
 
 

@@ -1,7 +1,7 @@
 """Calls of Ray actors by name, with deadlines; Ray's failures become retriable codes.
 
-The only file that submits calls to Ray: for actors that do not listen themselves, for where the
-others listen, and for those that cannot be connected (``actor_transport.py``). A failed call may
+The only file that submits calls to Ray: to actors that do not listen themselves, to ask where the
+others listen, and to those that cannot be connected to (``actor_transport.py``). A failed call may
 have run, and an abandoned one may still run: every request is made so that neither matters.
 """
 
@@ -88,7 +88,7 @@ class RayTransport:
         if not isinstance(answer, RayFailure):
             address: ListenerAddress = answer
             return address
-        # An actor that fails at it, or is none of ours, may still answer calls.
+        # An actor that fails at it, or is not ours, may still answer calls.
         return None if answer.error is ErrorCode.UNKNOWN_SERVER_ERROR else answer.error
 
     async def _submit(self, actor: str, method: str, *arguments: Any, timeout_ms: int) -> Any:
@@ -104,7 +104,7 @@ class RayTransport:
                 return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, f"it has no method {method!r}")
             return await _within(timeout_ms, remote.remote(*arguments).future())
         except RayTaskError as error:
-            # First: one of a ValueError is a ValueError as well.
+            # Caught first: the error of a ValueError is a ValueError as well.
             _logger.exception("%s.%s raised", actor, method)
             return RayFailure(ErrorCode.UNKNOWN_SERVER_ERROR, str(error.cause))
         except ActorUnavailableError:
@@ -141,7 +141,7 @@ def _hand_over(
     waiting: asyncio.Future[ResultT | None],
     answer: concurrent.futures.Future[ResultT],
 ) -> None:
-    """Bring an answer, which comes in one of Ray's threads, to the loop that waits for it."""
+    """Hand an answer from one of Ray's threads to the loop that waits for it."""
     error = answer.exception()
     result = answer.result() if error is None else None
     try:

@@ -115,7 +115,7 @@ def murmur2(bytes key not None):
 
 
 cdef class _Place:
-    """What the future of a record has to know, in C; no object is made for the numbers."""
+    """What a record's future needs, in C; no object is made for the numbers."""
 
     cdef readonly object _delivery
     cdef readonly int64_t _index
@@ -178,7 +178,7 @@ cdef class OpenBatch:
     cdef Py_ssize_t _put(
         self, object key, object value, int64_t timestamp_ms, bytes headers, int64_t size_bytes
     ) except -1:
-        """Runs no Python code: what it is given are bytes or None."""
+        """Runs no Python code: its arguments are bytes or None."""
         cdef Py_ssize_t key_size = -1 if key is None else PyBytes_Size(key)
         cdef Py_ssize_t value_size = -1 if value is None else PyBytes_Size(value)
         cdef Py_ssize_t headers_size = PyBytes_Size(headers)

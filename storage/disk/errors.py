@@ -10,7 +10,7 @@ all others, as EIO and EROFS               OFFLINE                OFFLINE
 =========================================  =====================  ======================
 
 A failed write has changed nothing that cannot be repeated. After a failed sync the kernel may
-have dropped pages and take them for clean, so only a recovery, which rewrites everything that was
+have dropped pages and marked them clean, so only a recovery, which rewrites everything that was
 never synced, makes them durable. A sync itself never ends with EMFILE or ENFILE: a directory could
 not be opened, and nothing was begun. Where a step must not be left half done, such as the commit of
 a compaction, a transient write error is RESTART too: the next open finishes it.
@@ -48,7 +48,7 @@ PASSING: Final = _NO_DESCRIPTORS | {
     errno.EAGAIN,
     errno.EINTR,
 }
-"""Error numbers of conditions that may clear by themselves."""
+"""Error numbers of conditions that may pass."""
 
 
 def is_passing(error: OSError) -> bool:

@@ -1,7 +1,7 @@
 """Which bytes are not durable yet, and how a background thread makes them so.
 
 The event loop appends and notes the file; ``SyncLedger.capture`` takes all that is unsynced now;
-``SyncPoint.run`` syncs it in another thread while appends go on; ``SyncLedger.settle`` forgets,
+``SyncPoint.run`` syncs it in another thread while appends continue; ``SyncLedger.settle`` forgets,
 back on the loop, what has not been written again since. A sync point holds its own duplicates of
 the open files: rolling or closing the log under it closes other descriptors.
 """
@@ -51,7 +51,7 @@ class SyncPoint:
         self._ledger = ledger
 
     def run(self) -> None:
-        """Sync, in any thread, and give the files back. Raises as ``sync``."""
+        """Sync, in any thread, and close the files. Raises as ``sync``."""
         try:
             self.sync()
         finally:
@@ -175,7 +175,7 @@ class SyncLedger:
                     file.close()
 
     def forget(self, file: FileHandle | None) -> None:
-        """The file is being removed: it need not be synced any more."""
+        """The file is being removed: it need no longer be synced."""
         self._marks.pop(file, None)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def encode_columns(
 def encode_rows(
     records: Sequence[RecordInput], head_room: int, limit: int
 ) -> tuple[bytearray, int, int]:
-    """The same of records one by one. Raises ``TypeError`` for what is no record."""
+    """The same of records one by one. Raises ``TypeError`` for anything but a record."""
 
 def decode_columns(
     buffers: Sequence[Buffer],

@@ -160,7 +160,7 @@ cdef extern from *:
     """
     int has_crc_instruction()
     int can_fold()
-    # These, and those below, go on from a CRC whose bits are turned over.
+    # These, and those below, continue from a CRC whose bits are inverted.
     uint32_t crc_by_instruction(
         uint64_t crc, const uint8_t *at, Py_ssize_t size, uint32_t (*large)[256],
         uint32_t (*small)[256]

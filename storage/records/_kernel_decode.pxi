@@ -209,7 +209,7 @@ cdef class Batches:
 
 
 cdef class Output:
-    """A bytes object of known size, written before anybody else sees it."""
+    """A bytes object of known size, written before it is shared."""
 
     cdef bytes data
     cdef uint8_t *at

@@ -285,7 +285,7 @@ cdef class Scratch:
         free(self.at)
 
     cdef uint8_t *room(self, Py_ssize_t size) except NULL:
-        """Where ``size`` bytes may be written; then ``size`` is to be raised."""
+        """Where ``size`` bytes may be written; the caller then raises ``size``."""
         cdef uint8_t *moved
         if size > self.capacity - self.size:
             self.capacity = 2 * self.capacity + size + 1024

@@ -144,7 +144,7 @@ cdef bint has_whole(const uint8_t *at, Py_ssize_t size, const Head *head) noexce
 
 
 def has_whole_records(data):
-    """For who has checked all but the records of the one batch in ``data``."""
+    """For a caller that has checked all but the records of the one batch in ``data``."""
     cdef View view = View(data)
     cdef Head head
     return get_head(view.at, view.size, &head) == WHOLE and has_whole(view.at, view.size, &head)
@@ -243,7 +243,7 @@ def state_batches(data, checksum, bint is_checked, int64_t expected, known_epoch
             ):
                 break
             if head.leader_epoch > last_epoch:
-                # Where an epoch begins must be told, and the first batch is never left out.
+                # The start of an epoch must be reported, and the first batch is never left out.
                 if at > start:
                     break
                 last_epoch = head.leader_epoch

@@ -55,7 +55,7 @@ _INT64 = struct.Struct(">q")
 
 _BATCH_LENGTH_MIN: Final = HEADER_BYTES - LENGTH_END
 HEAD_ROOM: Final = bytes(HEADER_BYTES)
-"""What stands before the records of a batch until it is sealed."""
+"""What precedes the records of a batch until it is sealed."""
 
 _MAGIC_FIELD: Final = 3
 _TRANSACTIONAL_OR_CONTROL: Final = TRANSACTIONAL | CONTROL
@@ -200,7 +200,7 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def claimed_bytes(buffer: Buffer, position: int = 0) -> int:
-    """How long the batch at ``position`` says that it is, whether or not that can be.
+    """The claimed size of the batch at ``position``, possible or not.
 
     ``buffer`` holds at least the length field.
     """

@@ -1,4 +1,4 @@
-"""The records of one batch as one block of plain bytes: what stands between header and codec."""
+"""The records of one batch as one block of plain bytes, between header and codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK_BYTES_MAX: Final = 128 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Encoded, uncompressed records, and what their header will say of them.
+    """Encoded, uncompressed records, and what their header will say about them.
 
     ``data`` begins with ``HEAD_ROOM``, so that a batch need not be copied to get its header.
     """
@@ -40,7 +40,7 @@ class RecordBlock:
 def seal_block(block: RecordBlock, **options: Unpack[BatchOptions]) -> bytearray:
     """The whole batch around ``block``: its own bytes unless they are to be compressed.
 
-    Raises ``ValueError`` if the records are larger than ``BLOCK_BYTES_MAX``: nobody could read
+    Raises ``ValueError`` if the records are larger than ``BLOCK_BYTES_MAX``: no reader would accept
     the batch.
     """
     batch, codec = block.data, options.get("codec", Codec.NONE)

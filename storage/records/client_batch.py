@@ -1,9 +1,9 @@
-"""What a leader checks of a batch that a client sent, before it promises to keep it.
+"""What a leader checks in a client's batch before it accepts it.
 
 Size, CRC, the fields of the header, and of uncompressed records their structure: a batch that no
 reader can decode would stop every reader for good, so it is refused. Records are walked by their
 lengths only; nothing is copied. A leader does not open compressed records: a reader may still meet
-some that cannot be decoded, and is then told at which offset.
+some that cannot be decoded; its error then names the offset.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _has_client_shape(header: BatchHeader) -> bool:
     """Whether offsets, counts and attributes are what a client may send.
 
     A client's batch is dense, so a count that its bytes cannot hold would burn offsets. Under
-    compression that is only seen by whoever decompresses, which a leader does not.
+    compression that shows only on decompression, which a leader does not do.
     """
     attributes, record_count = header.attributes, header.record_count
     codec = attributes & CODEC_MASK

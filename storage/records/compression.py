@@ -139,7 +139,7 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
 
 
 def _decompress_snappy_block(block: memoryview, limit_bytes: int) -> bytes:
-    """One raw block; it begins with its own decompressed size, which pyarrow needs told."""
+    """One raw block; it begins with its own decompressed size, which pyarrow must be given."""
     size = 0
     for index, byte in enumerate(block[:VARINT_BYTES_MAX]):
         size |= (byte & 0x7F) << 7 * index

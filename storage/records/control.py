@@ -1,7 +1,7 @@
 """The one record of a control batch: a transaction's COMMIT or ABORT marker.
 
 Key: version int16, type int16 (0 ABORT, 1 COMMIT; others belong to the metadata quorum and are
-passed over). Value: version int16, coordinator_epoch int32; a longer value is of a newer version,
+skipped). Value: version int16, coordinator_epoch int32; a longer value is of a newer version,
 of which the known beginning is read. Both big-endian. A marker takes an offset, carries the
 producer id and epoch of its transaction, has no sequence and is never compressed.
 Source: KIP-98 with the type numbers that Kafka shipped.
@@ -100,7 +100,7 @@ def decode_control(buffer: Buffer, header: BatchHeader, position: int = 0) -> Co
 
 
 def _key_and_value(view: memoryview, position: int, end: int) -> tuple[memoryview, memoryview]:
-    """Key and value of the one record; a null one is returned empty. Headers are passed over."""
+    """Key and value of the one record; a null one is returned empty. Headers are skipped."""
     length, position = read_varint(view, position, end)
     if length != end - position:
         raise CorruptDataError("control record does not fill its batch")

@@ -46,7 +46,7 @@ class RecordFields:
     value_starts: Int64s
     value_lengths: Int64s
     header_starts: Int64s
-    """Where the header count stands."""
+    """Position of the header count."""
     header_counts: Int64s
     ends: Int64s
 

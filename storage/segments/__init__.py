@@ -1,5 +1,5 @@
 """One ``.log`` file of whole batches, the indexes beside it, and the row of such files.
 
 Reads and writes through ``storage.disk``; knows nothing of producers, leaders or transactions but
-what stands in a batch header. Start at ``segment``; ``frames`` and ``inspection`` walk its batches.
+what a batch header says. Start at ``segment``; ``frames`` and ``inspection`` walk its batches.
 """

@@ -194,19 +194,19 @@ class TxnIndex:
     def distrust(self) -> None:
         """Forget what the file says, readable or not, so that replay can fill the index anew.
 
-        Its bytes go with the first entry or with ``drop_stale``: a start that is refused before
-        leaves it as it was.
+        Its bytes go with the first entry or with ``drop_stale``: a start refused before that
+        leaves the file as it was.
         """
         self.is_settled = False
         self._set_entries([])
         self._is_stale = self._filesystem.exists(self.path)
 
     def drop_stale(self) -> FileHandle | None:
-        """Empty a distrusted file that got no entry; return it to be synced if there is any."""
+        """Empty a distrusted file that got no entry; return it to be synced, if it exists."""
         return self._open() if self._is_stale else None
 
     def fill(self, entries: Sequence[AbortedIndexEntry]) -> FileHandle:
-        """Write these entries and no other, and give the open file away, also if there are none."""
+        """Write exactly these entries, even if none, and hand over the open file."""
         handle = self._filesystem.open(self.path, create=True)
         try:
             handle.truncate(0)
@@ -218,7 +218,7 @@ class TxnIndex:
         return handle
 
     def hand_over(self) -> FileHandle | None:
-        """Give the open file away, to be synced and closed; a later append opens it again."""
+        """Hand over the open file, to be synced and closed; a later append opens it again."""
         handle, self._handle = self._handle, None
         return handle
 

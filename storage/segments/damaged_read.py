@@ -3,12 +3,12 @@
 This is the slow path, batch by batch with every check, taken only after the fast one has failed.
 The CRC of a batch does not cover its base offset and length, so a wrong one shows only by the
 batches around it: the one that directly follows a sound batch is believed, and of two that overlap
-the other one is damaged. Beyond the damage, the next sound batch is looked for first where the
+the other one is damaged. Beyond the damage, the next sound batch is sought first where the
 damaged one claims to end, then in the bytes before the next index entry whose batch is sound. What
 the disk cannot read is damage as well, unless it can read nothing of the file: then the disk itself
 may be failing, perhaps only for a while.
 
-A search over long damage takes long, so its result is kept with the segment and used for as long as
+A search over long damage takes long, so its result is kept with the segment for as long as
 the damage is there. So are the places where sound batches were last read, since the index may end
 at the damage.
 """
@@ -30,7 +30,7 @@ SEARCH_BYTES_MAX: Final = 8_388_608
 """How far beyond damage every byte is tried for the beginning of a batch."""
 
 KNOWN_GAPS_MAX: Final = 64
-"""Damaged places of one segment that are remembered; of more the oldest is forgotten."""
+"""Damaged places remembered per segment; beyond that the oldest is forgotten."""
 
 SOUND_PLACES_MAX: Final = 64
 """The same for places beyond damage where a sound batch begins, or should."""
@@ -55,7 +55,7 @@ def read_sound(
 ) -> tuple[bytes, int]:
     """As ``Segment.read``, but sound batches that end before damage are given.
 
-    CorruptRecordError if damage is what stands at ``offset``: it says where to go on.
+    CorruptRecordError if ``offset`` itself is damaged: it says where to resume.
     """
     taken: list[memoryview] = []
     size, next_offset, end = 0, offset, 0
@@ -211,7 +211,7 @@ def _sound_at(
         header = parse_header(head or b"")
     except CorruptDataError:
         return None
-    # Whatever stands there may claim any size, which is not worth reading for a wrong offset.
+    # These bytes may claim any size, which is not worth reading for a wrong offset.
     if not lowest_offset <= header.base_offset < header.next_offset <= segment.next_offset:
         return None
     if last_offset is not None and header.last_offset != last_offset:

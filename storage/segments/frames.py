@@ -56,7 +56,7 @@ class Gap(NamedTuple):
 
 
 class LogFile(NamedTuple):
-    """An open ``.log`` file as far as it belongs to the log."""
+    """The part of an open ``.log`` file that belongs to the log."""
 
     handle: FileHandle
     path: Path
@@ -64,7 +64,7 @@ class LogFile(NamedTuple):
     size_bytes: int
 
     def refuse(self, position: int, reason: str) -> NoReturn:
-        """Raise CorruptDataError for what stands at ``position``."""
+        """Raise CorruptDataError for the bytes at ``position``."""
         raise CorruptDataError(f"{self.path} at byte {position}: {reason}")
 
 

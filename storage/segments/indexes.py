@@ -1,4 +1,4 @@
-"""Both sparse indexes of one segment as they grow, and the times that retention asks for.
+"""Both sparse indexes of one segment as they grow, and the times that retention needs.
 
 Batches are counted one by one as they are appended, or many at once after a scan: the entries
 are the same. An entry is made before the first batch that begins more than the index interval

@@ -98,7 +98,7 @@ def find_damage(data: bytes, *, lowest_offset: int) -> tuple[int, int, TailDefec
 
 
 def batch_places(data: bytes) -> Iterator[int]:
-    """Where in ``data`` a batch may begin: the magic stands where it should."""
+    """Where in ``data`` a batch may begin: the magic is in place."""
     magic_at = data.find(_MAGIC, MAGIC_AT)
     while magic_at >= 0:
         yield magic_at - MAGIC_AT

@@ -6,8 +6,8 @@ that must stay ends the search.
 | the segment | goes when |
 |---|---|
 | reaches beyond ``upper_offset`` | never: a reader has not been shown all of it |
-| ends at or below the log start | always, whatever the policy: nobody may read it any more |
-| largest timestamp older than the time limit | by time; one of the future makes it stay |
+| ends at or below the log start | always, whatever the policy: it may no longer be read |
+| largest timestamp older than the time limit | by time; one in the future makes it stay |
 | has no timestamps at all | with the next segment that goes by time |
 | the log without it is not below the size limit | by size |
 
@@ -75,5 +75,5 @@ def _is_too_old(segment: SegmentFacts, policy: RetentionPolicy, now_ms: int) -> 
 
 
 def _is_too_much(bytes_left: int, policy: RetentionPolicy) -> bool:
-    """Whether the log without the segment still has as much as it may."""
+    """Whether the log without the segment is still at or above its size limit."""
     return policy.size_bytes != UNLIMITED and bytes_left >= policy.size_bytes

@@ -23,15 +23,15 @@ from oncelog.storage.segments.segment import Segment
 class SegmentScan:
     """Takes the intact batches of ``segment`` into its indexes, from ``begin_scan`` on.
 
-    ``position`` and ``expected_offset`` (exclusive) say how far it has come. ``leader_epochs``
+    ``position`` and ``expected_offset`` (exclusive) are its progress. ``leader_epochs``
     grows by (epoch, its first offset) for each higher epoch. Below ``gaps_end`` (exclusive)
     compaction may have removed batches, so the next one may begin later than expected. Of batches
     whose epoch is known, others are not good.
 
     What reaches beyond ``synced_offset`` (exclusive) is written over itself, from the very bytes
-    that were found good. After a failed sync Linux goes on showing the pages that the disk refused
-    and takes them for clean: a later sync has nothing to do, and a second look at them may find
-    what is on the disk.
+    that were found good. After a failed sync Linux keeps showing the pages that the disk refused,
+    but marks them clean: a later sync does nothing, and reading them again may return what is on
+    the disk.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class SegmentScan:
                 return TailDefect.NONE
 
     def _take_runs(self, kernel: ModuleType) -> None:
-        """Take what is plainly good: the kernel has no opinion on defects."""
+        """Take what is plainly good: the kernel does not classify defects."""
         file, counting, epochs = self._segment.log_file, self._segment.counting, self._leader_epochs
         while self.position < file.size_bytes:
             run = read_run(file, self.position)

@@ -53,10 +53,10 @@ INDEX_SUFFIXES: Final = (
     TXN_INDEX_SUFFIX,
     SUMMARY_SUFFIX,
 )
-"""What goes and comes with a ``.log`` file."""
+"""The suffixes of the files beside a ``.log`` file."""
 
 TIMESTAMP_MAX: Final = 2**63 - 1
-"""The largest timestamp of a segment of which nobody knows it: retention by time keeps that."""
+"""The largest timestamp of a segment where it is unknown: retention by time keeps the segment."""
 
 _NOTHING: Final = 2**63 - 1
 
@@ -108,7 +108,7 @@ class Segment:
             self._log = self._filesystem.open(path, create=True)
             self._log.truncate(0)
         except OSError:
-            # Left there, it would look like the end of a segment that goes on growing.
+            # Left there, it would look like the end of a segment that keeps growing.
             self.release()
             self._filesystem.remove(path)
             raise
@@ -120,7 +120,7 @@ class Segment:
         self.size_bytes = self._filesystem.file_size(self.path_of(LOG_SUFFIX))
 
     def load_summary(self) -> None:
-        """Read the summary of an attached file; what does not fit the log is as good as none."""
+        """Read the summary of an attached file; one that does not fit the log counts as none."""
         try:
             data = read_beside(self._filesystem, self.path_of(SUMMARY_SUFFIX))
             summary = SegmentSummary.from_bytes(data)
@@ -287,7 +287,7 @@ class Segment:
         return offsets, times
 
     def _rebuild_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Walk the log; where that ends at damage, its largest timestamp is anyone's guess."""
+        """Walk the log; if that ends at damage, its largest timestamp is unknown."""
         known = self._indexes.count
         self._reset()
         try:
@@ -493,7 +493,7 @@ class Segment:
         if entry is not None and entry[1] > lowest:
             head = self.log.read(entry[1], WALK_BYTES)
             if not begins_with_batch(head, entry[0]):
-                # The index is as it was written, so the log is not. A new index would end here.
+                # The index is intact, so the log is not. A new index would end here.
                 self._refuse(entry[1], TailDefect.BAD_HEADER.value)
         return self.walk(max(entry[1], lowest) if entry is not None else lowest, head)
 

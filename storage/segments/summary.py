@@ -1,4 +1,4 @@
-"""What a segment and the files beside it were when it was sealed: ``<base>.summary``.
+"""The state of a segment and the files beside it when it was sealed: ``<base>.summary``.
 
 Kafka's indexes have no checksum, and an aborted index without entries may be absent: so damage
 or loss of one cannot be told from its bytes. The summary holds the CRC of each, and of itself. A

@@ -10,7 +10,7 @@ The files of the cleaned segment go through three names, as in Kafka:
 | 4. indexes in place, old files ``.deleted``, directory synced | ``.log.swap`` | as before |
 | 5. the log in place | final names | nothing to do; ``.deleted`` is removed |
 
-``.log.swap`` is the commit: it exists from step 3 to step 5, and whoever finds it finishes. It
+``.log.swap`` is the commit: it exists from step 3 to step 5, and an open that finds it finishes. It
 covers the offsets from its base to the end of its last batch, so a cleaned segment keeps its last
 batch, if only as an empty one.
 """
@@ -48,7 +48,7 @@ def discard_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> N
 
 
 def commit_swap(filesystem: FileSystem, directory: Path, base_offset: int) -> None:
-    """Step 3: durable on return. After an OSError nobody knows which segments hold."""
+    """Step 3: durable on return. After an OSError it is unknown which segments hold."""
     path = _path(directory, base_offset, LOG_SUFFIX)
     filesystem.rename(_with(path, CLEANED_SUFFIX), _with(path, SWAP_SUFFIX))
     filesystem.sync_directory(directory)

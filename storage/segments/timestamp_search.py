@@ -1,4 +1,4 @@
-"""The record that a timestamp asks for: the index finds the batch, one decoded batch the record."""
+"""Finding the record for a timestamp: the index finds the batch, decoding it the record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_timestamp(
 def find_max_timestamp(segments: SegmentList, *, lowest_offset: int) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record with the largest timestamp; None without any.
 
-    What a segment says of its largest timestamp is an upper bound: the record itself may have
+    A segment's largest timestamp is an upper bound: the record itself may have
     been compacted away, and the next best may be in another segment.
     """
     candidates = []

@@ -19,7 +19,7 @@ VERSION: Final = 1
 
 
 class ClusterFounded(msgspec.Struct, frozen=True, kw_only=True):
-    """The first record: the cluster's identity, and what can never change."""
+    """The first record: the cluster's identity and its immutable properties."""
 
     cluster_id: str
     cluster_key: bytes

@@ -40,7 +40,7 @@ Assignor = Callable[[Sequence[Subscriber], Mapping[str, int]], AssignmentPlan]
 def assign_range(
     subscribers: Sequence[Subscriber], partition_counts: Mapping[str, int]
 ) -> AssignmentPlan:
-    """Per topic, each member gets one contiguous range, the first ones one more if uneven."""
+    """Per topic, each member gets one contiguous range; if uneven, the first ones get one more."""
     ordered = _in_order(subscribers)
     owned: dict[str, list[TopicPartition]] = {member.member_id: [] for member in ordered}
     for topic in _topics(ordered, partition_counts):
@@ -73,7 +73,7 @@ def assign_sticky(
     """Keep what members hold, deal out the rest, and even out until no single move helps.
 
     With equal subscriptions no two shares then differ by more than one. A partition that two
-    members claim stays with neither: one of them missed a rebalance, and nobody can tell which.
+    members claim stays with neither: one of them missed a rebalance, and it is unknown which.
     """
     ordered = _in_order(subscribers)
     wanted = _partitions(ordered, partition_counts)

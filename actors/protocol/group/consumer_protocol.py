@@ -6,8 +6,8 @@ The group coordinator carries them as opaque bytes; only members read them. Layo
                    from version 1: owned_partitions [topic string · partitions [i32]]
     assignment     version i16 · partitions [topic string · partitions [i32]] · user_data bytes?
 
-Written: subscription version 1, assignment version 0. Of a newer version the known
-beginning is read, since a version may only add fields at the end.
+Written: subscription version 1, assignment version 0. Of a newer version
+only the known fields are read: new ones are only ever appended.
 Source: Kafka's ``ConsumerProtocolSubscription`` and ``ConsumerProtocolAssignment`` schemas;
 owned partitions from KIP-429.
 """
@@ -44,7 +44,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The subscription in version 1; topics keep their order, owned partitions are sorted."""
+    """The subscription as version 1; topics keep their order, owned partitions are sorted."""
     writer = WireWriter()
     writer.int16(SUBSCRIPTION_VERSION)
     writer.array(subscription.topics, writer.string)
@@ -64,7 +64,7 @@ def decode_subscription(encoded: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """The assignment in version 0, sorted by topic and partition."""
+    """The assignment as version 0, sorted by topic and partition."""
     writer = WireWriter()
     writer.int16(ASSIGNMENT_VERSION)
     _write_partitions(writer, assignment.partitions)

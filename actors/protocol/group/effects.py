@@ -75,7 +75,7 @@ class CancelTimer(msgspec.Struct, frozen=True):
 
 
 class WriteReason(enum.Enum):
-    """Why a group is written, and so what follows once it is committed."""
+    """Why a group is written, which decides what follows once it is committed."""
 
     ASSIGNED = "assigned"
     """The leader assigned: the generation becomes stable and parked syncs are answered."""
@@ -84,7 +84,7 @@ class WriteReason(enum.Enum):
     RENAMED = "renamed"
     """The same in a rebalance: its join counts."""
     EMPTIED = "emptied"
-    """The last member left: nothing waits for it."""
+    """The last member left: nothing waits for the write."""
 
 
 class WriteGroup(msgspec.Struct, frozen=True, kw_only=True):

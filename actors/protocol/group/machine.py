@@ -1,8 +1,8 @@
 """The groups of one shard: what every request does in every state.
 
-What the log says about groups is in ``group/table.py``. Here is the rebalance, whose state a
-failover may lose: a request changes it and returns effects for the shell, in order. A group loads
-as stable, with all session timers restarted, or as empty.
+What the log says about groups is in ``group/table.py``. This is the rebalance, whose state may
+be lost in a failover: a request changes it and returns effects for the shell, in order. A group
+loads as stable, with all session timers restarted, or as empty.
 
 ===========  ==================  ====================  ====================  ==================
 request      Empty               PreparingRebalance    CompletingRebalance   Stable
@@ -276,7 +276,7 @@ class GroupMachine(GroupTable):
     ) -> tuple[ErrorCode, list[Effect]]:
         """Whether the caller may commit offsets of the group now.
 
-        In a transaction it is the group's generation that fences a zombie that lost its partitions,
+        In a transaction the group's generation fences a zombie that lost its partitions,
         since a producer is no longer tied to an input partition (KIP-447). So a group with members
         accepts no commit without a member, even in a transaction: Kafka would.
         """
@@ -309,7 +309,7 @@ class GroupMachine(GroupTable):
     # --- events of the shell --------------------------------------------------------------
 
     def timer_fired(self, timer: Timer, now_ms: int) -> list[Effect]:
-        """A timer fired. One that no longer means anything changes nothing."""
+        """A timer fired. A stale one changes nothing."""
         group = self._groups.get(timer.group_id)
         if group is None:
             return []

@@ -82,11 +82,11 @@ class GroupOffsets:
     ) -> Decision[OffsetCommitReply]:
         """One record per acceptable position; the others are refused one by one.
 
-        In a transaction one refusal refuses all: the call may be retried once what was missing is
-        there, under the same sequence, and must then be the same batch or the first.
+        In a transaction one refusal refuses all: a retry once what was missing exists has the same
+        sequence, so it must be the same batch or the first.
 
         ``topic_ids`` has the id of each existing topic: a position in a deleted topic must not
-        be taken for one in the next topic of that name. Whether the group lets the caller commit
+        be mistaken for one in the next topic of that name. Whether the group lets the caller commit
         at all is not decided here.
         """
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:

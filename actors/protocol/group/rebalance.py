@@ -6,7 +6,7 @@ A turn works on one group at one moment and collects effects. Rules:
 2. A generation begins when every member is parked in its join and no member id handed out to a
    dynamic one is unused, or when the longest rebalance timeout has passed. Dynamic members that
    did not rejoin are then dropped; static ones stay until their session expires.
-3. An assignment counts once it is durable: nobody sees ``Stable`` before.
+3. An assignment counts once it is durable: no one sees ``Stable`` before.
 
 Source: Kafka's classic group protocol; KIP-345 (static members), KIP-394 (pending member ids),
 KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assign).
@@ -139,7 +139,7 @@ class GroupTurn:
         )
 
     def reply(self, call_id: int, reply: Reply) -> None:
-        """Answer a call."""
+        """Answer a parked call."""
         self.effects.append(ReplyTo(call_id, reply))
 
     def add_pending_member_id(self, member_id: str, request: JoinGroupRequest) -> None:
@@ -174,14 +174,14 @@ class GroupTurn:
     # --- rebalance ------------------------------------------------------------------------
 
     def rebalance(self) -> None:
-        """Begin a rebalance, or end the current one if it no longer waits for anyone."""
+        """Begin a rebalance, or complete the current one if it no longer waits for anyone."""
         if self.group.state is GroupState.PREPARING_REBALANCE:
             self.maybe_complete_join()
         else:
             self._prepare()
 
     def maybe_complete_join(self) -> None:
-        """Stop collecting joins if nobody is awaited any more."""
+        """Stop collecting joins once no member is missing."""
         group = self.group
         is_collecting = group.state is GroupState.PREPARING_REBALANCE
         if is_collecting and group.initial_delay is None and group.have_all_joined:
@@ -222,7 +222,7 @@ class GroupTurn:
         group.initial_delay = None
         self._cancel(TimerKind.JOIN)
         if group.members and not group.elect_joined_leader():
-            # Nobody came, which a pause of the whole group would explain; their sessions decide.
+            # No one rejoined, perhaps because the whole group paused; their sessions decide.
             self._set(TimerKind.JOIN, group.rebalance_timeout_ms)
             return
         for member in list(group.members.values()):

@@ -16,7 +16,7 @@ from oncelog.storage.errors import ErrorCode
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reply has: the code that the whole request ended with.
+    """What every reply has: the error code of the whole request.
 
     ``detail`` is for people: it may name the refused value, and is never interpreted.
     """

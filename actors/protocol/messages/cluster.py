@@ -144,9 +144,9 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     """A started replica asks for a new leader epoch before it serves.
 
     ``incarnation`` is unique per process start, so retries of one start get one epoch.
-    ``expected_epoch`` is the newest one that the caller knows, -1 for none: if another is
-    current, nobody is elected. So a late copy of an earlier start's request elects nobody, nor does
-    one from a start with the log of an earlier topic (``topic_id``) of this name.
+    ``expected_epoch`` is the newest epoch the caller knows, -1 for none: if another is current,
+    no leader is elected. So neither a late copy of an earlier start's request elects one, nor a
+    start with the log of an earlier topic (``topic_id``) of this name.
     """
 
     method = "become_leader"
@@ -201,7 +201,7 @@ class LearnKeysRequest(Request[LearnKeysReply], frozen=True, kw_only=True):
 
 
 class AllocateProducerIdsReply(Reply, frozen=True, kw_only=True):
-    """A block of producer ids that nobody else will ever get."""
+    """A block of producer ids that is never handed out again."""
 
     first_producer_id: int = NO_PRODUCER_ID
     count: int = 0

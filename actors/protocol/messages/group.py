@@ -100,7 +100,7 @@ class HeartbeatReply(Reply, frozen=True, kw_only=True):
 
 
 class HeartbeatRequest(Request[HeartbeatReply], frozen=True, kw_only=True):
-    """Tell the coordinator that a member is alive; restarts its session timer."""
+    """Show the coordinator that a member is alive; restarts its session timer."""
 
     method = "heartbeat"
     reply_type = HeartbeatReply
@@ -147,7 +147,7 @@ class OffsetAndMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one partition of a request."""
+    """The result of one partition of a request."""
 
     topic_partition: TopicPartition
     error: ErrorCode

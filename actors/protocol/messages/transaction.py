@@ -17,7 +17,7 @@ NO_RUN: Final = 0
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at a whole distributed write, numbered by the coordinator in rising order.
 
-    ``id`` is random, chosen by whoever began the run: it tells a repeated call from another run.
+    ``id`` is random, chosen by the caller that began the run: it tells a retry from another run.
     """
 
     number: int

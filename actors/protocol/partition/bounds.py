@@ -44,7 +44,7 @@ LEGAL_ROLES: Final = MappingProxyType(
 
 LOADING: Final = Role.LOADING
 LEADER: Final = Role.LEADER
-"""For checks made per batch: looking up an enum member in its class takes time."""
+"""For checks made per batch: looking up an enum member in its class is slow."""
 
 
 class PartitionBounds:

@@ -233,7 +233,7 @@ class PartitionMachine(PartitionBounds):
     def _check_owner(
         self, header: BatchHeader, ticket: bytes | None, is_verified: bool, now_ms: int
     ) -> AppendVerdict | None:
-        """None if the plain batch's id is not a transactional producer's, and is the sender's."""
+        """None if the plain batch's id is the sender's, and not a transactional producer's."""
         if self.producers.is_transactional(header.producer_id):
             return AppendVerdict(error=ErrorCode.INVALID_TXN_STATE)
         # For an id that has not written yet, the verified ticket may be a transaction's.
@@ -277,7 +277,7 @@ class PartitionMachine(PartitionBounds):
     def _refusal(
         self, header: BatchHeader, ticket: bytes, verdict: TicketVerdict, invalid: ErrorCode
     ) -> AppendVerdict | None:
-        """The verdict on a checked ticket; ``invalid`` is the answer to an invalid one."""
+        """The verdict on a checked ticket; ``invalid`` is the code for an invalid one."""
         if verdict is TicketVerdict.NEWER_KEY:
             # As KIP-890 answers while it cannot verify: the client retries the batch.
             return AppendVerdict(error=ErrorCode.NOT_ENOUGH_REPLICAS, needs_keys=True)

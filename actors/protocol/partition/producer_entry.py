@@ -191,7 +191,7 @@ class ProducerEntry:
         return entry
 
     def describe(self) -> ProducerDescription:
-        """What to tell an operator, or a coordinator that counts a winner's records."""
+        """The view for an operator, or for a coordinator that counts a winner's records."""
         return ProducerDescription(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,

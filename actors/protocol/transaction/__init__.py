@@ -1,6 +1,6 @@
 """The rules of transactions: one coordinator shard's ids, from first partition to COMPLETE.
 
 Start at ``machine`` and its parts: ``ids`` is what is known, ``producers``, ``runs``,
-``operations`` and ``upkeep`` decide. ``state`` has what each move makes of an id, ``end`` the table
-of verdicts, ``log`` the bytes of its records.
+``operations`` and ``upkeep`` decide. ``state`` has the effect of each move on an id, ``end`` the
+table of verdicts, ``log`` the bytes of its records.
 """

@@ -1,10 +1,10 @@
 """Enrolment ahead: a commit that enrols the partitions of the transaction after it.
 
 Rules. PREPARE names them beside its decision, so they are durable with it. The next transaction
-begins with them in the batch of the log that has COMPLETE, when every marker of the present one is
-written; from then on it is open like any other, and times out like any other. Its owner may not
-have had the reply to the commit: until it ends that commit is answered again, also after a
-timeout has aborted what it began.
+begins with them in the log batch that has COMPLETE, when every marker of the current one is
+written; from then on it is open, and times out, like any other. Its owner may have missed the reply
+to the commit: until it ends, a retry of that commit gets the same answer, even after a timeout
+has aborted what it began.
 
 Source: oncelog's own; Kafka's coordinator learns of a transaction from its first partition.
 """
@@ -23,7 +23,7 @@ AHEAD_EPOCH_MAX: Final = PRODUCER_EPOCH_EXHAUSTED - 2
 """A commit with a higher epoch enrols nothing ahead: what follows must keep the producer id."""
 
 AHEAD_PARTITIONS_MAX: Final = 256
-"""More are left to the usual call: each costs a ticket in the answer to the commit."""
+"""Any more are left to the usual call: each costs a ticket in the reply to the commit."""
 
 
 def ahead_partitions(

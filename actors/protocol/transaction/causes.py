@@ -1,7 +1,7 @@
-"""Why an epoch is over, for whoever still calls with it: a code to act on, a text for people.
+"""Why an epoch is over, for a caller that still uses it: a code to act on, a text for people.
 
-Who was only too slow can abort and go on; who was replaced cannot. So the coordinator remembers,
-with each rise of an epoch, whose doing it was, and tells the producer that had the epoch before.
+A producer that was only too slow can abort and continue; one that was replaced cannot. So the
+coordinator remembers what raised each epoch, and answers the producer of the epoch before with it.
 
 | the epoch rose because of | code |
 |---|---|
@@ -26,9 +26,9 @@ from oncelog.storage.errors import ErrorCode
 
 
 def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: int) -> Refusal:
-    """What to answer a call of an epoch that is not the present one of the id's own producer.
+    """What to answer a call with an epoch other than the current one of the id's own producer.
 
-    What was aborted for its owner is told until the owner goes on.
+    An abort that the owner did not ask for is reported until the owner continues.
     """
     age = end_age(metadata, producer_id=producer_id, producer_epoch=producer_epoch)
     code = _CODES.get(metadata.epoch_cause)
@@ -43,7 +43,7 @@ def outdated(metadata: TransactionMetadata, producer_id: int, producer_epoch: in
 
 
 def cause_text(metadata: TransactionMetadata) -> str:
-    """Whose doing the last rise of the epoch was, in words."""
+    """What raised the epoch last, in words."""
     name = repr(metadata.transactional_id)
     return {
         EpochCause.OWNER: f"the transaction of {name} has ended",

@@ -42,7 +42,7 @@ Refusal = tuple[ErrorCode, str]
 """Why a request is refused: its code, and a sentence for people."""
 
 BUSY: Final[Refusal] = (ErrorCode.CONCURRENT_TRANSACTIONS, "")
-"""The id is on its way to another state: ask again."""
+"""The id is changing state: retry."""
 
 
 def check_transactional_id(transactional_id: str | None) -> Refusal | None:
@@ -110,10 +110,10 @@ def check_end_txn(request: EndTxnRequest) -> Refusal | None:
 def check_version(
     transactional_id: str, token: bytes | None, committed_token: bytes | None
 ) -> Refusal | None:
-    """Whether a commit of ``token`` leaves the versions of the application rising.
+    """Whether the application's versions still rise after a commit of ``token``.
 
-    ``committed_token`` is that of the id's last committed transaction. A token that names no
-    version, where none is remembered either, is never refused.
+    ``committed_token`` is that of the id's last committed transaction. A token without a
+    version is never refused if none is remembered either.
     """
     passed = passed_version(token, committed_token)
     if passed is not None:

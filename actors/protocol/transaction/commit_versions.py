@@ -11,7 +11,7 @@ import msgspec
 
 
 class CommitVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version of an application's writes, as it stands in a commit token."""
+    """One version of an application's writes, as a commit token names it."""
 
     app_id: str = msgspec.field(name="txnAppId")
     version: int = msgspec.field(name="txnVersion")

@@ -30,7 +30,7 @@ class EndAge(enum.Enum):
     CURRENT = "current"
     RETRY = "retry"
     LOST = "lost"
-    """The one before that, when the one between was begun ahead and not ended by its owner."""
+    """The one before that, if the one in between was begun ahead and not ended by its owner."""
 
 
 class EndAction(enum.Enum):
@@ -73,9 +73,9 @@ END_TXN: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = Map
     }
 )
 """(state, committed, age) → what to answer. An abort at rest still raises the epoch: the client
-does not know whether something it sent is on its way, and the old epoch makes that harmless.
+does not know whether something it sent is still in flight, and the old epoch makes that harmless.
 While COMPLETE is pending, the current epoch is that of the reply to the end before: its owner has
-begun the next transaction early and is told to wait, not that it is fenced."""
+begun the next transaction early and must wait, but is not fenced."""
 
 END_TXN_AHEAD: Final[Mapping[tuple[TransactionState, bool, EndAge], EndVerdict]] = MappingProxyType(
     {
@@ -104,7 +104,7 @@ def end_age(
     """Which transaction an end of (``producer_id``, ``producer_epoch``) is about; None: neither.
 
     A retry may cross the change to a new producer id: then it carries the previous producer id
-    and its last epoch, while the new one still stands at epoch 0.
+    and its last epoch, while the new one is still at epoch 0.
     """
     if producer_id == metadata.producer_id:
         if producer_epoch == metadata.producer_epoch:

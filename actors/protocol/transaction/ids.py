@@ -1,6 +1,6 @@
-"""All transactional ids of one coordinator shard: what is logged, and what is on its way.
+"""All transactional ids of one coordinator shard: what is logged, and what is pending.
 
-Rules. ``apply`` is the one mutator, live and on reload. A *pending mark* stands from the decision
+Rules. ``apply`` is the one mutator, live and on reload. A *pending mark* is set from the decision
 of a move until its record is applied or abandoned; meanwhile nothing else may move the id (I-18).
 Moves follow the table of legal states, or the process ends (I-12).
 Source: KIP-98, "Transaction Coordinator".
@@ -39,7 +39,7 @@ from oncelog.actors.protocol.transaction.state import (
 
 
 class TransactionalIds:
-    """What each id's log records make of it, and which ids are about to move."""
+    """The state of each id, as its log records give it, and which ids are about to move."""
 
     def __init__(self) -> None:
         self._transactions: dict[str, TransactionMetadata] = {}
@@ -72,7 +72,7 @@ class TransactionalIds:
             self._classify(transactional_id, metadata)
 
     def _apply_member(self, encoded_key: bytes, value: bytes | None) -> None:
-        """One member of the run that is open now; of any other run it means nothing."""
+        """One member of the open run; a member of any other run is ignored."""
         key = decode_member_key(encoded_key)
         if key is None or value is None:
             return
@@ -102,7 +102,7 @@ class TransactionalIds:
             self._forgettable.add(transactional_id, metadata.last_update_ms)
 
     def abandon(self, transactional_id: str) -> None:
-        """Take the pending mark back: the records were not committed under this coordinator."""
+        """Remove the pending mark: the records were not committed under this coordinator."""
         self._pending.discard(transactional_id)
 
     # --- questions --------------------------------------------------------------------------
@@ -124,12 +124,12 @@ class TransactionalIds:
         return tuple(self._transactions[transactional_id] for transactional_id in self._unsettled)
 
     def forgettable(self, bound_ms: int) -> tuple[TransactionMetadata, ...]:
-        """The ids without a token that are at rest since ``bound_ms`` or longer."""
+        """The ids without a token that have been at rest since ``bound_ms`` or longer."""
         found = self._forgettable.until(bound_ms)
         return tuple(self._transactions[transactional_id] for transactional_id in found)
 
     def is_pending(self, transactional_id: str) -> bool:
-        """Whether a record that moves the id is on its way to the log."""
+        """Whether a record that moves the id is being appended to the log."""
         return transactional_id in self._pending
 
     def check_not_pending(self, transactional_id: str) -> Refusal | None:
@@ -139,7 +139,7 @@ class TransactionalIds:
     # --- moves ------------------------------------------------------------------------------
 
     def move(self, reply: ReplyT, *steps: TransactionMetadata) -> Decision[ReplyT]:
-        """Lead one id through ``steps``, each a record of the whole id; it is pending meanwhile."""
+        """Move one id through ``steps``, each a record of the whole id; it is pending meanwhile."""
         transactional_id = steps[-1].transactional_id
         stored = self._transactions.get(transactional_id)
         state = TransactionState.EMPTY if stored is None else stored.state
@@ -163,7 +163,7 @@ class TransactionalIds:
         now_ms: int,
         producer_ids: ProducerIdBlocks,
     ) -> Decision[ReplyT]:
-        """Abort what is open under an id that ``request`` takes over: the caller asks again."""
+        """Abort what is open under an id that ``request`` takes over: the caller retries."""
         if metadata.state in PREPARED:
             return refused(request, *BUSY)
         spare = producer_ids.spare(metadata)

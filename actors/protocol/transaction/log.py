@@ -27,13 +27,13 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
 
 The int8 of a run is 1 if the current or last transaction is its, 2 while it waits for its first
-member. Before runs had numbers there was the time of the driver, in ns: the next number is higher.
+member. Before runs had numbers this was the driver's time, in ns: the next number is higher.
 
 The bytes of a member are a bitmap, low bit first, over ``partitions`` in their order: of a run,
-``partitions`` are those of all members, which is the to-do list of whoever writes the markers.
+``partitions`` are those of all members, which is the list of markers to write.
 
 While a run is open each member has a record of its own beside the id's, so that a thousand tasks
-do not write the id a thousand times. PREPARE has them all again, so it is the whole truth alone.
+do not write the id a thousand times. PREPARE repeats them all, so it is complete alone.
 Key: version int16 = 10000, transactional id, producer id of the member int64. Value, version 0
 (flexible):
 
@@ -47,9 +47,9 @@ Key: version int16 = 10000, transactional id, producer id of the member int64. V
 | partitions | as above |
 | last update, ms | int64 |
 
-It means something only to an id that is Ongoing with that producer id and epoch; compaction may
-leave one of a run that is over. A null value is a tombstone: of members, COMPLETE brings them.
-Unknown key and value versions are skipped, unknown tags passed over.
+It counts only for an id that is Ongoing with that producer id and epoch; compaction may leave one
+of a run that is over. A null value is a tombstone; those of members are written with COMPLETE.
+Unknown key and value versions and unknown tags are skipped.
 Source: KIP-98, "Transaction Log"; TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
 """
 
@@ -75,7 +75,7 @@ from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartit
 
 KEY_VERSION: Final = 0
 MEMBER_KEY_VERSION: Final = 10_000
-"""Ours: Kafka's reader knows key version 0 and passes over any other."""
+"""oncelog's own: Kafka's reader knows key version 0 and skips any other."""
 
 MEMBER_VALUE_VERSION: Final = 0
 VALUE_VERSION: Final = 1
@@ -172,7 +172,7 @@ def encode_member_key(transactional_id: str, producer_id: int) -> bytes:
 
 
 def decode_member_key(key: bytes) -> MemberKey | None:
-    """Whose record it is, or ``None`` if it is none of a member.
+    """Whose record it is, or ``None`` if it is not a member's.
 
     Raises ``CorruptDataError`` when the bytes do not fit their version.
     """
@@ -185,7 +185,7 @@ def decode_member_key(key: bytes) -> MemberKey | None:
 
 
 def encode_member_value(metadata: TransactionMetadata, member: Member, now_ms: int) -> bytes:
-    """The value of the record that makes ``member`` one of the open run of ``metadata``."""
+    """The record value that makes ``member`` one of the open run of ``metadata``."""
     writer = WireWriter()
     writer.int16(MEMBER_VALUE_VERSION)
     writer.int64(metadata.producer_id)
@@ -229,7 +229,7 @@ def decode_member_value(producer_id: int, value: bytes) -> MemberValue | None:
 
 
 def encode_value(metadata: TransactionMetadata) -> bytes:
-    """The value of the record that makes ``metadata`` the truth about its transactional id."""
+    """The record value that makes ``metadata`` the state of its transactional id."""
     partitions = sorted(metadata.all_partitions)
     writer = WireWriter()
     writer.int16(VALUE_VERSION)

@@ -1,7 +1,7 @@
 """The transaction coordinator's machine: from first partition to COMPLETE, for many ids.
 
 Rules. ``decide_…`` validates and returns records and a reply; it changes nothing but a pending
-mark. ``ids.apply`` is the one mutator, live and on reload. While a mark stands, requests that would
+mark. ``ids.apply`` is the one mutator, live and on reload. While a mark is set, requests that would
 change the id are answered ``CONCURRENT_TRANSACTIONS``. Once PREPARE is durable the verdict is
 final (I-11); COMPLETE follows when every marker is written (I-15).
 
@@ -10,7 +10,7 @@ final (I-11); COMPLETE follows when every marker is written (I-15).
 | a producer: init_producer_id, add_partitions, end_txn | ``producers``, ``end`` |
 | a distributed write: begin_run, enlist, end_txn | ``runs``, ``end`` |
 | an operator: describe, abort, delete | ``operations`` |
-| nobody: completion, timeout, expiration | ``upkeep`` |
+| the coordinator itself: completion, timeout, expiration | ``upkeep`` |
 
 Source: KIP-98, KIP-360, KIP-890; members, runs and tokens are oncelog's own.
 """
@@ -37,7 +37,7 @@ NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class TransactionMachine:
-    """The transactional ids of one coordinator shard, and who decides what becomes of them."""
+    """The transactional ids of one coordinator shard, and the parts that decide on them."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TransactionMachine:
         held: HeldRecords = NOTHING_HELD,
         partition_counts: Mapping[str, int] = NO_TOPICS,
     ) -> Decision[EndTxnReply]:
-        """Decide a transaction of one producer or of a run, or tell how it was decided.
+        """Decide a transaction of one producer or of a run, or answer how it was decided.
 
         ``held`` is what the leaders hold of the winners; see ``Runs.winner_partitions``.
         ``partition_counts`` is as in ``decide_add_partitions``, for what is enrolled ahead.

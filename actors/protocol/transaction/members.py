@@ -1,9 +1,9 @@
 """The members of a distributed write: many producers, one transaction, one decision.
 
 Rules. A transactional id keeps a pool of *member producer ids*. Each task attempt that enlists
-gets one of them, with an epoch nobody else ever had; a member whose reply was lost simply never
+gets one of them, with an epoch never used before; a member whose reply was lost simply never
 wins. The PREPARE record gives every member its outcome: the winners commit, the others abort, and
-each epoch rises by one, so that an attempt that writes on is refused everywhere. When the
+each epoch rises by one, so that an attempt that keeps writing is refused everywhere. When the
 transaction is complete all members return to the pool, which therefore grows only to the widest
 write. A producer id whose epochs are used up leaves the pool.
 
@@ -66,7 +66,7 @@ class HeldRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def free_member(members: Members) -> Member | None:
-    """The free member with the lowest producer id, or ``None`` when all are at work."""
+    """The free member with the lowest producer id, or ``None`` when all are in use."""
     free = [member for member in members.values() if member.status is MemberStatus.FREE]
     return min(free, key=lambda member: member.producer_id, default=None)
 
@@ -96,7 +96,7 @@ def with_outcomes(members: Members, winners: frozenset[int]) -> Members:
 
 
 def released(members: Members) -> Members:
-    """Return every member to the pool; those without a further epoch to give leave it."""
+    """Return every member to the pool; those whose epochs are used up leave it."""
     return {
         producer_id: Member(producer_id=producer_id, producer_epoch=member.producer_epoch)
         for producer_id, member in members.items()
@@ -112,8 +112,8 @@ def enrolled_partitions(members: Members) -> frozenset[TopicPartition]:
 def check_winners(members: Members, winners: Sequence[Winner], held: HeldRecords) -> Refusal | None:
     """Whether ``winners`` may commit: each enlisted, and holding as many records as it says.
 
-    ``INVALID_TXN_STATE`` when not; ``CONCURRENT_TRANSACTIONS`` when a leader was not asked yet
-    for a partition that a winner enrolled meanwhile. The text says which one and why.
+    ``INVALID_TXN_STATE`` if not; ``CONCURRENT_TRANSACTIONS`` if a leader has not yet been asked
+    about a partition that a winner enrolled meanwhile. The text says which one and why.
     """
     seen: set[int] = set()
     for winner in winners:

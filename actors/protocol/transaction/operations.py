@@ -1,9 +1,9 @@
-"""What an operator may do to a transactional id: look for it, abort its transaction, forget it.
+"""What an operator may do to a transactional id: find it, abort its transaction, forget it.
 
 Rules. An abort from outside is an abort like any other: PREPARE_ABORT, markers with the next
-epoch, COMPLETE; its producer goes on with that epoch, as after a timeout. It names the producer id
-and epoch it is about, so that a copy that comes late never meets the transaction after. An id is
-forgotten only at rest: what is open or undecided belongs to its partitions as well.
+epoch, COMPLETE; its producer continues with that epoch, as after a timeout. It names the producer
+id and epoch it is about, so that a late copy never hits the next transaction. An id is forgotten
+only at rest: what is open or undecided concerns its partitions as well.
 
 | request | unknown id | at rest | Ongoing | PrepareAbort | PrepareCommit |
 |---|---|---|---|---|---|
@@ -101,7 +101,7 @@ class Operations:
     def decide_delete(
         self, request: DeleteTransactionalIdRequest
     ) -> Decision[DeleteTransactionalIdReply]:
-        """Forget an id at rest, also one with a token; its next owner starts anew."""
+        """Forget an id at rest, even one with a token; its next owner starts afresh."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return refused(request, *_unknown(request.transactional_id))

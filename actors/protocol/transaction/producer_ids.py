@@ -31,11 +31,11 @@ DecideT = TypeVar("DecideT", bound=Callable[..., Decision[Any]])
 
 
 class NoProducerIdError(Exception):
-    """Every reserved id is given away; the caller may ask again in a moment."""
+    """Every reserved id is taken; the caller may retry in a moment."""
 
 
 class ProducerIdBlocks:
-    """The ids a coordinator may still give away."""
+    """The ids a coordinator may still hand out."""
 
     __slots__ = ("_blocks", "_last_count", "_next_unseen")
 
@@ -69,7 +69,7 @@ class ProducerIdBlocks:
         self._next_unseen = first + count
 
     def take(self) -> int:
-        """The next id, which nobody else will get. Raises ``NoProducerIdError``."""
+        """The next id, never handed out twice. Raises ``NoProducerIdError``."""
         if not self._blocks:
             raise NoProducerIdError
         block = self._blocks.popleft()
@@ -83,9 +83,9 @@ class ProducerIdBlocks:
 
 
 def waiting_for_producer_ids(decide: DecideT) -> DecideT:
-    """Answers that the caller has to wait when ``decide`` finds no producer id left.
+    """Answer that the caller has to wait when ``decide`` finds no producer id left.
 
-    Its first argument is a request, or what this coordinator decides by itself about.
+    Its first argument is a request, or the subject of a decision of this coordinator's own.
     """
 
     @functools.wraps(decide)

@@ -72,7 +72,7 @@ _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER
 
 @dataclass(eq=False)
 class Producers:
-    """What becomes of the id of one producer."""
+    """The decisions on the id of one producer."""
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -86,8 +86,8 @@ class Producers:
     ) -> Decision[InitProducerIdReply]:
         """Give the id's owner its next epoch, fencing the owner before (KIP-98, KIP-360).
 
-        An open transaction is aborted first: the caller is told ``CONCURRENT_TRANSACTIONS`` and
-        asks again. ``transactional_id`` must not be ``None``: that needs no record.
+        An open transaction is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
+        retries. ``transactional_id`` must not be ``None``: that needs no record.
         """
         transactional_id = request.transactional_id or ""
         metadata = self.ids.metadata(transactional_id)
@@ -177,7 +177,7 @@ class Producers:
     def decide_end(
         self, request: EndTxnRequest, now_ms: int, partition_counts: Mapping[str, int]
     ) -> Decision[EndTxnReply]:
-        """Decide the producer's own transaction, or tell how it was decided: see ``end``."""
+        """Decide the producer's own transaction, or answer how it was decided: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         if metadata is None:
             return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -220,7 +220,7 @@ class Producers:
 def _init_refusal(
     metadata: TransactionMetadata | None, request: InitProducerIdRequest
 ) -> Refusal | None:
-    """Whether the caller may have the next epoch: anyone new, or the present owner."""
+    """Whether the caller may have the next epoch: anyone new, or the current owner."""
     if metadata is None or request.producer_id == NO_PRODUCER_ID:
         return None
     if _is_coming(metadata, request.producer_id):
@@ -232,7 +232,7 @@ def _init_refusal(
         return BUSY
     if is_current_id and request.producer_epoch == metadata.producer_epoch:
         return None
-    # Only the present owner may abort what is open: a late copy of its last call must not.
+    # Only the current owner may abort what is open: a late copy of its last call must not.
     is_retry = metadata.state in AT_REST and _is_last_epoch(metadata, request)
     return None if is_retry else (ErrorCode.PRODUCER_FENCED, "")
 
@@ -248,7 +248,7 @@ def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> 
 
 
 def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
-    """Whether the caller has the epoch before the present one, and only missed a reply."""
+    """Whether the caller has the epoch before the current one, and only missed a reply."""
     if request.producer_epoch != metadata.last_producer_epoch:
         return False
     return request.producer_id == metadata.producer_id or is_retry_of_previous_id(
@@ -257,7 +257,7 @@ def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest
 
 
 def _is_coming(metadata: TransactionMetadata, producer_id: int) -> bool:
-    """Whether the id's owner was told this producer id already, ahead of COMPLETE."""
+    """Whether the id's owner already got this producer id, ahead of COMPLETE."""
     return metadata.state in PREPARED and producer_id == metadata.next_producer_id
 
 
@@ -312,6 +312,6 @@ def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: 
 
 
 def _end_reply(metadata: TransactionMetadata) -> EndTxnReply:
-    """With what the caller goes on."""
+    """What the caller continues with."""
     producer_id, producer_epoch = next_producer(metadata)
     return EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)

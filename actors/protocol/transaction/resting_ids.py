@@ -1,7 +1,7 @@
 """Which transactional ids are at rest, and since when: the longest at rest are found first.
 
 Rules. The order is that of the times, not of the records: a clock that was ahead for a while must
-not keep the ids behind it from being forgotten. A question reads what it answers and no more,
+not keep the ids behind it from being forgotten. A query reads only what it returns,
 whatever else is at rest.
 """
 
@@ -11,7 +11,7 @@ import heapq
 from typing import Final
 
 _OUTDATED_MIN: Final = 64
-"""So many places that mean nothing any more are always put up with."""
+"""This many stale heap entries are always tolerated."""
 
 
 class RestingIds:
@@ -21,7 +21,7 @@ class RestingIds:
 
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}
-        # A heap; an id that moved on leaves its old place behind, to be passed over later.
+        # A heap; an id that moved leaves a stale entry behind, to be skipped later.
         self._order: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class RestingIds:
         return len(self._since_ms)
 
     def add(self, transactional_id: str, since_ms: int) -> None:
-        """The id is at rest since then; an earlier time of it is forgotten."""
+        """The id has been at rest since then; its earlier time is forgotten."""
         self._since_ms[transactional_id] = since_ms
         heapq.heappush(self._order, (since_ms, transactional_id))
         if len(self._order) > 2 * len(self._since_ms) + _OUTDATED_MIN:

@@ -1,9 +1,9 @@
 """Distributed writes at the coordinator: many tasks enlist, one call decides for them all.
 
-Rules. A *run* is one attempt at the whole write. Whoever plans it begins the run here and gets its
-number; the newest run counts, whatever any clock says, and fences those before. Who enlists first
+Rules. A *run* is one attempt at the whole write. Its planner begins the run here and gets its
+number; the newest run counts, whatever any clock says, and fences those before. The first to enlist
 opens the transaction, with a record of the whole id; each further member, and each enrolment of
-one, is a record of its own, and PREPARE has them all again. A run whose driver is gone is aborted
+one, is a record of its own, and PREPARE repeats them all. A run whose driver is gone is aborted
 unless it is decided. A token is committed once, and the versions of an application only rise.
 
 | request | unknown id | at rest | Ongoing | Prepare* |
@@ -17,7 +17,7 @@ unless it is decided. A token is committed once, and the versions of an applicat
 | end of another run | FENCED | table | table | table |
 | driver gone | - | - | abort | - |
 
-FENCED is PRODUCER_FENCED. A begin names the newest run that its caller has heard of, so a late copy
+FENCED is PRODUCER_FENCED. A begin names the newest run that its caller knows of, so a late copy
 of it changes nothing.
 Source: members, runs and tokens are oncelog's own, on top of KIP-98.
 """
@@ -83,7 +83,7 @@ from oncelog.storage.model import TopicPartition
 
 @dataclass(eq=False)
 class Runs:
-    """What becomes of distributed writes."""
+    """The decisions on distributed writes."""
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -95,8 +95,8 @@ class Runs:
     def decide_begin_run(self, request: BeginRunRequest, now_ms: int) -> Decision[BeginRunReply]:
         """Give the caller's run its number, which fences every run and producer before it.
 
-        What they left open is aborted first: the caller is told ``CONCURRENT_TRANSACTIONS`` and
-        asks again; so it is, with the newest number, when it has not heard of the newest run.
+        What they left open is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
+        retries. It gets the same, with the newest number, if it does not know the newest run.
         """
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_begin_run(request, self.transaction_max_timeout_ms)
@@ -142,7 +142,7 @@ class Runs:
     def decide_enlist(self, request: EnlistRequest, now_ms: int) -> Decision[EnlistReply]:
         """Make the caller one more member of its run, opening the transaction if it is the first.
 
-        ``PRODUCER_FENCED`` unless its run is the newest: one that is over is so for good.
+        ``PRODUCER_FENCED`` unless its run is the newest: a run that is over stays over.
         """
         metadata = self.ids.metadata(request.transactional_id)
         refusal = check_enlist(request) or self._write_refusal(request)
@@ -195,7 +195,7 @@ class Runs:
     def decide_end(
         self, request: EndTxnRequest, run: Run, held: HeldRecords, now_ms: int
     ) -> Decision[EndTxnReply]:
-        """Decide the transaction of ``run``, or tell how it was decided: see ``end``."""
+        """Decide the transaction of ``run``, or answer how it was decided: see ``end``."""
         metadata = self.ids.metadata(request.transactional_id)
         refusal = self.ids.check_not_pending(request.transactional_id)
         if refusal is not None:
@@ -220,7 +220,7 @@ class Runs:
                 return refused(request, *refusal)
         steps: tuple[TransactionMetadata, ...] = ()
         if metadata.is_run_waiting:
-            # Nobody enlisted: its token counts. It begins and ends in one batch of the log.
+            # No one enlisted: its token counts. It begins and ends in one batch of the log.
             metadata = run_opened(metadata, now_ms)
             steps = (metadata,)
         following = prepared(
@@ -247,7 +247,7 @@ class Runs:
     def decide_driver_gone(
         self, transactional_id: str, driver: DriverProcess, now_ms: int
     ) -> Decision[Reply]:
-        """Abort the open run of ``driver``, which is gone for good; of another's do nothing."""
+        """Abort the open run of ``driver``, which is gone for good; leave any other alone."""
         metadata = self.ids.metadata(transactional_id)
         if metadata is None or self._open_driver(metadata) != driver:
             return Decision(reply=Reply())
@@ -255,7 +255,7 @@ class Runs:
         return self.ids.move(Reply(), aborted(metadata, EpochCause.DRIVER, now_ms, spare))
 
     def _open_driver(self, metadata: TransactionMetadata) -> DriverProcess | None:
-        """The driver of the id's run, if that is open and nothing else happens to it."""
+        """The driver of the id's run, if that is open and no other move is pending."""
         if metadata.run is None or self.ids.is_pending(metadata.transactional_id):
             return None
         return metadata.driver if is_run_open(metadata, metadata.run) else None
@@ -266,7 +266,7 @@ def _enlist_reply(member: Member) -> EnlistReply:
 
 
 def _token_refusal(metadata: TransactionMetadata, token: bytes) -> Refusal | None:
-    """Whether what ``token`` names is committed already, or below what is."""
+    """Whether what ``token`` names is already committed, or older than what is."""
     if is_token_committed(metadata, token):
         return ErrorCode.ALREADY_COMMITTED, ""
     return check_version(metadata.transactional_id, token, metadata.commit_token)

@@ -1,4 +1,4 @@
-"""What is known of one transactional id, and what begin, end and completion make of it.
+"""What is known of one transactional id, and how begin, end and completion change it.
 
 Rules. The epoch rises by one at every end, so that no message of one transaction means anything
 to the next (KIP-890). An epoch of 32,766 is the last that a client gets: the end of its
@@ -6,7 +6,7 @@ transaction writes markers with 32,767 and the next one starts at epoch 0 of a n
 which the PREPARE record already names. A transaction belongs either to the id's own producer or
 to the members of a *run* (a distributed write), never to both.
 
-The functions here are pure: metadata in, metadata out. Whoever calls them logs the result.
+The functions here are pure: metadata in, metadata out. The caller logs the result.
 Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890.
 """
 
@@ -40,7 +40,7 @@ from oncelog.storage.model import (
 )
 
 TRANSACTION_PARTITIONS_MAX: Final = 10_000
-"""Partitions of one transaction; the whole list stands in each of its log records."""
+"""Partitions of one transaction; each of its log records has the whole list."""
 
 
 class TransactionState(enum.Enum):
@@ -57,7 +57,7 @@ class TransactionState(enum.Enum):
 
 
 class EpochCause(enum.Enum):
-    """Whose doing the last rise of an id's epoch was. The values stand in its log record."""
+    """What raised an id's epoch last. The values are those of its log record."""
 
     OWNER = 0
     """It ended its own transaction, or nothing has raised the epoch yet."""
@@ -66,13 +66,13 @@ class EpochCause(enum.Enum):
     PRODUCER = 3
     """Another producer has taken the id over."""
     RUN = 4
-    """A distributed write has."""
+    """A distributed write has taken the id over."""
     DRIVER = 5
-    """The process that its distributed write ends with is gone."""
+    """The driver of its distributed write has died."""
 
 
 PREPARED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
-"""Decided, markers on their way. Once one of these is durable its verdict never changes."""
+"""Decided, markers being written. Once one of these is durable its verdict never changes."""
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 ABORTED: Final = frozenset({TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT})
@@ -103,19 +103,19 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
 
 
 class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One transactional id. Every field stands in its log record, so reload loses nothing.
+    """One transactional id. Every field is in its log record, so reload loses nothing.
 
     ``partitions`` are those of the id's own producer; a run's are with its members. ``run`` is the
     newest run that ever began. It is *waiting* until its first member enlists; ``is_run_current``
-    tells whether the current or last transaction is its. ``driver`` is the process that it ends
-    with, until it is decided. ``commit_token`` is that of the last committed transaction: it is
-    set by the PREPARE record, together with the decision.
+    tells whether the current or last transaction is its. ``driver`` is the process whose
+    death ends it, until it is decided. ``commit_token`` is that of the last committed transaction:
+    it is set by the PREPARE record, together with the decision.
 
-    ``ahead_partitions`` stand in PREPARE_COMMIT: they are enrolled in the next transaction, which
-    begins when this one is complete. They stay there while that one is open: as long as its owner
-    may not have had the reply to the commit. So they do when the coordinator aborts it.
+    ``ahead_partitions`` are part of PREPARE_COMMIT: they are enrolled in the next transaction,
+    which begins when this one is complete. They are kept while that one is open, because its owner
+    may have missed the reply to the commit; also when the coordinator aborts it.
 
-    ``epoch_cause`` is why the producer that had the epoch before may not go on with it.
+    ``epoch_cause`` is why the producer that had the epoch before may not continue with it.
     """
 
     transactional_id: str
@@ -170,9 +170,9 @@ def raised(
     last_producer_epoch: int,
     cause: EpochCause,
 ) -> TransactionMetadata:
-    """The next epoch outside of a transaction's end: who had the one before is fenced.
+    """The next epoch outside a transaction's end: the holder of the one before is fenced.
 
-    ``spare_producer_id`` is used when the epochs of the present one are exhausted, else ignored.
+    ``spare_producer_id`` is used when the epochs of the current one are exhausted, else ignored.
     """
     metadata = structs.replace(metadata, epoch_cause=cause)
     if metadata.is_exhausted:
@@ -309,7 +309,7 @@ def prepared(
 def aborted(
     metadata: TransactionMetadata, cause: EpochCause, now_ms: int, spare_producer_id: int
 ) -> TransactionMetadata:
-    """Aborted by somebody else than its owner, who may own it no more."""
+    """Aborted by someone other than its owner, who may no longer own it."""
     is_fencing = cause in (EpochCause.PRODUCER, EpochCause.RUN, EpochCause.DRIVER)
     return prepared(
         metadata,

@@ -42,7 +42,7 @@ NOTHING = Decision(reply=Reply())
 
 @dataclass(eq=False)
 class Upkeep:
-    """The decisions that nobody asks for."""
+    """The decisions without a request."""
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
@@ -71,7 +71,7 @@ class Upkeep:
         return txn_markers(metadata)
 
     def decide_complete(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
-        """Close a prepared transaction. The caller has seen every one of its markers written.
+        """Close a prepared transaction. Its markers must all have been written.
 
         A tombstone for each member's record of the run comes along: compaction drops them. What
         was enrolled ahead begins the next transaction in the same batch of the log.
@@ -94,7 +94,7 @@ class Upkeep:
     # --- timeouts ---------------------------------------------------------------------------
 
     def expired_transactions(self, now_ms: int) -> tuple[str, ...]:
-        """Every id whose transaction is open for longer than its timeout."""
+        """Every id whose transaction has been open for longer than its timeout."""
         return tuple(
             metadata.transactional_id
             for metadata in self.ids.unsettled()
@@ -103,7 +103,7 @@ class Upkeep:
 
     @waiting_for_producer_ids
     def decide_timeout(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
-        """Abort the id's transaction if it is open and over its time; otherwise do nothing."""
+        """Abort the id's transaction if it is open and past its timeout; otherwise do nothing."""
         metadata = self.ids.metadata(transactional_id)
         if metadata is None or not self._is_expired(metadata, now_ms):
             return NOTHING
@@ -128,7 +128,7 @@ class Upkeep:
         )
 
     def decide_expire(self, transactional_id: str, now_ms: int) -> Decision[Reply]:
-        """Forget an id that was idle for long and carries no token; otherwise do nothing."""
+        """Forget an id that was long idle and has no token; otherwise do nothing."""
         metadata = self.ids.metadata(transactional_id)
         if metadata is None or not self._is_idle(metadata, now_ms):
             return NOTHING
