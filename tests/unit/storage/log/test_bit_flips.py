@@ -17,7 +17,7 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import LogSettings, PartitionLog
 from oncelog.storage.records.batch import parse_header
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.segments import offset_index, segment
+from oncelog.storage.segments import segment
 from oncelog.storage.segments.inspection import TailDefect, find_damage
 
 DIRECTORY = Path("/data/flights-0")
@@ -157,22 +157,6 @@ def test_flip_under_an_open_log_is_found_by_the_reader(written, base_offset, rea
             read(log)
         disk.flip_bit(path, position, bit)
     read(log)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("base_offset", SEGMENTS)
-def test_flip_is_found_where_the_index_names_the_batch_itself(written, base_offset, monkeypatch):
-    monkeypatch.setattr(offset_index, "_LARGE_BYTES", BATCH_BYTES - 1)
-    disk = written()[0].after_kill()
-    log = open_log(disk)
-    for position, bit in bits():
-        if position % BATCH_BYTES in LEADER_EPOCH:
-            continue
-        disk.flip_bit(log_path(base_offset), position, bit)
-        with pytest.raises(CorruptDataError, match=places(base_offset, position)):
-            seek_everywhere(log)
-        disk.flip_bit(log_path(base_offset), position, bit)
-    seek_everywhere(log)
 
 
 def test_reader_is_spared_the_check_of_what_this_process_wrote(written, monkeypatch):
