@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,11 @@ from oncelog.api.batching.rows import Rows
 from oncelog.storage.exceptions import MessageTooLargeError, UnknownTopicOrPartitionError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_columns
-from oncelog.storage.records.compression import Codec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from oncelog.storage.records.batch import BatchOptions
 
 COLUMN_BATCH_BYTES: Final = 900_000
 """The size to which a table is cut: few calls, and below a topic's limit of 1 MiB."""
@@ -46,15 +50,7 @@ class ColumnRows:
         """How many records there are."""
         return int(self.columns.num_rows)
 
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
+    def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
         """The whole batch, sealed."""
         names = self.columns.schema.names
         return encode_columns(
@@ -62,11 +58,7 @@ class ColumnRows:
             values=self.columns["value"],
             timestamps_ms=self.columns["timestamp"],
             headers=self.columns["headers"] if "headers" in names else None,
-            codec=codec,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-            is_transactional=is_transactional,
+            **options,
         )
 
     def split(self) -> tuple[Rows, Rows]:

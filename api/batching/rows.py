@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from oncelog.storage.records.block import RecordBlock, seal_block
 from oncelog.storage.records.codec import RecordInput, decode_tuples, encode_records
-from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.varint import encode_varlong
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from oncelog.storage.records.batch import BatchOptions
 
 
 class Rows(Protocol):
@@ -20,15 +24,7 @@ class Rows(Protocol):
         """How many records there are, at least one."""
         ...
 
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
+    def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
         """The whole batch, sealed; it no longer changes."""
         ...
 
@@ -50,24 +46,9 @@ class RecordRows:
         """How many records there are."""
         return len(self.records)
 
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
+    def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
         """The whole batch, sealed."""
-        return encode_records(
-            self.records,
-            codec=codec,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-            is_transactional=is_transactional,
-        )
+        return encode_records(self.records, **options)
 
     def split(self) -> tuple[Rows, Rows]:
         """Two halves, in order."""
@@ -89,39 +70,18 @@ class BlockRows:
         """How many records there are."""
         return self._block.record_count
 
-    def encode(
-        self,
-        *,
-        codec: Codec,
-        producer_id: int,
-        producer_epoch: int,
-        base_sequence: int,
-        is_transactional: bool,
-    ) -> bytearray:
+    def encode(self, **options: Unpack[BatchOptions]) -> bytearray:
         """The whole batch, sealed: the block itself the first time, then a copy each time."""
         block = self._block
         if self._is_sealed:
             # The earlier bytes may still be in flight or held by a caller.
             block = dataclasses.replace(block, data=bytearray(block.data))
         self._is_sealed = True
-        return seal_block(
-            block,
-            codec=codec,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-            is_transactional=is_transactional,
-        )
+        return seal_block(block, **options)
 
     def split(self) -> tuple[Rows, Rows]:
         """Two halves, in order."""
-        batch = self.encode(
-            codec=Codec.NONE,
-            producer_id=-1,
-            producer_epoch=-1,
-            base_sequence=-1,
-            is_transactional=False,
-        )
+        batch = self.encode()
         return RecordRows(
             [
                 (key, value, timestamp_ms, tuple(headers))

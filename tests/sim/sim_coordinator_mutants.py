@@ -1,4 +1,4 @@
-"""More protections removed, of groups and coordinators. See ``sim_mutants`` and others."""
+"""More protections removed, of coordinators and the controller. See ``sim_mutants`` and others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from sim_saboteurs import ALONE, LATE, Saboteur, preparing
 from oncelog.actors.protocol.cluster import log as cluster_log
 from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.group import log as group_log
-from oncelog.actors.protocol.group.log import GroupValue
-from oncelog.actors.protocol.group.offsets import GroupOffsets
-from oncelog.actors.protocol.group.rebalance import GroupTurn
-from oncelog.actors.protocol.group.state import Group
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.transaction import ids as transactional_ids
 from oncelog.actors.protocol.transaction import log as transaction_log
@@ -31,109 +26,6 @@ from oncelog.actors.protocol.transaction.upkeep import Upkeep
 from oncelog.actors.transactions import completions as transaction_completions
 from oncelog.actors.transactions.completions import TransactionCompletions
 from oncelog.actors.transactions.marker_sender import MarkerSender
-from oncelog.api.processing.loop import ProcessLoop
-from oncelog.api.transacting.state import TransactionState as ProducerTransaction
-from oncelog.storage.model import NO_PRODUCER_ID
-
-# --- groups -----------------------------------------------------------------------------------
-
-
-def _positions_before_their_marker() -> Any:
-    def wrap(real: Wrap) -> Wrap:
-        def apply(self: GroupOffsets, key: Any, value: Any, **named: Any) -> None:
-            real(self, key, value, **named | {"producer_id": NO_PRODUCER_ID})
-
-        return apply
-
-    return replaced(GroupOffsets, "apply", wrap)
-
-
-def _positions_of_aborts() -> Any:
-    def wrap(real: Wrap) -> Wrap:
-        def apply_marker(self: GroupOffsets, producer_id: int, *, committed: bool) -> Any:
-            return real(self, producer_id, committed=True)
-
-        return apply_marker
-
-    return replaced(GroupOffsets, "apply_marker", wrap)
-
-
-def _positions_of_commits() -> Any:
-    """A commit marker drops the positions of its transaction."""
-    return mock.patch.object(GroupOffsets, "_install")
-
-
-def _new_ids_told_at_once() -> Any:
-    """In a rebalance the join of a static member counts before its new id is in the log."""
-
-    def wrap(real: Wrap) -> Wrap:
-        def replace_static(
-            self: GroupTurn, request: Any, new_id: str, call_id: int, _logged: Any
-        ) -> None:
-            real(self, request, new_id, call_id, None)
-
-        return replace_static
-
-    return replaced(GroupTurn, "replace_static", wrap)
-
-
-def _new_ids_one_at_a_time() -> Any:
-    """A static member's new id goes into the record that is durable, where others are to follow."""
-
-    def wrap(real: Wrap) -> Wrap:
-        def replace_static(
-            self: GroupTurn, request: Any, new_id: str, call_id: int, logged: Any
-        ) -> None:
-            def with_present_ids(_: Group, logged: GroupValue) -> GroupValue:
-                return _renamed(logged, request.group_instance_id, new_id)
-
-            with mock.patch.object(Group, "with_present_ids", with_present_ids):
-                real(self, request, new_id, call_id, logged)
-
-        return replace_static
-
-    return replaced(GroupTurn, "replace_static", wrap)
-
-
-def _renamed(logged: GroupValue, instance_id: str, new_id: str) -> GroupValue:
-    members = tuple(
-        structs.replace(member, member_id=new_id)
-        if member.group_instance_id == instance_id
-        else member
-        for member in logged.members
-    )
-    former_ids = {member.member_id for member in logged.members} - {
-        member.member_id for member in members
-    }
-    leader_id = new_id if logged.leader_id in former_ids else logged.leader_id
-    return structs.replace(logged, leader_id=leader_id, members=members)
-
-
-def _input_read_again() -> Any:
-    """A worker of ``process`` takes whatever a poll brings for new."""
-    return mock.patch.object(ProcessLoop, "_repeated", return_value=[])
-
-
-def _generations_forgotten() -> Any:
-    """A coordinator that comes back counts the generations of its groups from the first."""
-
-    def wrap(real: Wrap) -> Wrap:
-        def restored(group_id: str, value: Any) -> Group:
-            group: Group = real(group_id, value)
-            group.generation_id = 0
-            return group
-
-        return staticmethod(restored)  # type: ignore[return-value]
-
-    return replaced(Group, "restored", wrap)
-
-
-def _refused_positions_forgotten() -> Any:
-    """A transaction in which the positions were refused commits without them."""
-    return mock.patch.object(ProducerTransaction, "offsets_refused")
-
-
-# --- coordinators -----------------------------------------------------------------------------
 
 
 def _tokens_dropped_by_aborts() -> Any:
@@ -261,11 +153,6 @@ def _causes_not_logged() -> Any:
     return replaced(transaction_log, "_tagged", wrap)
 
 
-def _topics_not_logged() -> Any:
-    """Of which topic an offset was committed is lost between the log and whoever loads it."""
-    return mock.patch.object(group_log, "_topic_id", return_value="")
-
-
 def _starts_not_logged() -> Any:
     """To which start of a replica a leader epoch was given is known to nobody but its giver."""
 
@@ -308,48 +195,13 @@ def _verdicts_of_markers() -> Any:
     )
 
 
-COPIES = ALONE | {"copiers": 2, "topics": {"t0": 2, "copies": 1}, "pause_ms": 20.0}
-
 QUIET = ALONE | dict.fromkeys(RATES, 0.0)
 QUIET |= {"disk_refusal": 0.0, "file_damage": 0.0, "move": 0.0, "kill_at_message": 0.0}
 QUIET |= {"kill_group": 0.0, "operators": 0, "request_timeout_ms": 1_000}
 """Nothing goes wrong but what is asked for."""
 
-COME_BACK = QUIET | {"kill_group": 0.5, "peace": 0.0, "writers": 1}
-"""Members of a group come back all at once."""
-
-STATIC = COPIES | COME_BACK | {"copiers": 5, "static_ratio": 0.7, "slow_disk": 1.0}
-
-SLOW = QUIET | {
-    "processors": 2,
-    "slow_functions": 0.1,
-    "transaction_timeout_ms": 30_000,
-    "writers": 3,
-    "pause_ms": 50.0,
-    "topics": {"t0": 2, "processed": 1},
-    "duration_s": 40.0,
-}
-"""Functions so slow that their workers are put out of the group, and join again as they were."""
 
 COORDINATOR_MUTANTS = (
-    Saboteur(
-        name="input that is read again",
-        sabotage=_input_read_again,
-        checker="DoubleProcessing",
-        changes=SLOW,
-    ),
-    Saboteur(
-        name="durable ids of static members",
-        sabotage=_new_ids_told_at_once,
-        checker="FencedMembers",
-        changes=STATIC,
-    ),
-    Saboteur(
-        name="durable ids of all static members",
-        sabotage=_new_ids_one_at_a_time,
-        checker="FencedMembers",
-        changes=STATIC,
-    ),
     Saboteur(
         name="elections by topic id",
         sabotage=_elections_by_name,
@@ -358,36 +210,6 @@ COORDINATOR_MUTANTS = (
         | LATE
         | {"remakers": 6, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
         runs=300,
-    ),
-    Saboteur(
-        name="positions after their marker",
-        sabotage=_positions_before_their_marker,
-        checker="WrongOffsets",
-        changes=COPIES,
-    ),
-    Saboteur(
-        name="positions of commits only",
-        sabotage=_positions_of_aborts,
-        checker="SkippedInputs",
-        changes=COPIES,
-    ),
-    Saboteur(
-        name="positions of commits",
-        sabotage=_positions_of_commits,
-        checker="TornOffsets",
-        changes=COPIES,
-    ),
-    Saboteur(
-        name="refused positions",
-        sabotage=_refused_positions_forgotten,
-        checker="DoubleProcessing",
-        changes=COPIES | {"plain_writers": 2},
-    ),
-    Saboteur(
-        name="generations remembered",
-        sabotage=_generations_forgotten,
-        checker="FallingGenerations",
-        changes=COPIES | {"copiers": 3, "kill": 1.0},
     ),
     Saboteur(
         name="tokens kept by aborts",
@@ -430,11 +252,6 @@ COORDINATOR_MUTANTS = (
         sabotage=_causes_not_logged,
         checker="UnequalStates",
         changes=ALONE | BUSY,
-    ),
-    Saboteur(
-        name="topics in the log",
-        sabotage=_topics_not_logged,
-        checker="UnequalStates",
     ),
     Saboteur(
         name="starts in the log",

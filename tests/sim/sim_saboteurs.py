@@ -9,29 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 from unittest import mock
 
 from msgspec import structs
-from sim_loop import PROCESS
 
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.launch.assembly import ReplicaServer
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.group import offsets as group_offsets
-from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
-from oncelog.actors.protocol.messages.group import (
-    JoinGroupRequest,
-    TxnOffsetCommitRequest,
-)
 from oncelog.actors.protocol.messages.transaction import (
-    BeginRunRequest,
     EndTxnReply,
     EndTxnRequest,
-    Winner,
 )
 from oncelog.actors.protocol.partition import machine as partition
 from oncelog.actors.protocol.partition import producers as producer_state
@@ -41,28 +30,20 @@ from oncelog.actors.protocol.partition.open_transactions import OpenTransactions
 from oncelog.actors.protocol.partition.producers import Enrolment as Enrolled
 from oncelog.actors.protocol.partition.producers import ProducerStates
 from oncelog.actors.protocol.tickets import TICKET_BYTES, TicketVerdict
-from oncelog.actors.protocol.transaction import checks as transaction_checks
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction import runs as transaction_runs
 from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction import upkeep as transaction_upkeep
 from oncelog.actors.protocol.transaction.end import EndAge
-from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetadata, TransactionState
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.actors.transactions.marker_sender import MarkerSender
-from oncelog.api.consuming.membership import GroupMembership
 from oncelog.api.producing.delivery_deadline import DeliveryDeadline
-from oncelog.api.producing.member import TransactionMember
-from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.transacting.enrolment import Enrolment
 from oncelog.api.transacting.state import TransactionState as ProducerTransaction
-from oncelog.spark_bridge import connection
-from oncelog.spark_bridge.distributed_write import DistributedWrite
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.storage.compaction import round as cleaner_round
 from oncelog.storage.compaction.keys import KeyOffsets
 from oncelog.storage.compaction.transactions import CleanedTransactions
@@ -267,74 +248,6 @@ def _markers_before_their_decision_is_durable() -> Iterator[None]:
 
 
 @contextmanager
-def _positions_of_any_generation() -> Iterator[None]:
-    real = GroupMachine.admit_commit
-
-    def admit_commit(self: GroupMachine, request: Any, now_ms: int) -> Any:
-        if isinstance(request, TxnOffsetCommitRequest):
-            return ErrorCode.NONE, []
-        return real(self, request, now_ms)
-
-    with mock.patch.object(GroupMachine, "admit_commit", admit_commit):
-        yield
-
-
-@contextmanager
-def _members_put_out_are_nobody() -> Iterator[None]:
-    """Who was put out of its group commits as nobody in particular, and nobody may commit."""
-    real = GroupMachine.admit_commit
-
-    def metadata(self: GroupMembership) -> ConsumerGroupMetadata:
-        joined = self._joined
-        if self.generation_id == joined.generation_id:
-            return joined
-        return ConsumerGroupMetadata(group_id=joined.group_id)
-
-    def admit_commit(self: GroupMachine, request: Any, now_ms: int) -> Any:
-        if isinstance(request, TxnOffsetCommitRequest) and not request.member_id:
-            return ErrorCode.NONE, []
-        return real(self, request, now_ms)
-
-    with (
-        mock.patch.object(GroupMembership, "metadata", metadata),
-        mock.patch.object(GroupMachine, "admit_commit", admit_commit),
-    ):
-        yield
-
-
-@contextmanager
-def _static_members_join_at_once() -> Iterator[None]:
-    """Whoever names a static member without a member id is given its place, as in Kafka."""
-    real = GroupMachine._join_new
-
-    def join_new(
-        self: GroupMachine, turn: Any, request: JoinGroupRequest, call_id: int, fresh_id: str
-    ) -> ErrorCode:
-        if request.group_instance_id not in turn.group.static_members:
-            return real(self, turn, request, call_id, fresh_id)
-        logged = self._records.get(request.group_id)
-        turn.replace_static(request, f"{request.group_instance_id}-{fresh_id}", call_id, logged)
-        return ErrorCode.NONE
-
-    with mock.patch.object(GroupMachine, "_join_new", join_new):
-        yield
-
-
-def _positions_of_a_name() -> Any:
-    """Positions are decided without the id of their topic."""
-    real = group_offsets.GroupOffsets.decide_commit
-
-    def decide_commit(self: Any, request: Any, now_ms: int, topic_ids: dict[str, str]) -> Any:
-        offsets = tuple(
-            (tp, structs.replace(position, topic_id="")) for tp, position in request.offsets
-        )
-        nameless = structs.replace(request, offsets=offsets)
-        return real(self, nameless, now_ms, dict.fromkeys(topic_ids, ""))
-
-    return mock.patch.object(group_offsets.GroupOffsets, "decide_commit", decide_commit)
-
-
-@contextmanager
 def _tickets_without_a_transaction() -> Iterator[None]:
     """A commit that is answered again brings tickets, though what it began has been aborted.
 
@@ -423,105 +336,6 @@ def _unsynced_markers() -> Iterator[None]:
 
     with mock.patch.object(OpenTransactions, "complete", complete):
         yield
-
-
-@contextmanager
-def _forgotten_tokens() -> Iterator[None]:
-    """What is committed is asked for by its token, and once more by the version in it."""
-    with (
-        mock.patch.object(transaction_runs, "is_token_committed", return_value=False),
-        mock.patch.object(transaction_checks, "names_the_same", return_value=False),
-    ):
-        yield
-
-
-@contextmanager
-def _runs_numbered_by_their_drivers_clock() -> Iterator[None]:
-    """Runs are ordered by when they began, as their drivers tell; older ones are fenced."""
-    digits = 15
-    real = Runs.decide_begin_run
-
-    def new_run_id(chance: Random) -> str:
-        clock = PROCESS.get(None).clock
-        return f"{clock.now_ms():0{digits}}{chance.getrandbits(64):016x}"
-
-    def begin_run(self: Runs, request: BeginRunRequest, now_ms: int) -> Any:
-        metadata = self.ids.metadata(request.transactional_id)
-        number = int(request.run_id[:digits])
-        newest = transaction_runs.newest_run_number(metadata)
-        if metadata is not None and metadata.run.id != request.run_id and number < newest:
-            return Decision(reply=request.failed(ErrorCode.PRODUCER_FENCED))
-
-        def run_begun(metadata: TransactionMetadata, run_id: str, **fields: Any) -> Any:
-            begun = transaction_state.run_begun(metadata, run_id, **fields)
-            return structs.replace(begun, run=structs.replace(begun.run, number=number))
-
-        with mock.patch.object(transaction_runs, "run_begun", run_begun):
-            return real(self, request, now_ms)
-
-    with (
-        mock.patch.object(connection, "new_run_id", new_run_id),
-        mock.patch.object(Runs, "decide_begin_run", begin_run),
-    ):
-        yield
-
-
-def _deaths_of_drivers_unnoticed() -> Any:
-    return mock.patch.object(Runs, "open_drivers", return_value=())
-
-
-def _versions_without_order() -> Any:
-    return mock.patch.object(transaction_checks, "passed_version", return_value=None)
-
-
-def _versions_forgotten_by_producers() -> Any:
-    """The id's own producer commits what it likes, and the id remembers that instead."""
-    return mock.patch.object(transaction_producers, "check_version", return_value=None)
-
-
-def _versions_without_a_name() -> Any:
-    """Each run of a version has a token of its own."""
-
-    def identity(self: WriteOptions, run_id: str) -> tuple[str, bytes]:
-        return f"spark-{self.txn_app_id or run_id}", run_id.encode()
-
-    return mock.patch.object(WriteOptions, "identity", identity)
-
-
-def _runs_of_nobody() -> Any:
-    """A run is begun without a word of its driver."""
-    real = connection.begin_run
-
-    def begin(*where: Any, **details: Any) -> Any:
-        return real(*where, **{**details, "driver": None})
-
-    return mock.patch.object(connection, "begin_run", begin)
-
-
-@contextmanager
-def _reports_before_the_flush() -> Iterator[None]:
-    """A task tells what is acknowledged so far, and goes."""
-
-    def winner(self: TransactionMember) -> Winner:
-        identity = self._core.sender.identity
-        assert identity is not None
-        return Winner(producer_id=identity.producer_id, record_count=self.record_count)
-
-    with (
-        mock.patch.object(TransactionMember, "flush"),
-        mock.patch.object(TransactionMember, "winner", property(winner)),
-    ):
-        yield
-
-
-def _rows_read_ahead() -> Any:
-    """A task reads its rows before it knows whether there is anything to write."""
-    real = DistributedWrite.write
-
-    def write(self: DistributedWrite, connect: Any, batches: Any, **how: Any) -> Any:
-        return real(self, connect, list(batches), **how)
-
-    return mock.patch.object(DistributedWrite, "write", write)
 
 
 @contextmanager
@@ -717,39 +531,6 @@ SABOTEURS = (
         changes=ALONE | {"power_loss": 0.7, "slow_disk": 0.5, "writers": 3, "peace": 0.0},
     ),
     Saboteur(
-        name="generations in transactions",
-        checker="DoubleProcessing",
-        sabotage=_positions_of_any_generation,
-        changes=ALONE
-        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
-        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
-        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
-    ),
-    Saboteur(
-        name="identity of a member that was put out",
-        sabotage=_members_put_out_are_nobody,
-        checker="DoubleProcessing",
-        changes=ALONE
-        | {"copiers": 3, "writers": 2, "plain_writers": 2, "pause_ms": 3_000.0}
-        | {"topics": {"t0": 2, "copies": 1}, "transaction_timeout_ms": 10_000}
-        | {"duration_s": 30.0, "kill": 0.0, "power_loss": 0.0, "crash_at_disk": 0.0},
-    ),
-    Saboteur(
-        name="member ids before static members join",
-        sabotage=_static_members_join_at_once,
-        checker="FencedMembers",
-        changes=ALONE
-        | LATE
-        | {"copiers": 3, "static_ratio": 1.0, "delay_max_ms": 3_000.0, "duplicate": 0.2}
-        | {"topics": {"t0": 2, "copies": 1}},
-    ),
-    Saboteur(
-        name="positions belong to a topic id",
-        sabotage=_positions_of_a_name,
-        checker="InheritedPositions",
-        changes=ALONE | {"remakers": 2, "peace": 1.0},
-    ),
-    Saboteur(
         name="transactions behind tickets",
         checker="LostRecords",
         sabotage=_tickets_without_a_transaction,
@@ -783,62 +564,6 @@ SABOTEURS = (
         sabotage=_unsynced_markers,
         checker="UnstableEnds",
         changes=ALONE,
-    ),
-    Saboteur(
-        name="tokens remembered",
-        sabotage=_forgotten_tokens,
-        checker="RepeatedTokens",
-        changes=ALONE | {"jobs": 3},
-    ),
-    Saboteur(
-        name="numbers of runs",
-        sabotage=_runs_numbered_by_their_drivers_clock,
-        checker="ShutOutWrites",
-        changes=ALONE | {"jobs": 2},
-    ),
-    Saboteur(
-        name="deaths of drivers noticed",
-        sabotage=_deaths_of_drivers_unnoticed,
-        checker="World",
-        changes=ALONE | {"jobs": 2, "clock_jump": 0.0},
-    ),
-    Saboteur(
-        name="order of versions",
-        sabotage=_versions_without_order,
-        checker="RepeatedTokens",
-        changes=ALONE | {"jobs": 3},
-    ),
-    Saboteur(
-        name="versions named in tokens",
-        sabotage=_versions_without_a_name,
-        checker="RepeatedTokens",
-        changes=ALONE | {"jobs": 3},
-    ),
-    Saboteur(
-        name="drivers named to the coordinator",
-        sabotage=_runs_of_nobody,
-        checker="World",
-        changes=ALONE | {"jobs": 2, "clock_jump": 0.0},
-    ),
-    Saboteur(
-        name="flush before a task reports",
-        sabotage=_reports_before_the_flush,
-        checker="LostRecords",
-        changes=ALONE | {"jobs": 3},
-    ),
-    Saboteur(
-        name="rows of committed versions left unread",
-        sabotage=_rows_read_ahead,
-        checker="World",
-        changes=ALONE | {"jobs": 3},
-    ),
-    Saboteur(
-        name="versions kept by producers",
-        sabotage=_versions_forgotten_by_producers,
-        checker="RepeatedTokens",
-        changes=ALONE
-        | {"jobs": 4, "intruders": 3, "duration_s": 25.0, "pause_ms": 10.0, "abort_ratio": 0.02}
-        | {"peace": 1.0},
     ),
     Saboteur(
         name="markers answered for",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from sim_coordinator_mutants import COORDINATOR_MUTANTS
+from sim_group_mutants import GROUP_MUTANTS
+from sim_job_mutants import JOB_MUTANTS
 from sim_log_watch import WATCHED
 from sim_media_mutants import MEDIA_MUTANTS
 from sim_mutants import MUTANTS
@@ -18,7 +20,7 @@ from oncelog.actors.protocol.invariants import INVARIANTS
 
 FIRST_SEED = 1_000
 DURATION_S = 10.0
-EVERYBODY = SABOTEURS + MUTANTS + COORDINATOR_MUTANTS + MEDIA_MUTANTS
+EVERYBODY = SABOTEURS + GROUP_MUTANTS + JOB_MUTANTS + MUTANTS + COORDINATOR_MUTANTS + MEDIA_MUTANTS
 
 
 @pytest.mark.slow
