@@ -1,4 +1,4 @@
-# Whole batches by their headers: shared by all that walks batches. Part of _kernel.pyx.
+# Whole batches by their headers: shared by all code that walks batches. Part of _kernel.pyx.
 
 cdef enum Damage:
     WHOLE = 0

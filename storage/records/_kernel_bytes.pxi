@@ -106,7 +106,7 @@ cdef inline void copy(uint8_t *to, const uint8_t *source, Py_ssize_t size) noexc
 
 
 cdef class Memory:
-    """Bytes that are freed with this object, whatever is in them at first."""
+    """Uninitialised bytes that are freed with this object."""
 
     cdef uint8_t *at
 
@@ -135,5 +135,5 @@ cdef class View:
         self.size = self.view.len
 
     def __dealloc__(self):
-        # Does nothing if no buffer was got.
+        # Does nothing if no buffer was acquired.
         PyBuffer_Release(&self.view)

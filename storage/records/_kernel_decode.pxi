@@ -119,7 +119,7 @@ cdef object corrupt(int64_t base_offset, object what):
 
 
 cdef int get_whole(View view, Py_ssize_t position, Head *head) except -1:
-    """Read the header of the batch at ``position``, all of which is there."""
+    """Read the header of the whole batch at ``position``."""
     cdef const uint8_t *at = view.at + position
     cdef Py_ssize_t room = view.size - position
     cdef Damage damage = get_head(at, room, head)
@@ -386,7 +386,7 @@ def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int6
 cdef object copied_headers(
     Batches batches, const int32_t *ends, const uint8_t **starts, Py_ssize_t count
 ):
-    """(count, keys, values) of the headers, which ``check_headers`` has found to be right."""
+    """(count, keys, values) of the headers, which ``check_headers`` has checked."""
     cdef StringColumn keys = StringColumn(count), values = StringColumn(count)
     cdef Py_ssize_t number, row = 0, record, index
     cdef Batch *batch

@@ -11,7 +11,7 @@ cdef struct Entries:
 cdef inline int32_t entry(
     const Entries *column, Py_ssize_t index, const uint8_t **start
 ) noexcept nogil:
-    """Where an entry starts, and its length; -1 if it is null, whatever lies behind it."""
+    """Where an entry starts, and its length; -1 if it is null, whatever its offsets say."""
     cdef int32_t begin
     index += column.first
     if column.validity != NULL and not has_bit(column.validity, index):
@@ -133,7 +133,7 @@ cdef uint8_t *put_headers(
 
 
 cdef inline bint is_apart(int64_t time, int64_t base) noexcept nogil:
-    """Whether ``time - base`` is no int64."""
+    """Whether ``time - base`` does not fit an int64."""
     cdef int64_t delta = <int64_t>(<uint64_t>time - <uint64_t>base)
     return ((time ^ base) & (time ^ delta)) < 0
 
@@ -254,7 +254,7 @@ cdef struct Row:
 
 
 cdef bytes as_bytes(object source):
-    """``source``, a bytes-like object but no ``bytes``, as ``bytes``."""
+    """``source``, a bytes-like object other than ``bytes``, as ``bytes``."""
     cdef View view = View(source)
     return PyBytes_FromStringAndSize(<char *>view.at, view.size)
 
