@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
 from oncelog.actors.pin import Pin
+from oncelog.actors.protocol.cluster.hosts import AUTO, HOST_REPLICAS_MAX, ReplicasPerActor
 from oncelog.actors.protocol.tickets import TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.log_settings import UNLIMITED, RetentionPolicy
@@ -33,6 +34,9 @@ CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 
 Road = Literal["connections", "ray"]
 """How calls travel to an actor."""
+
+CLUSTER: Final = "cluster"
+"""Of a topic's setting: as the cluster has it."""
 
 CONNECTIONS: Final = "connections"
 RAY: Final = "ray"
@@ -107,6 +111,21 @@ def check_setting_name(kind: type[Any], name: str, value: object = None) -> None
         )
 
 
+def checked_replicas_per_actor(value: object, *others: str) -> Any:
+    """A number from 1 to ``HOST_REPLICAS_MAX``, also as text, or one of ``others``."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value in others:
+        return value
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or not 1 <= int(str(value)) <= HOST_REPLICAS_MAX:
+        raise InvalidSettingError(
+            f"replicas_per_actor={value!r} is not allowed: give a whole number from 1 to "
+            f"{HOST_REPLICAS_MAX} or {' or '.join(repr(other) for other in others)}"
+        )
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
     def to_text(self) -> tuple[tuple[str, str], ...]:
@@ -126,7 +145,8 @@ class TopicConfig(_Settings):
     ``retention_bytes`` (per partition) keeps all. The settings from ``min_compaction_lag_ms`` on
     are for a policy with "compact", whose records must have keys.
     ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
-    may lie in the past and in the future.
+    may lie in the past and in the future. ``replicas_per_actor`` is the cluster's unless set; it
+    counts when partitions are created.
     """
 
     max_message_bytes: int = MESSAGE_MAX_BYTES
@@ -144,8 +164,11 @@ class TopicConfig(_Settings):
     max_compaction_lag_ms: int = _INT64_MAX
     min_cleanable_dirty_ratio: float = 0.5
     delete_retention_ms: int = 86_400_000
+    replicas_per_actor: ReplicasPerActor | Literal["cluster"] = CLUSTER
 
     def __post_init__(self) -> None:
+        per_actor = checked_replicas_per_actor(self.replicas_per_actor, AUTO, CLUSTER)
+        object.__setattr__(self, "replicas_per_actor", per_actor)
         check_range("max_message_bytes", self.max_message_bytes, 62, MESSAGE_LIMIT_BYTES)
         check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
         check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
@@ -202,7 +225,9 @@ class ClusterConfig(_Settings):
     """Settings of a cluster; the two partition counts are fixed when it is founded.
 
     With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
-    connections.
+    connections. ``replicas_per_actor``: ``"auto"`` gives each replica an actor of its own while the
+    machine has processors and memory for them, and then shares; 1 never shares. It counts when
+    partitions are created.
     """
 
     transaction_state_partitions: int = 2
@@ -226,8 +251,11 @@ class ClusterConfig(_Settings):
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     calls: Road = CONNECTIONS
+    replicas_per_actor: ReplicasPerActor = AUTO
 
     def __post_init__(self) -> None:
+        per_actor = checked_replicas_per_actor(self.replicas_per_actor, AUTO)
+        object.__setattr__(self, "replicas_per_actor", per_actor)
         check_range("transaction_state_partitions", self.transaction_state_partitions, 1, 1_000)
         check_range("offsets_partitions", self.offsets_partitions, 1, 1_000)
         for field in dataclasses.fields(self):
@@ -276,6 +304,7 @@ class TopicOptions(TypedDict, total=False):
     max_compaction_lag_ms: int | None
     min_cleanable_dirty_ratio: float | None
     delete_retention_ms: int | None
+    replicas_per_actor: ReplicasPerActor | Literal["cluster"] | None
 
 
 class ClusterOptions(TypedDict, total=False):
@@ -302,6 +331,7 @@ class ClusterOptions(TypedDict, total=False):
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int
     calls: Road
+    replicas_per_actor: ReplicasPerActor
 
 
 def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
@@ -340,3 +370,27 @@ class ReplicaConfig:
     def directory(self) -> Path:
         """Where the replica keeps its files: ``<data_dir>/<topic>-<partition>``."""
         return Path(self.data_dir) / f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConfig:
+    """What a host is started with; which replicas it holds the controller tells it."""
+
+    number: int
+    broker_id: int
+    data_dir: str
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    cluster_id: str = ""
+    pin: Pin | None = None
+
+    def replica(self, topic: str, partition: int) -> ReplicaConfig:
+        """The configuration of one of its replicas."""
+        return ReplicaConfig(
+            topic=topic,
+            partition=partition,
+            broker_id=self.broker_id,
+            data_dir=self.data_dir,
+            cluster=self.cluster,
+            cluster_id=self.cluster_id,
+            pin=self.pin,
+        )

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
@@ -81,7 +83,53 @@ def actor_of(tp: TopicPartition, broker_id: int) -> str:
     return partition_actor(tp.topic, tp.partition, broker_id)
 
 
+def host_actor(host: int, broker_id: int) -> str:
+    """Ray name of an actor that holds several replicas of a broker."""
+    return f"partitions:{host}@{broker_id}"
+
+
+def replica_key(topic_id: str, partition: int) -> str:
+    """Which of its replicas a host is called for; never that of another topic of the same name."""
+    return f"{topic_id}-{partition}"
+
+
+def address_of(placement: Placement) -> str:
+    """Whom ``Transport`` calls for a replica.
+
+    Its own actor, or its host and, behind a slash, which of the host's replicas.
+    """
+    tp, topic_id, broker_id, host = placement
+    if host == OWN_ACTOR:
+        return actor_of(tp, broker_id)
+    return f"{host_actor(host, broker_id)}/{replica_key(topic_id, tp.partition)}"
+
+
+def holder_of(placement: Placement) -> str:
+    """Ray name of the actor that holds a replica."""
+    return address_of(placement).partition("/")[0]
+
+
+def placements_of(topic: TopicMetadata, partition: PartitionMetadata) -> tuple[Placement, ...]:
+    """The replicas of a partition, as the controller described it."""
+    tp = TopicPartition(topic.name, partition.partition)
+    hosts = partition.hosts or (OWN_ACTOR,) * len(partition.replicas)
+    return tuple(
+        Placement(tp, topic.topic_id, broker_id, host)
+        for broker_id, host in zip(partition.replicas, hosts, strict=True)
+    )
+
+
+def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | None:
+    """Whom to call for the leader of a partition; ``None`` while there is none."""
+    for placement in placements_of(topic, partition):
+        if placement.broker_id == partition.leader:
+            return address_of(placement)
+    if partition.leader < 0:
+        return None
+    return actor_of(TopicPartition(topic.name, partition.partition), partition.leader)
+
+
 CONTROLLER_ACTOR = "controller"
-LOG_ACTORS = (CONTROLLER_ACTOR, "partition:", "transaction:", "group:")
+LOG_ACTORS = (CONTROLLER_ACTOR, "partitions:", "partition:", "transaction:", "group:")
 """How the names of actors that hold logs begin."""
 NAMESPACE = "oncelog"

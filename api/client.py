@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, ClusterOptions, check_range
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, actor_of
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, holder_of, placements_of
 from oncelog.actors.launch.launch import end_actors
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
@@ -401,10 +401,13 @@ class Cluster(ProcessBound):
         return _handle(CONTROLLER_ACTOR)
 
     def partition(self, topic: str, partition: int) -> Any:
-        """Ray handle of the leader of a partition; its methods take requests, see the messages."""
+        """Ray handle of the actor that holds the leader of a partition, maybe with other replicas.
+
+        Its methods take requests, see the messages.
+        """
         tp = TopicPartition(topic, partition)
-        actor, _ = self._loop_thread.run(self._router.leader(tp))
-        return _handle(actor)
+        address, _ = self._loop_thread.run(self._router.leader(tp))
+        return _handle(address)
 
     def transaction_coordinator(self, transactional_id: str) -> Any:
         """Ray handle of the coordinator of a transactional id."""
@@ -427,12 +430,12 @@ class Cluster(ProcessBound):
     def shutdown(self) -> None:
         """Stop the log cleanly for all clients, and detach. Ray keeps running; the data stays."""
         description = self.describe()
-        actors = [
-            actor_of(TopicPartition(topic.name, partition.partition), broker_id)
+        actors = {
+            holder_of(placement)
             for topic in description.topics
             for partition in topic.partitions
-            for broker_id in partition.replicas
-        ]
+            for placement in placements_of(topic, partition)
+        }
         reply = self._loop_thread.run(
             self._transport.call(
                 CONTROLLER_ACTOR, ShutdownRequest(), timeout_ms=SHUTDOWN_TIMEOUT_MS
@@ -440,7 +443,7 @@ class Cluster(ProcessBound):
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "the log did not stop in time")
-        end_actors([CONTROLLER_ACTOR, *actors])
+        end_actors([CONTROLLER_ACTOR, *sorted(actors)])
         connection.forget_discovery(Path(self.data_dir))
         self.close()
 
@@ -458,5 +461,5 @@ class Cluster(ProcessBound):
         self.close()
 
 
-def _handle(actor: str) -> Any:
-    return ray.get_actor(actor, NAMESPACE)
+def _handle(address: str) -> Any:
+    return ray.get_actor(address.partition("/")[0], NAMESPACE)

@@ -9,16 +9,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import structs
 
 from oncelog import __version__
-from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, TopicConfig
+from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.name_locks import NameLocks
+from oncelog.actors.controller.replica_actors import (
+    SMALL_MACHINE,
+    Launcher,
+    MachineSize,
+    ReplicaActors,
+)
+from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.interfaces import Clock, Transport, actor_of
+from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -38,6 +46,8 @@ from oncelog.actors.protocol.messages.cluster import (
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
+    HostedReplicasReply,
+    HostedReplicasRequest,
     LearnKeysRequest,
     MetadataReply,
     MetadataRequest,
@@ -52,30 +62,14 @@ from oncelog.actors.replica.data_directory import DirectoryIdentity
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
-from oncelog.storage.model import TopicPartition
 
 _logger = logging.getLogger(__name__)
 
 CLUSTER_KEY_BYTES: Final = 32
 SHUTDOWN_TIMEOUT_MS: Final = 20_000
+_HOLDERS: Final = ("partition:", "partitions:")
 _ALL: Final = "cluster"
 """The one key of the controller's machine: its transitions are serial."""
-
-
-class Launcher(Protocol):
-    """Starts and ends the actors of replicas."""
-
-    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
-        """Ensure that an actor runs for each (partition, broker id). Idempotent."""
-        ...
-
-    async def end(self, actors: list[str]) -> None:
-        """Kill actors for good, by name; unknown ones are fine."""
-        ...
-
-    async def running(self) -> list[str]:
-        """Names of all existing actors of the log."""
-        ...
 
 
 class Controller:
@@ -92,6 +86,7 @@ class Controller:
         process_id: int,
         token_bytes: Callable[[int], bytes],
         on_failure: Callable[[BaseException], None],
+        machine_size: MachineSize = SMALL_MACHINE,
     ) -> None:
         self.replica = replica
         self.machine = ClusterMachine()
@@ -104,6 +99,15 @@ class Controller:
         )
         self._transport = transport
         self._launcher = launcher
+        self._tasks = OwnTasks(on_failure)
+        self._actors = ReplicaActors(
+            launcher=launcher,
+            transport=transport,
+            timeout_ms=config.internal_call_timeout_ms,
+            placements=self.machine.placements,
+            tasks=self._tasks,
+        )
+        self._machine_size = machine_size
         self._config = config
         self._process_id = process_id
         self._token_bytes = token_bytes
@@ -122,7 +126,7 @@ class Controller:
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
         await self._end_undeclared()
         self._runtime.is_loaded = True
-        await self._launcher.start(self.machine.placements())
+        await self._actors.start(self.machine.placements())
 
     async def _found(self) -> bool:
         """Found the cluster, if its directory says to; return whether it is founded.
@@ -163,15 +167,28 @@ class Controller:
         )
         topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
         await self._runtime.execute(
-            _ALL, lambda _now_ms: self.machine.decide_founding(founded, broker, topic_ids)
+            _ALL,
+            lambda _now_ms: self.machine.decide_founding(
+                founded, broker, topic_ids, self._rules({})
+            ),
         )
 
+    def _rules(self, settings: Mapping[str, str]) -> HostRules:
+        """Which replicas of a topic with these settings share an actor."""
+        per_actor = TopicConfig.from_text(settings).replicas_per_actor
+        if per_actor == CLUSTER:
+            per_actor = self._config.replicas_per_actor
+        return self._machine_size.rules(per_actor)
+
     async def _end_undeclared(self) -> None:
-        """End the replicas of topics whose deletion an earlier controller did not finish."""
+        """End the replicas of topics whose deletion an earlier controller did not finish.
+
+        Those in hosts end as soon as these look.
+        """
         running = await self._launcher.running()
-        declared = {actor_of(tp, broker_id) for tp, broker_id in self.machine.placements()}
+        declared = {holder_of(placement) for placement in self.machine.placements()}
         await self._launcher.end(
-            [name for name in running if name.startswith("partition:") and name not in declared]
+            [name for name in running if name.startswith(_HOLDERS) and name not in declared]
         )
 
     # --- requests -------------------------------------------------------------------------
@@ -213,14 +230,22 @@ class Controller:
         except InvalidSettingError as refusal:
             return request.failed(ErrorCode.INVALID_CONFIG, str(refusal))
         return await self._execute_and_start(
-            request.name, request, lambda _now_ms: self.machine.decide_create_topic(request)
+            request.name,
+            request,
+            lambda _now_ms: self.machine.decide_create_topic(
+                request, self._rules(dict(request.settings))
+            ),
         )
 
     async def create_partitions(self, request: CreatePartitionsRequest) -> CreatePartitionsReply:
         """Add partitions to a topic and start their replicas."""
-        return await self._execute_and_start(
-            request.name, request, lambda _now_ms: self.machine.decide_create_partitions(request)
-        )
+
+        def decide(_now_ms: int) -> Decision[CreatePartitionsReply]:
+            known = self.machine.metadata([request.name])
+            settings = dict(known[0].settings) if known else {}
+            return self.machine.decide_create_partitions(request, self._rules(settings))
+
+        return await self._execute_and_start(request.name, request, decide)
 
     async def _execute_and_start(
         self,
@@ -231,7 +256,7 @@ class Controller:
         async with self._names.hold(name):
             reply = await self._execute(request, decide)
             if reply.error is ErrorCode.NONE:
-                await self._launcher.start(self.machine.placements(name))
+                await self._actors.start(self.machine.placements(name))
             return reply
 
     async def alter_topic(self, request: AlterTopicRequest) -> AlterTopicReply:
@@ -247,27 +272,36 @@ class Controller:
     async def _configure(self, topic: TopicMetadata) -> None:
         await self._tell(
             {
-                actor_of(tp, broker_id): ConfigureRequest(
-                    topic_partition=tp,
+                address_of(placement): ConfigureRequest(
+                    topic_partition=placement.topic_partition,
                     topic_id=topic.topic_id,
                     settings=topic.settings,
                     settings_version=topic.settings_version,
                 )
-                for tp, broker_id in self.machine.placements(topic.name)
+                for placement in self.machine.placements(topic.name)
             }
         )
 
     async def delete_topic(self, request: DeleteTopicRequest) -> DeleteTopicReply:
         """Delete a topic, then end its replicas and remove their files."""
         async with self._names.hold(request.name):
-            actors = self._topic_ids_of_actors(request.name)
+            known = self.machine.metadata([request.name])
+            placements = self.machine.placements(request.name) if known else []
             reply = await self._execute(
                 request, lambda _now_ms: self.machine.decide_delete_topic(request)
             )
             if reply.error is ErrorCode.NONE:
-                await self._shut_down(actors, remove_data=True)
-                await self._launcher.end(list(actors))
+                await self._shut_down(placements, remove_data=True)
+                alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
+                await self._actors.end(placements, alone)
             return reply
+
+    async def hosted_replicas(self, request: HostedReplicasRequest) -> HostedReplicasReply:
+        """List what a host is to hold."""
+        error = self._unavailable()
+        if error is not ErrorCode.NONE:
+            return request.failed(error)
+        return HostedReplicasReply(replicas=self.machine.hosted(request.broker_id, request.host))
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
@@ -283,7 +317,8 @@ class Controller:
         )
         if reply.error is ErrorCode.NONE:
             message = LearnKeysRequest(keys=self.machine.keys)
-            await self._tell(dict.fromkeys(self._topic_ids_of_actors(), message))
+            addresses = [address_of(placement) for placement in self.machine.placements()]
+            await self._tell(dict.fromkeys(addresses, message))
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
@@ -306,7 +341,8 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        await self._shut_down(self._topic_ids_of_actors(), remove_data=False)
+        await self._shut_down(self.machine.placements(), remove_data=False)
+        self._tasks.cancel()
         await self.replica.stop()
         return ShutdownReply()
 
@@ -336,23 +372,17 @@ class Controller:
             if reply.error is not ErrorCode.NONE:
                 _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
 
-    async def _shut_down(self, topic_ids: Mapping[str, str], *, remove_data: bool) -> None:
-        """Stop actors, each only if it still belongs to its topic."""
+    async def _shut_down(self, placements: Sequence[Placement], *, remove_data: bool) -> None:
+        """Stop replicas, each only if it still belongs to its topic."""
         await self._tell(
             {
-                actor: ShutdownRequest(remove_data=remove_data, topic_id=topic_id)
-                for actor, topic_id in topic_ids.items()
+                address_of(placement): ShutdownRequest(
+                    remove_data=remove_data, topic_id=placement.topic_id
+                )
+                for placement in placements
             },
             timeout_ms=SHUTDOWN_TIMEOUT_MS,
         )
-
-    def _topic_ids_of_actors(self, *names: str) -> dict[str, str]:
-        """The topic ids of all actors, or of those of some topics, by actor name."""
-        return {
-            actor_of(tp, broker): topic.topic_id
-            for topic in self.machine.metadata(names or None)
-            for tp, broker in self.machine.placements(topic.name)
-        }
 
     def _unavailable(self) -> ErrorCode:
         error = self._runtime.unavailable()

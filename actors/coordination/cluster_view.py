@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, leader_address
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.messages.cluster import MetadataRequest, TopicMetadata
 from oncelog.storage.errors import ErrorCode
@@ -76,13 +76,9 @@ class ClusterView:
         topic = topic_partition.topic
         error, topics = await self.topics((topic,), as_of_ms=as_of_ms)
         found = topics.get(topic)
-        partitions = () if found is None else found.partitions
-        for partition in partitions:
-            if partition.partition == topic_partition.partition:
-                is_led = partition.leader >= 0
-                return Location(
-                    actor=actor_of(topic_partition, partition.leader) if is_led else None
-                )
+        partition = None if found is None else found.find(topic_partition.partition)
+        if found is not None and partition is not None:
+            return Location(actor=leader_address(found, partition))
         return Location(is_gone=error is ErrorCode.NONE and topic not in INTERNAL_TOPICS)
 
     async def leader_epoch(self, topic_partition: TopicPartition, *, as_of_ms: int) -> int | None:

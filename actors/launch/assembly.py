@@ -18,7 +18,8 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.controller.controller import Controller, Launcher
+from oncelog.actors.controller.controller import Controller
+from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.process.metrics import (
@@ -76,7 +77,7 @@ class Surroundings:
     ``new_background`` makes the queue of one log; all share the threads of the process.
     ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
-    not return.
+    not return. In a host it returns after the last two, and ends and begins that server alone.
     """
 
     filesystem: FileSystem
@@ -113,6 +114,8 @@ class ReplicaServer:
         self.transport = surroundings.transport
         self.failure = ""
         self.is_stopped = False
+        self.expected_log: ExpectedLog | None = None
+        """What the controller has just said of the log, so that it need not be asked at once."""
         self.replica = Replica(
             config=config,
             filesystem=surroundings.filesystem,
@@ -168,6 +171,9 @@ class ReplicaServer:
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller whether our partition has been led; ``None`` if it does not say."""
+        expected, self.expected_log = self.expected_log, None
+        if expected is not None:
+            return expected
         reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             for known in topic.partitions:
@@ -313,12 +319,16 @@ class ReplicaServer:
         """Stop serving, flush and release the directory; the process stays to be killed."""
         if request.topic_id != self.replica.known_topic_id():
             return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
-        self.is_stopped = True
-        await self.maintenance.stop()
-        await self.stop_serving(remove_data=request.remove_data)
+        await self.end(remove_data=request.remove_data)
         if self.replica.failure is not None:
             return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, self.replica.failure)
         return ShutdownReply()
+
+    async def end(self, *, remove_data: bool = False) -> None:
+        """Stop maintenance and serving; flush and release the directory. Safe to repeat."""
+        self.is_stopped = True
+        await self.maintenance.stop()
+        await self.stop_serving(remove_data=remove_data)
 
     async def stop_serving(self, *, remove_data: bool) -> None:
         """Stop what is on top of the replica, then the replica."""
@@ -399,6 +409,7 @@ class ControllerServer(Controller, ReplicaServer):
         *,
         launcher: Launcher,
         token_bytes: Callable[[int], bytes],
+        machine_size: MachineSize = SMALL_MACHINE,
     ) -> None:
         ReplicaServer.__init__(self, config, surroundings)
         Controller.__init__(
@@ -411,6 +422,7 @@ class ControllerServer(Controller, ReplicaServer):
             process_id=surroundings.process_id,
             token_bytes=token_bytes,
             on_failure=surroundings.die,
+            machine_size=machine_size,
         )
         self.begin()
 

@@ -8,6 +8,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import ControllerServer
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
+from oncelog.actors.launch.process_limits import machine_size
 from oncelog.actors.launch.processes import ReplicaProcess, production
 
 
@@ -23,6 +24,7 @@ class ControllerProcess(ReplicaProcess):
             production(config),
             launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
+            machine_size=machine_size(),
         )
 
 

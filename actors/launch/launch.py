@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
 
-from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.interfaces import NAMESPACE, actor_of
-from oncelog.actors.launch.processes import ReplicaProcess, process_of
-from oncelog.storage.model import TopicPartition
+from oncelog.actors.config import HostConfig, ReplicaConfig
+from oncelog.actors.interfaces import NAMESPACE, actor_of, host_actor
+from oncelog.actors.launch.processes import ActorProcess, HostProcess, process_of
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 
 MAX_CONCURRENCY: Final = 100_000
 """Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
 
 
-def launch_actor(kind: type[ReplicaProcess], name: str, config: ReplicaConfig) -> Any:
+def launch_actor(kind: type[ActorProcess], name: str, config: ReplicaConfig | HostConfig) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
     It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
@@ -51,16 +52,32 @@ class RayLauncher:
     def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
 
-    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
-        """Make sure that an actor runs for each (partition, broker id)."""
-        await asyncio.to_thread(self._start, replicas)
+    async def start(self, placements: Sequence[Placement]) -> None:
+        """See ``Launcher.start``."""
+        await asyncio.to_thread(self._start, placements)
 
-    def _start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
-        for tp, broker_id in replicas:
-            config = dataclasses.replace(
-                self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
-            )
-            launch_actor(process_of(tp.topic), actor_of(tp, broker_id), config)
+    def _start(self, placements: Sequence[Placement]) -> None:
+        hosts = {(placement.host, placement.broker_id) for placement in placements}
+        for number, broker_id in sorted(hosts):
+            if number != OWN_ACTOR:
+                name = host_actor(number, broker_id)
+                launch_actor(HostProcess, name, self._host_config(number, broker_id))
+        for tp, _, broker_id, host in placements:
+            if host == OWN_ACTOR:
+                config = dataclasses.replace(
+                    self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
+                )
+                launch_actor(process_of(tp.topic), actor_of(tp, broker_id), config)
+
+    def _host_config(self, number: int, broker_id: int) -> HostConfig:
+        return HostConfig(
+            number=number,
+            broker_id=broker_id,
+            data_dir=self._config.data_dir,
+            cluster=self._config.cluster,
+            cluster_id=self._config.cluster_id,
+            pin=self._config.pin,
+        )
 
     async def end(self, actors: list[str]) -> None:
         """Kill actors for good, by name."""

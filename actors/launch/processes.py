@@ -5,6 +5,7 @@ A broken invariant ends the process: Ray starts it again and it recovers from it
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -16,7 +17,8 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import ray
 
-from oncelog.actors.config import CONNECTIONS, ReplicaConfig
+from oncelog.actors.config import CONNECTIONS, HostConfig, ReplicaConfig
+from oncelog.actors.interfaces import host_actor
 from oncelog.actors.launch.assembly import (
     GroupCoordinatorServer,
     PartitionServer,
@@ -25,6 +27,7 @@ from oncelog.actors.launch.assembly import (
     TransactionCoordinatorServer,
     server_of,
 )
+from oncelog.actors.launch.host import Host
 from oncelog.actors.process.background import DiskThreads, ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
@@ -34,6 +37,7 @@ from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.dispatch import Dispatch, read_answer
 from oncelog.actors.rpc.listener import TOKEN_BYTES, Listener, ListenerAddress
+from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.disk.file_system import RealFileSystem
@@ -65,12 +69,12 @@ def die_of_bug(error: BaseException) -> NoReturn:
     os._exit(EXIT_STATUS_OF_BUG)
 
 
-def call_reports(config: ReplicaConfig) -> CallReports:
+def call_reports(config: ReplicaConfig | HostConfig) -> CallReports:
     """Where the calls that a process makes and answers are counted."""
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
-def production(config: ReplicaConfig) -> Surroundings:
+def production(config: ReplicaConfig | HostConfig) -> Surroundings:
     """The surroundings of a Ray actor; also sets up logging."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return Surroundings(
@@ -88,12 +92,18 @@ def production(config: ReplicaConfig) -> Surroundings:
 
 
 def _ray_method(name: str) -> Callable[..., Awaitable[Any]]:
-    """The method ``name`` of a Ray actor: for encoded requests, and for a handle's own."""
+    """The method ``name`` of a Ray actor: for encoded requests, and for a handle's own.
 
-    async def method(process: ActorProcess, request: bytes | Request[Any]) -> Any:
+    ``key`` is the replica it is for, of those that the actor holds; a handle's own request of a
+    host says it by the partition, transactional id or group that it names.
+    """
+
+    async def method(process: ActorProcess, request: bytes | Request[Any], key: str = "") -> Any:
         if isinstance(request, bytes):
-            return await process.answer(name, request)
-        return read_answer(request, *await process.answer(name, encode(request)))
+            return await process.answer(f"{name}/{key}" if key else name, request)
+        key = key or process.key_for(request)
+        answer = process.answer(f"{name}/{key}" if key else name, encode(request))
+        return read_answer(request, *await answer)
 
     method.__name__ = name
     return method
@@ -103,17 +113,28 @@ class ActorProcess:
     """A Ray actor around one plain server, which both roads call through one ``Dispatch``."""
 
     server_class: ClassVar[type]
+    held_classes: ClassVar[tuple[type, ...]] = ()
+    """What else answers, by the key of a call."""
 
     def __init_subclass__(cls) -> None:
-        """Give Ray a method for each request that the server answers."""
+        """Give Ray a method for each request that the server, or what it holds, answers."""
         # Ray makes a subclass of its own, which has them: it is pickled whole, they are not.
         for name in REQUESTS:
-            if hasattr(cls.server_class, name) and not hasattr(cls, name):
+            answering = (cls.server_class, *cls.held_classes)
+            is_answered = any(hasattr(server_class, name) for server_class in answering)
+            if is_answered and not hasattr(cls, name):
                 setattr(cls, name, _ray_method(name))
 
-    def __init__(self, server: Any, *, calls: str, reports: CallReports = NO_REPORTS) -> None:
+    def __init__(
+        self,
+        server: Any,
+        *,
+        calls: str,
+        reports: CallReports = NO_REPORTS,
+        find: Callable[[str], object | None] | None = None,
+    ) -> None:
         self.server = server
-        self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports)
+        self.dispatch = Dispatch(server, on_bug=die_of_bug, reports=reports, find=find)
         self.listener: Listener | None = None
         if calls == CONNECTIONS:
             # At the address by which Ray knows this node.
@@ -126,6 +147,10 @@ class ActorProcess:
     async def listener_address(self) -> ListenerAddress | None:
         """Where this process takes calls over connections; ``None`` if only Ray carries them."""
         return None if self.listener is None else await self.listener.address()
+
+    def key_for(self, request: Request[Any]) -> str:  # noqa: ARG002
+        """Which of the replicas that the actor holds ``request`` is for; "" where it is alone."""
+        return ""
 
     async def answer(self, name: str, message: bytes) -> tuple[int, bytes]:
         """Answer a call that Ray carried; see ``Dispatch.answer``."""
@@ -175,6 +200,46 @@ class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
     server_class = GroupCoordinatorServer
+
+
+class HostProcess(ActorProcess):
+    """The process of a host, which holds several replicas."""
+
+    server_class = Host
+    held_classes = (PartitionServer, TransactionCoordinatorServer, GroupCoordinatorServer)
+
+    def __init__(self, config: HostConfig) -> None:
+        surroundings = production(config)
+        transport = LocalTransport(
+            host_actor(config.number, config.broker_id), surroundings.transport
+        )
+        host = Host(config, dataclasses.replace(surroundings, transport=transport))
+        super().__init__(
+            host, calls=config.cluster.calls, reports=call_reports(config), find=host.find
+        )
+        transport.dispatch = self.dispatch
+        host.begin()
+
+    def key_for(self, request: Request[Any]) -> str:
+        """See ``Host.key_for``."""
+        host: Host = self.server
+        return host.key_for(request)
+
+    @ray.method(concurrency_group="health")
+    async def health(self) -> Health:
+        """Tell whether this process serves; answered beside the data path."""
+        host: Host = self.server
+        idle = [
+            f"{name}: {server.failure or server.replica.failure or 'starting'}"
+            for name, server in host.servers.items()
+            if server.replica.availability() is not ErrorCode.NONE
+        ]
+        return Health(
+            process_id=os.getpid(),
+            is_serving=not idle,
+            detail="; ".join(idle[:3]),
+            answered_calls=self.dispatch.answered_calls,
+        )
 
 
 _PROCESSES: Final = {

@@ -44,8 +44,12 @@ class RayCalls(Protocol):
         *,
         timeout_ms: int,
         metered: MeteredCall = UNMETERED,
+        key: str = "",
     ) -> ReplyT:
-        """Call ``request.method`` of ``actor``, see ``Transport.call``; report the sizes."""
+        """Call ``request.method`` of ``actor``, see ``Transport.call``; report the sizes.
+
+        ``key`` is the replica it is for, of those that the actor holds.
+        """
         ...
 
     async def listener_of(
@@ -85,6 +89,7 @@ class ActorTransport:
         metered: MeteredCall,
     ) -> ReplyT:
         """Call over a connection, through Ray without one, or answer why neither is possible."""
+        actor, _, key = actor.partition("/")
         road: Connection | ErrorCode | None = None
         if answers_on_connections(request):
             road = connections.usable(actor)
@@ -95,11 +100,11 @@ class ActorTransport:
                 timeout_ms = int(1000 * (deadline - loop.time()))
         if road is None:
             return await self._ray_calls.call(
-                actor, request, timeout_ms=timeout_ms, metered=metered
+                actor, request, timeout_ms=timeout_ms, metered=metered, key=key
             )
         if isinstance(road, ErrorCode):
             return request.failed(road)
-        return await road.call(request, timeout_ms=timeout_ms, metered=metered)
+        return await road.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
 
     def close(self) -> None:
         """Close every connection, on any loop. Later calls would open new ones."""

@@ -50,9 +50,17 @@ class Connection(FramedProtocol):
         """Done when calls that waited for the actor to read may continue."""
 
     async def call(
-        self, request: Request[ReplyT], *, timeout_ms: int, metered: MeteredCall = UNMETERED
+        self,
+        request: Request[ReplyT],
+        *,
+        timeout_ms: int,
+        metered: MeteredCall = UNMETERED,
+        key: str = "",
     ) -> ReplyT:
-        """Send ``request`` and return its reply; see ``Transport.call`` for what may happen."""
+        """Send ``request`` and return its reply; see ``Transport.call`` for what may happen.
+
+        ``key`` is the replica it is for, of those that the actor holds.
+        """
         began = self.loop.time()
         deadline = began + timeout_ms / 1000
         if self.is_congested:
@@ -63,7 +71,8 @@ class Connection(FramedProtocol):
             return self._unanswered(request, began, timeout_ms)
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[Any] = self.loop.create_future()
-        method = request.method.encode("ascii")
+        name = f"{request.method}/{key}" if key else request.method
+        method = name.encode("ascii")
         try:
             message = message_codec.encode_in_parts(request)
             self.send(correlation_id, len(method), method, *message)

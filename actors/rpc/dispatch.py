@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
 from oncelog.actors.process.log_budget import LogBudget
-from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.call_meter import CALLEE, NO_REPORTS, CallMeter, CallReports, MeteredCall
 from oncelog.actors.rpc.frames import Outcome
@@ -27,6 +27,7 @@ Answer: TypeAlias = tuple[Outcome, tuple[Buffer, ...]]
 class Dispatch:
     """Answers calls with those methods of ``server`` that are request methods.
 
+    A call of ``method/key`` is for one of the replicas that ``server`` holds: ``find`` gives it.
     ``on_bug`` ends the process when a call meets a broken invariant.
     """
 
@@ -36,8 +37,10 @@ class Dispatch:
         *,
         on_bug: Callable[[InvariantViolation], NoReturn],
         reports: CallReports = NO_REPORTS,
+        find: Callable[[str], object | None] | None = None,
     ) -> None:
         self.server = server
+        self._find = find
         self.answered_calls = 0
         self.warnings = LogBudget(_logger)
         self.meter = CallMeter(CALLEE, reports)
@@ -45,8 +48,15 @@ class Dispatch:
 
     async def answer(self, name: str, message: bytes | memoryview) -> Answer:
         """Answer one call of the method ``name``. Each begins and ends here."""
+        name, _, key = name.partition("/")
         call = self.meter.begin(name, len(message))
-        method = getattr(self.server, name, None) if name in message_codec.REQUESTS else None
+        is_known = name in message_codec.REQUESTS
+        server = self._server(key)
+        if server is None and is_known:
+            # As if its own actor were not there: the caller looks where it is now.
+            absent = message_codec.REQUESTS[name].reply_type(error=ErrorCode.NETWORK_EXCEPTION)
+            return self._ended(call, absent.error, Outcome.REPLY, (message_codec.encode(absent),))
+        method = getattr(server, name, None) if is_known else None
         if method is None:
             return self._refused(call, f"it has no method {name!r}")
         try:
@@ -60,10 +70,30 @@ class Dispatch:
         except InvariantViolation as bug:
             self._on_bug(bug)
         except Exception as error:
-            _logger.exception("%r.%s raised", self.server, name)
+            _logger.exception("%r.%s raised", server, name)
             parts = (repr(error).encode(),)
             return self._ended(call, ErrorCode.UNKNOWN_SERVER_ERROR, Outcome.FAILED, parts)
         return self._ended(call, reply.error, Outcome.REPLY, parts)
+
+    async def answer_here(self, key: str, request: Request[ReplyT]) -> ReplyT:
+        """Answer a call of this very process."""
+        server = self._server(key)
+        if server is None:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        self.answered_calls += 1
+        try:
+            reply: ReplyT = await getattr(server, request.method)(request)
+        except InvariantViolation as bug:
+            self._on_bug(bug)
+        except Exception as error:
+            _logger.exception("%r.%s raised", server, request.method)
+            return request.failed(ErrorCode.UNKNOWN_SERVER_ERROR, repr(error))
+        return reply
+
+    def _server(self, key: str) -> object | None:
+        if not key:
+            return self.server
+        return None if self._find is None else self._find(key)
 
     def _refused(self, call: MeteredCall, reason: str) -> Answer:
         self.warnings.warn("%r refused a call: %s", self.server, reason)

@@ -57,6 +57,7 @@ class RayTransport:
         *,
         timeout_ms: int,
         metered: MeteredCall = UNMETERED,
+        key: str = "",
     ) -> ReplyT:
         """Call ``request.method`` of ``actor``; see ``RayCalls.call``."""
         is_encoded = answers_on_connections(request)
@@ -66,7 +67,8 @@ class RayTransport:
             return request.failed(ErrorCode.INVALID_REQUEST, str(error))
         if isinstance(argument, bytes):
             metered.request_bytes = len(argument)
-        answer = await self._submit(actor, request.method, argument, timeout_ms=timeout_ms)
+        arguments = (argument, key) if key else (argument,)
+        answer = await self._submit(actor, request.method, *arguments, timeout_ms=timeout_ms)
         if isinstance(answer, RayFailure):
             return request.failed(answer.error, answer.detail)
         if not is_encoded:

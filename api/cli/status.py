@@ -106,18 +106,21 @@ async def collect(
     transport: Transport, *, address: str, dashboard_url: str, codec: str
 ) -> ClusterStatus:
     """Ask the controller which actors there are, then all of them at once for their status."""
-    from oncelog.actors.interfaces import actor_of
+    from oncelog.actors.interfaces import actor_of, address_of, holder_of, placements_of
+    from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 
     metadata = await transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=CALL_TIMEOUT_MS)
-    places = [(CONTROLLER_ACTOR, TopicPartition(CLUSTER_METADATA_TOPIC, 0))]
+    places = [(CONTROLLER_ACTOR, CONTROLLER_ACTOR, TopicPartition(CLUSTER_METADATA_TOPIC, 0))]
     for topic in metadata.topics:
         for partition in topic.partitions:
-            tp = TopicPartition(topic.name, partition.partition)
-            places += [(actor_of(tp, broker_id), tp) for broker_id in partition.replicas]
+            for placement in placements_of(topic, partition):
+                tp, _, broker_id, host = placement
+                held = f" in {holder_of(placement)}" if host != OWN_ACTOR else ""
+                places.append((address_of(placement), actor_of(tp, broker_id) + held, tp))
     replies = await asyncio.gather(
         *(
-            transport.call(name, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
-            for name, _ in places
+            transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for address, _, _ in places
         )
     )
     return ClusterStatus(
@@ -127,7 +130,7 @@ async def collect(
         metadata=metadata,
         actors=tuple(
             ActorStatus(name=name, topic_partition=tp, reply=reply)
-            for (name, tp), reply in zip(places, replies, strict=True)
+            for (_, name, tp), reply in zip(places, replies, strict=True)
         ),
     )
 

@@ -22,7 +22,7 @@ from oncelog.actors.interfaces import (
     LOG_ACTORS,
     NAMESPACE,
     Transport,
-    actor_of,
+    leader_address,
 )
 from oncelog.actors.pin import BROKER_LABEL, LOCAL_BROKER_ID
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_join, prepare_to_start
@@ -33,7 +33,7 @@ from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import AFTER_FORK
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
 
 READY_TIMEOUT_MS: Final = 60_000
 READY_POLL_MS: Final = 50
@@ -401,15 +401,16 @@ async def wait_until_ready(
 
 async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
     """Whether every coordinator shard is led now: epochs alone outlive the processes."""
-    actors = [
-        actor_of(TopicPartition(topic.name, partition.partition), partition.leader)
-        for topic in reply.topics
-        for partition in topic.partitions
+    addresses = [
+        leader_address(topic, partition) for topic in reply.topics for partition in topic.partitions
     ]
+    if None in addresses:
+        return False
     replicas = await asyncio.gather(
         *(
-            transport.call(actor, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
-            for actor in actors
+            transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for address in addresses
+            if address is not None
         )
     )
     return bool(replicas) and all(replica.is_leader for replica in replicas)

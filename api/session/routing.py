@@ -16,15 +16,12 @@ from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Clock,
     Transport,
-    actor_of,
-    group_actor,
-    transaction_actor,
+    leader_address,
 )
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
     TopicMetadata,
 )
 from oncelog.storage.errors import ErrorCode
@@ -156,7 +153,7 @@ class Router:
     # --- look-ups -----------------------------------------------------------------------------
 
     async def leader(self, topic_partition: TopicPartition) -> tuple[str, int]:
-        """The actor that leads ``topic_partition``, and its leader epoch.
+        """Whom to call for the leader of ``topic_partition``, and its leader epoch.
 
         Raises ``UnknownTopicOrPartitionError``, or ``BrokerNotAvailableError`` without a leader.
         """
@@ -164,33 +161,34 @@ class Router:
         topic = self._fresh(name) or (await self.metadata((name,))).get(name)
         if topic is None:
             raise _unknown_topic(name)
-        partition = _partition_of(topic, number)
+        partition = topic.find(number)
         if partition is None:
             self.invalidate(topic_partition)
             raise exception_for(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"topic {name!r} has partitions 0 to {len(topic.partitions) - 1}, not {number}",
             )
-        if partition.leader < 0:
+        address = leader_address(topic, partition)
+        if address is None:
             self.invalidate(topic_partition)
             raise exception_for(
                 ErrorCode.BROKER_NOT_AVAILABLE,
                 f"partition {topic_partition} has no live leader now; retry",
             )
-        return actor_of(topic_partition, partition.leader), partition.leader_epoch
+        return address, partition.leader_epoch
 
     def transaction_coordinator(self, transactional_id: str) -> str:
-        """The actor that coordinates ``transactional_id``.
+        """Whom to call for the coordinator of ``transactional_id``.
 
         Raises ``CoordinatorNotAvailableError`` before ``start`` and while the shard has no leader.
         """
         shard = shard_of(transactional_id, self._known().transaction_state_partitions)
-        return transaction_actor(shard, self._shard_broker(TRANSACTION_STATE_TOPIC, shard))
+        return self._shard_address(TRANSACTION_STATE_TOPIC, shard)
 
     def group_coordinator(self, group_id: str) -> str:
-        """The actor that coordinates ``group_id``; raises as ``transaction_coordinator`` does."""
+        """Whom to call for the coordinator of ``group_id``; see ``transaction_coordinator``."""
         shard = self.offsets_partition(group_id).partition
-        return group_actor(shard, self._shard_broker(CONSUMER_OFFSETS_TOPIC, shard))
+        return self._shard_address(CONSUMER_OFFSETS_TOPIC, shard)
 
     def offsets_partition(self, group_id: str) -> TopicPartition:
         """The partition of the offsets log that holds the offsets of ``group_id``."""
@@ -296,21 +294,16 @@ class Router:
             raise CoordinatorNotAvailableError("the cluster is not known yet; retry")
         return self._cluster
 
-    def _shard_broker(self, topic: str, shard: int) -> int:
+    def _shard_address(self, topic: str, shard: int) -> str:
         metadata = self.known_topics.get(topic)
-        partition = None if metadata is None else _partition_of(metadata, shard)
-        if partition is not None and partition.leader >= 0:
-            return partition.leader
+        partition = None if metadata is None else metadata.find(shard)
+        address = None
+        if metadata is not None and partition is not None:
+            address = leader_address(metadata, partition)
+        if address is not None:
+            return address
         self._stale.add(topic)
         raise CoordinatorNotAvailableError(f"shard {shard} of {topic} has no leader now; retry")
-
-
-def _partition_of(topic: TopicMetadata, number: int) -> PartitionMetadata | None:
-    """One partition: found by its place, since they are in order, or by a search."""
-    partitions = topic.partitions
-    if 0 <= number < len(partitions) and partitions[number].partition == number:
-        return partitions[number]
-    return next((partition for partition in partitions if partition.partition == number), None)
 
 
 def _unknown_topic(topic: str) -> OncelogError:

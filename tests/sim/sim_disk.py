@@ -98,20 +98,49 @@ def settle(directory: Directory) -> Directory:
     return directory
 
 
+class DiskPace:
+    """How the disk of a process does: for the backgrounds of all its logs."""
+
+    def __init__(self) -> None:
+        self.slowness = 1.0
+        self.is_held = False
+        self.users: list[SimBackground] = []
+
+    def hold(self) -> None:
+        """Begin nothing from now on."""
+        self.is_held = True
+
+    def release(self) -> None:
+        """Go on; to be called in the process itself (``Process.soon``)."""
+        self.is_held = False
+        for user in list(self.users):
+            user.resume()
+
+    @property
+    def waiting_count(self) -> int:
+        """Pieces of work that were given and are not begun."""
+        return sum(user.waiting_count for user in self.users)
+
+
 class SimBackground:
     """``Background`` that takes a drawn time per piece of work, one piece after another.
 
     Work takes effect somewhere within its time, so a crash may come before or after it.
-    ``slowness`` multiplies the time. While ``is_held`` nothing is begun; ``release`` goes on.
+    The ``slowness`` of ``pace`` multiplies the time, and while that ``is_held`` nothing is begun.
     ``is_quick`` is a disk whose syncs are short: they run in the turn that asks for them.
     """
 
     def __init__(
-        self, random: Random, delay_ms: tuple[float, float], *, is_quick: bool = False
+        self,
+        random: Random,
+        delay_ms: tuple[float, float],
+        *,
+        is_quick: bool = False,
+        pace: DiskPace | None = None,
     ) -> None:
         self.is_quick = is_quick
-        self.slowness = 1.0
-        self.is_held = False
+        self.pace = pace or DiskPace()
+        self.pace.users.append(self)
         self._random = random
         self._delay_ms = delay_ms
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
@@ -125,29 +154,24 @@ class SimBackground:
     def run(self, work: Callable[[], Any], *, is_small: bool = False) -> asyncio.Future[Any]:
         """See ``Background.run``; small work is done at once on a quick disk that is idle."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        is_idle = not (self.is_held or self._is_busy or self._waiting)
-        if is_small and is_idle and self.is_quick and self.slowness <= 1:
+        is_idle = not (self.pace.is_held or self._is_busy or self._waiting)
+        if is_small and is_idle and self.is_quick and self.pace.slowness <= 1:
             self._settle(future, *self._outcome(work))
         else:
             self._waiting.append((work, future))
             self._begin()
         return future
 
-    def hold(self) -> None:
-        """Begin nothing from now on."""
-        self.is_held = True
-
-    def release(self) -> None:
-        """Go on; to be called in the process itself (``Process.soon``)."""
-        self.is_held = False
+    def resume(self) -> None:
+        """The disk is held no more."""
         self._begin()
 
     def _begin(self) -> None:
-        if self._is_busy or self.is_held or not self._waiting:
+        if self._is_busy or self.pace.is_held or not self._waiting:
             return
         self._is_busy = True
         work, future = self._waiting.popleft()
-        delay_s = self._random.uniform(*self._delay_ms) * self.slowness / 1_000
+        delay_s = self._random.uniform(*self._delay_ms) * self.pace.slowness / 1_000
         before_s = delay_s * self._random.random()
         loop = asyncio.get_running_loop()
         loop.call_later(before_s, self._do, work, future, delay_s - before_s)

@@ -15,6 +15,7 @@ from sim_disk import SimDisk
 from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
+from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.replica.data_directory import has_log
 
 SERVING_LIMIT_S = 60.0
@@ -145,21 +146,21 @@ class Faults:
         self.slowness[name] = factor
         process = self.actor(name)
         if process is not None:
-            process.background.slowness = factor
+            process.pace.slowness = factor
 
     def hold_disk(self, name: str) -> None:
         """The actor's syncs and other work on files do not begin until ``release_disk``."""
         process = self.actor(name)
         if process is not None:
             self.tell(name, "* disk held")
-            process.background.hold()
+            process.pace.hold()
 
     def release_disk(self, name: str) -> None:
         """Go on with what was held."""
         for process in self._lives_of(name):
-            if isinstance(process, ActorProcess) and process.background.is_held:
+            if isinstance(process, ActorProcess) and process.pace.is_held:
                 self.tell(name, "* disk released")
-                process.soon(process.background.release)
+                process.soon(process.pace.release)
 
     def jump_clock(self, name: str, offset_ms: int) -> None:
         """The clock of a process is off by this much from now on, its next lives included."""
@@ -171,9 +172,10 @@ class Faults:
     def move(self, name: str, *, is_of_cluster: bool) -> None:
         """The actor goes on with an empty disk, until ``move_back``.
 
-        That of another node, or if it ``is_of_cluster`` the right one, that has lost the log.
+        That of another node, or if it ``is_of_cluster`` the right one, that has lost the log. Not a
+        host: partitions that nobody had led may be begun on the other disk beside those it misses.
         """
-        if name in self.away_disks or name not in self._configs:
+        if name in self.away_disks or not isinstance(self._configs.get(name), ReplicaConfig):
             return
         self.count("move")
         self.tell(name, "* moved to an empty disk")
@@ -219,7 +221,7 @@ class Faults:
             self.resume(process.name)
             if isinstance(process, ActorProcess):
                 _mend(process.disk)
-                process.background.slowness = 1.0
+                process.pace.slowness = 1.0
                 self.release_disk(process.name)
 
     def quiesce(self, *, limit_s: float = 300.0) -> None:
@@ -241,11 +243,11 @@ class Faults:
 
     def is_quiet(self) -> bool:
         """Whether nothing is unstable in any partition and no transaction is open or undecided."""
-        for process in self.actors():
-            machine = process.server.replica.machine
+        for name, server in self.servers().items():
+            machine = server.replica.machine
             if machine.last_stable_offset != machine.log_end_offset:
                 return False
-            if process.name.startswith("transaction:") and not _is_at_rest(process.server.machine):
+            if name.startswith("transaction:") and not _is_at_rest(server.machine):
                 return False
         return True
 

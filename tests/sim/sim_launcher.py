@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from disk_image import Directory
 from sim_disk import SimDisk, settle
 
-from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.interfaces import actor_of
+from oncelog.actors.config import HostConfig, ReplicaConfig
+from oncelog.actors.interfaces import holder_of
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.replica.data_directory import DirectoryIdentity, write_identity
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sim_process import Process
     from sim_world import World, WorldSettings
@@ -32,19 +33,20 @@ class SimLauncher:
         self._process = process
         self._config = config
 
-    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
+    async def start(self, placements: Sequence[Placement]) -> None:
         """See ``Launcher.start``."""
-        for tp, broker_id in replicas:
-            await self._pass_time(1 / max(len(replicas), 1))
-            config = ReplicaConfig(
-                topic=tp.topic,
-                partition=tp.partition,
+        for placement in placements:
+            await self._pass_time(1 / max(len(placements), 1))
+            tp, _, broker_id, number = placement
+            host = HostConfig(
+                number=number,
                 broker_id=broker_id,
                 data_dir=self._config.data_dir,
                 cluster=self._config.cluster,
                 cluster_id=self._config.cluster_id,
             )
-            self._world.driver.soon(self._world.start_actor, actor_of(tp, broker_id), config)
+            config = host.replica(tp.topic, tp.partition) if number == OWN_ACTOR else host
+            self._world.driver.soon(self._world.start_actor, holder_of(placement), config)
 
     async def end(self, actors: list[str]) -> None:
         """See ``Launcher.end``."""
@@ -62,15 +64,16 @@ class SimLauncher:
         await asyncio.sleep(delay_ms * share / 1_000)
 
 
-def new_disk(config: ReplicaConfig) -> SimDisk:
+def new_disk(config: ReplicaConfig | HostConfig) -> SimDisk:
     """What an actor finds that was never there before: the data directory of its broker.
 
     Each actor has a disk of its own here; that of the controller is prepared for founding.
     """
-    return empty_disk(config, is_founding=config.topic == CLUSTER_METADATA_TOPIC)
+    is_controller = isinstance(config, ReplicaConfig) and config.topic == CLUSTER_METADATA_TOPIC
+    return empty_disk(config, is_founding=is_controller)
 
 
-def empty_disk(config: ReplicaConfig | None, *, is_founding: bool = False) -> SimDisk:
+def empty_disk(config: ReplicaConfig | HostConfig | None, *, is_founding: bool = False) -> SimDisk:
     """A disk without a log: the data directory of a broker, or nothing at all."""
     disk = SimDisk(Directory(), set())
     if config is None:

@@ -18,6 +18,7 @@ from file_damage import SIDE_KINDS, Damage, DamagedKind, contents, damage
 from sim_disk import SimDisk
 from sim_history import COMPACTED_PREFIX
 
+from oncelog.actors.config import ReplicaConfig
 from oncelog.storage.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Media:
             return None
         world.end_process(process, "killed, for its files")
         disk = self._disk(actor)
-        directory = Path(world._configs[actor].directory)
+        directory = self._directory(actor, disk, random)
         before = contents(disk, directory) if disk.exists(directory) else {}
         found = None
         if before:
@@ -138,13 +139,22 @@ class Media:
             process = self._world.actor(harmed.actor)
             if process is None or process.incarnation <= harmed.incarnation:
                 continue
-            if process.server.replica.failure is not None:
+            if process.is_refused:
                 self._world.count("damage_refused")
                 self._world.end_process(process, f"ended, to put {harmed.path.name} back")
                 self._put_back(harmed)
                 self._harmed.remove(harmed)
             elif self._world.is_ready(harmed.actor):
                 self._harmed.remove(harmed)
+
+    def _directory(self, actor: str, disk: SimDisk, random: Random) -> Path:
+        """Of a host, that of one of its logs."""
+        config = self._world._configs[actor]
+        if isinstance(config, ReplicaConfig):
+            return config.directory
+        data_dir = Path(config.data_dir)
+        logs = sorted({path.parent for path in disk.files() if path.parent != data_dir})
+        return random.choice(logs) if logs else data_dir / "none"
 
     def _put_back(self, harmed: HarmedFile) -> None:
         disk = self._disk(harmed.actor)

@@ -50,12 +50,12 @@ BREAK_NOTICED_S = (0.0, 0.1)
 class Exchange:
     """One call: its request, who made it, and the future that waits for its reply."""
 
-    __slots__ = ("callee", "caller", "frame", "future", "method", "number", "request")
+    __slots__ = ("callee", "caller", "frame", "future", "key", "method", "number", "request")
 
     def __init__(self, number: int, caller: Process, callee: str, request: Any) -> None:
         self.number = number
         self.caller = caller
-        self.callee = callee
+        self.callee, _, self.key = callee.partition("/")
         self.method: str = request.method
         self.request = request
         self.frame = b""

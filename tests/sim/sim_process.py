@@ -11,13 +11,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crash_disk import Crash
-from sim_disk import SimBackground, SimDisk
+from sim_disk import DiskPace, SimBackground, SimDisk
 from sim_loop import PROCESS, SimHandle
 from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
 from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError, Surroundings
+from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.actors.rpc.dispatch import Dispatch
+from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ConsumerSettings, ProducerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
@@ -80,11 +83,12 @@ class Process:
         self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
         self.calls: dict[int, Exchange] = {}
         self.server: Any = None
+        self.dispatch: Any = None
         self.caller_wire: CallerWire | None = None
         self.callee_wire: CalleeWire | None = None
         self.random = random
         self.clock = SimClock(world, name)
-        self.transport = SimTransport(world.network, self)
+        self.transport: Any = SimTransport(world.network, self)
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
 
@@ -116,9 +120,9 @@ class ActorProcess(Process):
         super().__init__(world, name, incarnation, random)
         self.disk = disk
         # By number and not by chance: a seed stays the run that it was.
-        is_quick = self.number % QUICK_DISK_EVERY == 0
-        self.background = SimBackground(random, world.settings.sync_ms, is_quick=is_quick)
-        self.background.slowness = world.slowness.get(name, 1.0)
+        self._is_quick = self.number % QUICK_DISK_EVERY == 0
+        self.pace = DiskPace()
+        self.pace.slowness = world.slowness.get(name, 1.0)
         disk.on_death = self._disk_stopped
 
     def surroundings(self) -> Surroundings:
@@ -126,7 +130,7 @@ class ActorProcess(Process):
         return Surroundings(
             filesystem=self.disk,
             clock=self.clock,
-            new_background=lambda: self.background,
+            new_background=self._new_background,
             transport=self.transport,
             drivers=SimDrivers(self.world),
             random=self.random,
@@ -135,11 +139,37 @@ class ActorProcess(Process):
             die=self.die_of_bug,
         )
 
+    def _new_background(self) -> SimBackground:
+        delay_ms = self.world.settings.sync_ms
+        return SimBackground(self.random, delay_ms, is_quick=self._is_quick, pace=self.pace)
+
+    def answer_with(self, server: Any) -> None:
+        """Serve calls with ``server``; a host also with the replicas that it holds."""
+        self.server = server
+        find = server.find if isinstance(server, Host) else None
+        self.dispatch = Dispatch(server, on_bug=self.die_of_bug, find=find)
+        if isinstance(self.transport, LocalTransport):
+            self.transport.dispatch = self.dispatch
+
+    @property
+    def servers(self) -> dict[str, Any]:
+        """What holds logs in this process, by the name of an actor that holds just that."""
+        if isinstance(self.server, Host):
+            return dict(sorted(self.server.servers.items()))
+        return {self.name: self.server}
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a replica of it is offline."""
+        return any(server.replica.failure is not None for server in self.servers.values())
+
     @property
     def needs_operator(self) -> bool:
-        """Whether its replica is offline and will stay so."""
-        replica = self.server.replica
-        return replica.failure is not None and not replica.restarts_itself
+        """Whether a replica of it is offline and will stay so."""
+        replicas = [server.replica for server in self.servers.values()]
+        return any(
+            replica.failure is not None and not replica.restarts_itself for replica in replicas
+        )
 
     def _disk_stopped(self, operation: str) -> None:
         self.world.count("disk_stop")

@@ -10,11 +10,11 @@ It also sends batches whose records nobody can decode, which must be refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim_stage import Player
 
-from oncelog.actors.interfaces import actor_of
+from oncelog.actors.interfaces import actor_of, address_of
 from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsRequest,
     TransactionDescription,
@@ -28,7 +28,12 @@ from oncelog.actors.protocol.partition.producer_entry import ProducerEntry
 from oncelog.actors.protocol.tickets import TICKET_BYTES
 from oncelog.actors.protocol.transaction.state import TransactionState
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import PRODUCER_EPOCH_MAX, TopicPartition, sequence_after
+from oncelog.storage.model import (
+    PRODUCER_EPOCH_MAX,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    sequence_after,
+)
 from oncelog.storage.records.batch import parse_header, seal
 from oncelog.storage.records.codec import decode_records, encode_records
 from oncelog.storage.records.compression import Codec
@@ -122,9 +127,8 @@ def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescripti
     """Every id of one producer that is known; only those with an open transaction if told."""
     return [
         found
-        for process in sorted(player.stage.world.actors(), key=lambda process: process.name)
-        if process.name.startswith("transaction:")
-        for found in process.server.machine.operations.matching(DescribeTransactionsRequest(), 0)
+        for _, server in _coordinators(player)
+        for found in server.machine.operations.matching(DescribeTransactionsRequest(), 0)
         if not found.member_count
         if not is_open or found.state == TransactionState.ONGOING.value
     ]
@@ -161,7 +165,7 @@ async def _forge(player: Player, forgery: Forgery) -> None:
     )
     player.stage.counts["forged records"] += 1
     await player.client.transport.call(
-        actor_of(forgery.topic_partition, BROKER_ID), request, timeout_ms=1_000
+        _address(player, forgery.topic_partition), request, timeout_ms=1_000
     )
 
 
@@ -191,7 +195,7 @@ async def _poison(player: Player) -> None:
         )
         player.stage.counts["poison batches"] += 1
         await player.client.transport.call(
-            actor_of(topic_partition, BROKER_ID), request, timeout_ms=1_000
+            _address(player, topic_partition), request, timeout_ms=1_000
         )
 
 
@@ -208,21 +212,18 @@ async def _ticket(player: Player, forgery: Forgery) -> bytes | None:
 
 
 async def _own_ticket(player: Player) -> bytes | None:
-    coordinators = [name for name in _names(player) if name.startswith("transaction:")]
+    coordinators = [name for name, _ in _coordinators(player)]
     if not coordinators:
         return None
     request = InitProducerIdRequest(transactional_id=None)
-    reply = await player.client.transport.call(
-        player.random.choice(coordinators), request, timeout_ms=1_000
-    )
+    address = _address(player, _shard_in(player.random.choice(coordinators)))
+    reply = await player.client.transport.call(address, request, timeout_ms=1_000)
     return reply.ticket
 
 
 async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> bytes | None:
-    for process in sorted(player.stage.world.actors(), key=lambda process: process.name):
-        if not process.name.startswith("transaction:"):
-            continue
-        for found in process.server.machine.operations.describe((forgery.transactional_id,)):
+    for name, server in _coordinators(player):
+        for found in server.machine.operations.describe((forgery.transactional_id,)):
             others = [tp for tp in found.partitions if tp != forgery.topic_partition]
             enrolled = [tp for tp in others if tp in player.stage.partitions]
             if not enrolled:
@@ -233,11 +234,24 @@ async def _ticket_of_another_partition(player: Player, forgery: Forgery) -> byte
                 producer_epoch=found.producer_epoch,
                 partitions=(player.random.choice(enrolled),),
             )
-            reply = await player.client.transport.call(process.name, request, timeout_ms=1_000)
+            address = _address(player, _shard_in(name))
+            reply = await player.client.transport.call(address, request, timeout_ms=1_000)
             tickets = [enrolment.ticket for enrolment in reply.enrolments]
             return tickets[0] if tickets else None
     return None
 
 
-def _names(player: Player) -> list[str]:
-    return sorted(process.name for process in player.stage.world.actors())
+def _coordinators(player: Player) -> list[tuple[str, Any]]:
+    servers = sorted(player.stage.world.servers().items())
+    return [(name, server) for name, server in servers if name.startswith("transaction:")]
+
+
+def _shard_in(name: str) -> TopicPartition:
+    shard = name.removeprefix("transaction:").partition("@")[0]
+    return TopicPartition(TRANSACTION_STATE_TOPIC, int(shard))
+
+
+def _address(player: Player, topic_partition: TopicPartition) -> str:
+    """Whom to call; without a controller to ask, an actor that is alone."""
+    placement = player.stage.world.placement_of(topic_partition)
+    return address_of(placement) if placement else actor_of(topic_partition, BROKER_ID)

@@ -38,10 +38,11 @@ from sim_stage import (
     WorkloadPlan,
 )
 from sim_txn_checkers import check_history
-from sim_world import BROKER_ID, SimulationError, World, WorldSettings
+from sim_world import SimulationError, World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.interfaces import actor_of
+from oncelog.actors.interfaces import holder_of
+from oncelog.actors.protocol.cluster.hosts import AUTO, ReplicasPerActor
 from oncelog.storage.exceptions import CorruptRecordError, OncelogError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
@@ -56,6 +57,7 @@ QUIET_LIMIT_S = 300.0
 STORY_LINES = 100
 
 CLUSTER = ClusterConfig(
+    replicas_per_actor=1,
     transaction_abort_scan_ms=200,
     transaction_visibility_wait_ms=300,
     group_min_session_timeout_ms=500,
@@ -74,6 +76,7 @@ class Scenario:
     workload: WorkloadPlan
     faults: FaultPlan
     segment_bytes: int
+    replicas_per_actor: ReplicasPerActor = 1
 
     def changed(self, changes: Mapping[str, Any]) -> Scenario:
         """With some fields of the two plans replaced; ``ValueError`` names an unknown one."""
@@ -137,6 +140,7 @@ def drawn_scenario(seed: int) -> Scenario:
         ),
         faults=drawn_faults(random),
         segment_bytes=random.choice((4_096, 65_536, 1_048_576)),
+        replicas_per_actor=Random(f"hosts {seed}").choice((1, 1, 3, AUTO)),
     )
 
 
@@ -215,7 +219,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
 def founded(scenario: Scenario) -> WorldSettings:
     """The settings of its world, whose cluster has been founded: done once for many runs."""
     settings = WorldSettings(
-        cluster=CLUSTER,
+        cluster=dataclasses.replace(CLUSTER, replicas_per_actor=scenario.replicas_per_actor),
         topic_settings={
             topic: settings_of(topic) or {"segment_bytes": scenario.segment_bytes}
             for topic in scenario.workload.topics
@@ -333,8 +337,12 @@ def _count_removals(stage: Stage) -> None:
     """How many partitions have lost records, so that a run tells what it tried."""
     for topic_partition, end in stage.history.log_ends.items():
         stage.counts["partitions cut"] += end.log_start_offset > 0
-        disk = stage.world.disks[actor_of(topic_partition, BROKER_ID)]
-        has_compacted = any(path.name == "cleaner-offset-checkpoint" for path in disk.files())
+        placement = stage.world.placement_of(topic_partition)
+        files = stage.world.disks[holder_of(placement)].files() if placement else {}
+        name = f"{topic_partition.topic}-{topic_partition.partition}"
+        has_compacted = any(
+            path.name == "cleaner-offset-checkpoint" and path.parent.name == name for path in files
+        )
         stage.counts["partitions compacted"] += has_compacted
 
 

@@ -17,7 +17,7 @@ from crash_disk import Crash
 
 from oncelog.actors.process.background import settle
 from oncelog.actors.rpc import message_codec
-from oncelog.actors.rpc.dispatch import Dispatch, read_answer
+from oncelog.actors.rpc.dispatch import read_answer
 from oncelog.actors.rpc.frames import FramedProtocol, Outcome
 from oncelog.actors.rpc.listener import Listener
 
@@ -138,7 +138,8 @@ class CallerWire(Wire):
     def request(self, exchange: Exchange) -> bytes:
         """The frame of a request; ``ValueError`` if it cannot be sent."""
         self._waiting[exchange.number] = exchange
-        method = exchange.method.encode("ascii")
+        name = f"{exchange.method}/{exchange.key}" if exchange.key else exchange.method
+        method = name.encode("ascii")
         parts = message_codec.encode_in_parts(exchange.request)
         return self.framed(exchange.number, len(method), method, *parts)
 
@@ -170,8 +171,7 @@ class CalleeWire(Wire):
         self._answer = answer
         self._copies: dict[int, tuple[Exchange, int]] = {}
         """Requests to be answered, by number, and how often: a repeated one is, each time."""
-        dispatch = Dispatch(process.server, on_bug=process.die_of_bug)
-        self._listener = Listener(dispatch, host="", token=b"")
+        self._listener = Listener(process.dispatch, host="", token=b"")
 
     def request_arrives(self, exchange: Exchange) -> None:
         """One more request, or the same again."""
@@ -211,4 +211,4 @@ def reply_in(frame: bytes, exchange: Exchange) -> Any:
 
 def request_in(frame: bytes, method: str) -> Any:
     """The message in the frame of a request, for those who look on."""
-    return message_codec.decode_request(method, frame[KIND_AT + 1 + len(method) :])
+    return message_codec.decode_request(method, frame[KIND_AT + 1 + frame[KIND_AT] :])

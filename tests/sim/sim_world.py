@@ -38,12 +38,15 @@ from sim_noise import no_noise
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.config import ClusterConfig, HostConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of
 from oncelog.actors.launch.assembly import ControllerServer, server_of
+from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.replica.replica import Replica
+from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
 
 BROKER_ID = 1
 DATA_DIR = "/data"
@@ -59,7 +62,7 @@ class SimulationError(AssertionError):
 class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
 
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(replicas_per_actor=1))
     topic_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sync_ms: tuple[float, float] = (0.2, 3.0)
     restart_ms: tuple[float, float] = (100.0, 2_000.0)
@@ -101,7 +104,7 @@ class World(Faults):
         self._processes: dict[str, Process] = {}
         self._zombies: list[Process] = []
         self._incarnations: Counter[str] = Counter()
-        self._configs: dict[str, ReplicaConfig] = {}
+        self._configs: dict[str, ReplicaConfig | HostConfig] = {}
         self._disk_stops: dict[str, tuple[int, float | None]] = {}
         self._clock_lead_ms = 0
         self._kill_at_event: tuple[int, str] | None = None
@@ -148,16 +151,28 @@ class World(Faults):
         controller = self.server(CONTROLLER_ACTOR)
         if controller is None:
             return [CONTROLLER_ACTOR]
-        names = (actor_of(tp, broker) for tp, broker in controller.machine.placements())
+        placements = controller.machine.placements()
+        names = [
+            actor_of(placement.topic_partition, placement.broker_id) for placement in placements
+        ]
         return [name for name in names if not self.is_ready(name)]
+
+    def placement_of(self, topic_partition: TopicPartition) -> Placement | None:
+        """Where the controller has a partition; ``None`` if it knows none or is dead."""
+        controller = self.server(CONTROLLER_ACTOR)
+        placements = [] if controller is None else controller.machine.placements()
+        found = [one for one in placements if one.topic_partition == topic_partition]
+        return found[0] if found else None
 
     def is_ready(self, name: str) -> bool:
         """Whether the actor lives, leads its log and has loaded it."""
-        server = self.server(name)
-        return (
+        process = self.actor(name)
+        servers = [self.server(name)] if process is None else list(process.servers.values())
+        return all(
             server is not None
             and server.replica.availability() is ErrorCode.NONE
             and server.maintenance.is_running
+            for server in servers
         )
 
     def _config_of(self, topic: str, partition: int) -> ReplicaConfig:
@@ -224,19 +239,25 @@ class World(Faults):
         return [found for found in self._processes.values() if isinstance(found, ActorProcess)]
 
     def server(self, name: str) -> Any:
-        """What runs in an actor: ``PartitionServer`` and the like; ``None`` while it is dead."""
+        """What runs in an actor, or for a replica in its host; ``None`` while it is dead."""
         process = self.actor(name)
-        return None if process is None else process.server
+        return self.servers().get(name) if process is None else process.server
+
+    def servers(self) -> dict[str, Any]:
+        """All that holds a log, by the name of an actor that holds just that."""
+        return {
+            name: server for process in self.actors() for name, server in process.servers.items()
+        }
 
     def replicas(self) -> dict[str, Replica]:
-        """The replica of every living actor, by the actor's name."""
-        return {process.name: process.server.replica for process in self.actors()}
+        """Every replica in a living actor, by the name of an actor that holds just that."""
+        return {name: server.replica for name, server in self.servers().items()}
 
     def actor_names(self) -> list[str]:
         """Every actor that there is, dead ones that are to be restarted included."""
         return list(self._configs)
 
-    def start_actor(self, name: str, config: ReplicaConfig) -> None:
+    def start_actor(self, name: str, config: ReplicaConfig | HostConfig) -> None:
         """Start an actor; does nothing if it runs or is about to be restarted."""
         if name not in self._configs:
             self._configs[name] = config
@@ -262,18 +283,23 @@ class World(Faults):
         self.tell(name, f"* starts, incarnation {process.incarnation}")
         process.context.run(self._build, process, config)
 
-    def _build(self, process: ActorProcess, config: ReplicaConfig) -> None:
-        surroundings = process.surroundings()
+    def _build(self, process: ActorProcess, config: ReplicaConfig | HostConfig) -> None:
         asyncio._set_running_loop(self.loop)
-        if config.topic == CLUSTER_METADATA_TOPIC:
-            process.server = ControllerServer(
+        if isinstance(config, HostConfig):
+            process.transport = LocalTransport(process.name, process.transport)
+            host = Host(config, process.surroundings())
+            process.answer_with(host)
+            host.begin()
+        elif config.topic == CLUSTER_METADATA_TOPIC:
+            controller = ControllerServer(
                 config,
-                surroundings,
+                process.surroundings(),
                 launcher=SimLauncher(self, process, config),
                 token_bytes=process.random.randbytes,
             )
+            process.answer_with(controller)
         else:
-            process.server = server_of(config.topic)(config, surroundings)
+            process.answer_with(server_of(config.topic)(config, process.surroundings()))
         if not self.loop.is_running():
             asyncio._set_running_loop(None)
 

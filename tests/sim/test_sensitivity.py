@@ -59,7 +59,9 @@ def test_every_invariant_that_is_watched_has_a_saboteur_that_its_watcher_speaks_
 
 
 def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
-    return drawn_scenario(seed).changed({"duration_s": DURATION_S, **saboteur.changes})
+    return drawn_scenario(seed).changed(
+        {"duration_s": DURATION_S, "replicas_per_actor": 1, **saboteur.changes}
+    )
 
 
 def _speaks(saboteur: Saboteur, scenario: Scenario) -> bool:

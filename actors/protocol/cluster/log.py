@@ -43,12 +43,16 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, with the replicas (broker ids, preferred leader first) of each partition."""
+    """A topic, with the replicas (broker ids, preferred leader first) of each partition.
+
+    ``hosts`` are those of the replicas, in the same order; none of them has one if it is empty.
+    """
 
     name: str
     topic_id: str
     replicas: tuple[tuple[int, ...], ...]
     settings: tuple[tuple[str, str], ...]
+    hosts: tuple[tuple[int, ...], ...] = ()
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +63,12 @@ class TopicConfigured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionsCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """More partitions of a topic, from ``first_partition`` on, with the replicas of each."""
+    """More partitions of a topic, from ``first_partition`` on; see ``TopicCreated``."""
 
     topic_id: str
     first_partition: int
     replicas: tuple[tuple[int, ...], ...]
+    hosts: tuple[tuple[int, ...], ...] = ()
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):

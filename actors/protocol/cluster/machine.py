@@ -30,12 +30,14 @@ start of a replica gets one epoch, however often it asks. A topic id is never us
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
@@ -49,6 +51,12 @@ from oncelog.actors.protocol.cluster.log import (
     TopicDeleted,
     decode_cluster_record,
     encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster.state import (
+    PartitionState,
+    TopicState,
+    described,
+    partitions_of,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
@@ -67,8 +75,8 @@ from oncelog.actors.protocol.messages.cluster import (
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
+    HostedReplica,
     MetadataReply,
-    PartitionMetadata,
     RotateClusterKeyReply,
     RotateClusterKeyRequest,
     TopicMetadata,
@@ -79,6 +87,7 @@ from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     INTERNAL_TOPICS,
+    NO_LEADER_EPOCH,
     TOPIC_PARTITIONS_MAX,
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
@@ -87,27 +96,12 @@ from oncelog.storage.model import (
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
 
+ALONE: Final = HostRules()
+"""Every replica in an actor of its own."""
+
 Settings: TypeAlias = tuple[tuple[str, str], ...]
 SettingsCheck: TypeAlias = Callable[[dict[str, str]], Settings]
 """All settings of a topic as text → those worth keeping; raises ``InvalidSettingError``."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Partition:
-    replicas: tuple[int, ...]
-    leader: int = -1
-    leader_epoch: int = -1
-    isr: tuple[int, ...] = ()
-    incarnation: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Topic:
-    name: str
-    topic_id: str
-    settings: tuple[tuple[str, str], ...]
-    settings_version: int = 0
-    partitions: list[_Partition] = field(default_factory=list)
 
 
 class ClusterMachine:
@@ -117,14 +111,18 @@ class ClusterMachine:
         self.founded: ClusterFounded | None = None
         self.keys = NO_KEYS
         self._brokers: dict[int, str] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
         self._next_producer_id = 0
 
     # --- decide ---------------------------------------------------------------------------
 
     def decide_founding(
-        self, founded: ClusterFounded, broker: BrokerRegistered, topic_ids: tuple[str, str]
+        self,
+        founded: ClusterFounded,
+        broker: BrokerRegistered,
+        topic_ids: tuple[str, str],
+        rules: HostRules = ALONE,
     ) -> Decision[MetadataReply]:
         """Found the cluster with its first broker and the two internal topics, once."""
         if self.founded is not None:
@@ -133,29 +131,35 @@ class ClusterMachine:
             (TRANSACTION_STATE_TOPIC, founded.transaction_state_partitions),
             (CONSUMER_OFFSETS_TOPIC, founded.offsets_partitions),
         )
+        hosts = iter(rules.choose(((broker.broker_id,),) * sum(count for _, count in internal), {}))
         topics = [
             TopicCreated(
                 name=name,
                 topic_id=topic_id,
                 replicas=((broker.broker_id,),) * count,
                 settings=(),
+                hosts=tuple(itertools.islice(hosts, count)),
             )
             for (name, count), topic_id in zip(internal, topic_ids, strict=True)
         ]
         return _decision(MetadataReply(), founded, broker, *topics)
 
-    def decide_create_topic(self, request: CreateTopicRequest) -> Decision[CreateTopicReply]:
-        """Place a new topic's partitions on the brokers, round robin."""
+    def decide_create_topic(
+        self, request: CreateTopicRequest, rules: HostRules = ALONE
+    ) -> Decision[CreateTopicReply]:
+        """Place a new topic's partitions on the brokers, round robin, and there by ``rules``."""
         error, detail = self._check_new_topic(request)
         if error is not ErrorCode.NONE:
             return refused(request, error, detail)
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
+        replicas = self._placed(range(request.partitions), request.replication_factor)
         record = TopicCreated(
             name=request.name,
             topic_id=request.topic_id,
-            replicas=self._placed(range(request.partitions), request.replication_factor),
+            replicas=replicas,
             settings=request.settings,
+            hosts=rules.choose(replicas, self._held()),
         )
         return _decision(CreateTopicReply(topic_id=request.topic_id), record)
 
@@ -206,7 +210,7 @@ class ClusterMachine:
         )
 
     def decide_create_partitions(
-        self, request: CreatePartitionsRequest
+        self, request: CreatePartitionsRequest, rules: HostRules = ALONE
     ) -> Decision[CreatePartitionsReply]:
         """Place more partitions of a topic that users own, after the existing ones, round robin."""
         topic = self._topics.get(request.name)
@@ -226,10 +230,12 @@ class ClusterMachine:
             )
             return refused(request, ErrorCode.INVALID_PARTITIONS, detail)
         followers = len(topic.partitions[0].replicas)
+        replicas = self._placed(range(count, request.partitions), followers)
         record = PartitionsCreated(
             topic_id=topic.topic_id,
             first_partition=count,
-            replicas=self._placed(range(count, request.partitions), followers),
+            replicas=replicas,
+            hosts=rules.choose(replicas, self._held()),
         )
         return _decision(CreatePartitionsReply(), record)
 
@@ -280,7 +286,7 @@ class ClusterMachine:
         )
         return _decision(self._leadership(topic, epoch), record)
 
-    def _leadership(self, topic: _Topic, leader_epoch: int) -> BecomeLeaderReply:
+    def _leadership(self, topic: TopicState, leader_epoch: int) -> BecomeLeaderReply:
         founded = self._cluster()
         return BecomeLeaderReply(
             leader_epoch=leader_epoch,
@@ -352,7 +358,7 @@ class ClusterMachine:
                     "I-24",
                     f"partition {added.first_partition} of {topic.name} is not the next one",
                 )
-                topic.partitions += [_Partition(replicas=ids) for ids in added.replicas]
+                topic.partitions += partitions_of(added)
             case TopicDeleted(topic_id=topic_id):
                 del self._topics[self._names_by_id[topic_id]]
             case LeaderElected() as elected:
@@ -372,11 +378,11 @@ class ClusterMachine:
             f"topic id {created.topic_id} is in use",
         )
         self._names_by_id[created.topic_id] = created.name
-        self._topics[created.name] = _Topic(
+        self._topics[created.name] = TopicState(
             name=created.name,
             topic_id=created.topic_id,
             settings=created.settings,
-            partitions=[_Partition(replicas=replicas) for replicas in created.replicas],
+            partitions=partitions_of(created),
         )
 
     def _apply_elected(self, elected: LeaderElected) -> None:
@@ -400,7 +406,7 @@ class ClusterMachine:
     def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
         """Describe the named topics that exist, or all, by name."""
         wanted = sorted(self._topics) if names is None else names
-        return tuple(_described(self._topics[name]) for name in wanted if name in self._topics)
+        return tuple(described(self._topics[name]) for name in wanted if name in self._topics)
 
     def brokers(self) -> tuple[BrokerMetadata, ...]:
         """Every broker, by id."""
@@ -409,45 +415,46 @@ class ClusterMachine:
             for broker_id, data_dir in sorted(self._brokers.items())
         )
 
-    def placements(self, name: str | None = None) -> list[tuple[TopicPartition, int]]:
-        """Every replica that should run: its partition and its broker."""
+    def placements(self, name: str | None = None) -> list[Placement]:
+        """Every replica that should run, or those of one topic."""
         topics = self._topics.values() if name is None else [self._topics[name]]
         return [
-            (TopicPartition(topic.name, number), broker_id)
+            Placement(TopicPartition(topic.name, number), topic.topic_id, broker_id, host)
             for topic in topics
             for number, partition in enumerate(topic.partitions)
-            for broker_id in partition.replicas
+            for broker_id, host in zip(partition.replicas, partition.hosts, strict=True)
         ]
+
+    def hosted(self, broker_id: int, host: int) -> tuple[HostedReplica, ...]:
+        """The replicas that one host is to hold."""
+        return tuple(
+            HostedReplica(
+                topic_partition=TopicPartition(topic.name, number),
+                topic_id=topic.topic_id,
+                has_been_led=partition.leader_epoch != NO_LEADER_EPOCH,
+            )
+            for topic in self._topics.values()
+            for number, partition in enumerate(topic.partitions)
+            if (broker_id, host) in zip(partition.replicas, partition.hosts, strict=True)
+        )
+
+    def _held(self) -> dict[int, Counter[int]]:
+        """How many replicas each host holds, by broker."""
+        held: dict[int, Counter[int]] = {}
+        for placement in self.placements():
+            held.setdefault(placement.broker_id, Counter())[placement.host] += 1
+        return held
 
     def _cluster(self) -> ClusterFounded:
         if self.founded is None:
             raise RuntimeError("the cluster is not founded")
         return self.founded
 
-    def _find(self, tp: TopicPartition) -> tuple[_Topic, _Partition] | None:
+    def _find(self, tp: TopicPartition) -> tuple[TopicState, PartitionState] | None:
         topic = self._topics.get(tp.topic)
         if topic is None or not 0 <= tp.partition < len(topic.partitions):
             return None
         return topic, topic.partitions[tp.partition]
-
-
-def _described(topic: _Topic) -> TopicMetadata:
-    return TopicMetadata(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        settings=topic.settings,
-        settings_version=topic.settings_version,
-        partitions=tuple(
-            PartitionMetadata(
-                partition=number,
-                leader=partition.leader,
-                leader_epoch=partition.leader_epoch,
-                replicas=partition.replicas,
-                isr=partition.isr,
-            )
-            for number, partition in enumerate(topic.partitions)
-        ),
-    )
 
 
 def _decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:

@@ -10,13 +10,17 @@ from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartitio
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a partition is led. ``leader`` is a broker id, -1 if there is none."""
+    """Where a partition is led. ``leader`` is a broker id, -1 if there is none.
+
+    ``hosts`` has for each of ``replicas`` the host that holds it, 0 for an actor of its own.
+    """
 
     partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    hosts: tuple[int, ...] = ()
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +31,13 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionMetadata, ...]
     settings: tuple[tuple[str, str], ...] = ()
     settings_version: int = 0
+
+    def find(self, number: int) -> PartitionMetadata | None:
+        """One partition: found by its place, since they are in order, or by a search."""
+        partitions = self.partitions
+        if 0 <= number < len(partitions) and partitions[number].partition == number:
+            return partitions[number]
+        return next((partition for partition in partitions if partition.partition == number), None)
 
 
 class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +225,41 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True,
     reply_type = AllocateProducerIdsReply
 
     broker_id: int
+
+
+class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that a host is to hold; ``has_been_led``: a leader epoch of it was given."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+    has_been_led: bool
+
+
+class HostedReplicasReply(Reply, frozen=True, kw_only=True):
+    """All replicas that the host is to hold."""
+
+    replicas: tuple[HostedReplica, ...] = ()
+
+
+class HostedReplicasRequest(Request[HostedReplicasReply], frozen=True, kw_only=True):
+    """A host asks which replicas it is to hold: when it starts, and when it is told to look."""
+
+    method = "hosted_replicas"
+    reply_type = HostedReplicasReply
+
+    broker_id: int
+    host: int
+
+
+class HoldReplicasReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the host holds what the controller listed after the request was made."""
+
+
+class HoldReplicasRequest(Request[HoldReplicasReply], frozen=True, kw_only=True):
+    """The controller tells a host to ask for its replicas: a late copy can do no harm."""
+
+    method = "hold_replicas"
+    reply_type = HoldReplicasReply
 
 
 class ShutdownReply(Reply, frozen=True, kw_only=True):

@@ -171,3 +171,23 @@ def test_every_ticket_of_an_open_transaction_is_alive(timeout_ms: int, data: Any
     keys = ClusterKeys(current=b"k" * 32)
     verdict = check_ticket(ticket, keys=keys, now_ms=1_700_000_000_000 + age_ms, **owner)
     assert verdict is TicketVerdict.VALID
+
+
+@pytest.mark.parametrize("value", [0, -1, 1_001, True, 1.5, "many", None])
+def test_replicas_per_actor_that_cannot_be_is_refused_with_its_value(value: Any):
+    with pytest.raises(
+        InvalidSettingError, match=f"replicas_per_actor={value!r}".replace(".", r"\.")
+    ):
+        ClusterConfig(replicas_per_actor=value)
+    with pytest.raises(InvalidSettingError, match="from 1 to 1000 or 'auto'"):
+        TopicConfig(replicas_per_actor=value)
+
+
+def test_replicas_per_actor_is_kept_as_text_and_read_back():
+    assert ClusterConfig().replicas_per_actor == "auto"
+    assert ClusterConfig(replicas_per_actor="7").replicas_per_actor == 7
+    for value in (1, 7, "auto", "cluster"):
+        config = TopicConfig(replicas_per_actor=value)
+        assert TopicConfig.from_text(dict(config.to_text())) == config
+    with pytest.raises(InvalidSettingError):
+        ClusterConfig(replicas_per_actor="cluster")

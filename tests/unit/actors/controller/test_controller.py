@@ -14,7 +14,7 @@ import pytest
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
-from oncelog.actors.interfaces import actor_of
+from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.protocol.messages.cluster import (
     AlterTopicRequest,
@@ -89,7 +89,7 @@ class World:
             clock=self,
             transport=self,
             launcher=self,
-            config=settings or ClusterConfig(),
+            config=settings or ClusterConfig(replicas_per_actor=1),
             process_id=1,
             token_bytes=self.token_bytes,
             on_failure=[].append,
@@ -154,7 +154,7 @@ def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
         assert (await controller.create_partitions(request)).error is ErrorCode.NONE
         await controller.replica.stop()
         controller = await world.controller()
-        assert [tp.partition for tp, _ in controller.machine.placements("flights")] == [0, 1, 2]
+        assert [one[0].partition for one in controller.machine.placements("flights")] == [0, 1, 2]
         await controller.replica.stop()
 
     play(scenario)
@@ -222,7 +222,7 @@ def test_a_new_key_is_told_to_every_actor_and_kept(play: Any) -> None:
         assert (keys.version, keys.previous) == (1, before.current)
         assert keys.current != before.current
         placements = controller.machine.placements()
-        assert {actor for actor, _ in world.told} == {actor_of(tp, b) for tp, b in placements}
+        assert {actor for actor, _ in world.told} == {address_of(one) for one in placements}
         assert all(request == LearnKeysRequest(keys=keys) for _, request in world.told)
         assert (await controller.metadata(MetadataRequest())).cluster_key_version == 1
         again = await controller.rotate_cluster_key(RotateClusterKeyRequest(key_version=0))
@@ -271,12 +271,14 @@ def test_the_settings_told_are_those_in_force(tmp_path: Path) -> None:
     async def body() -> None:
         world = World(tmp_path)
         controller = await world.controller()
-        assert (await controller.metadata(MetadataRequest())).settings == ()
+        assert (await controller.metadata(MetadataRequest())).settings == (
+            ("replicas_per_actor", "1"),
+        )
         await controller.replica.stop()
-        later = ClusterConfig(offsets_partitions=7, metrics_interval_ms=5)
+        later = ClusterConfig(offsets_partitions=7, metrics_interval_ms=5, replicas_per_actor=1)
         again = await world.controller(later)
         told = (await again.metadata(MetadataRequest())).settings
-        assert told == (("metrics_interval_ms", "5"),)
+        assert told == (("metrics_interval_ms", "5"), ("replicas_per_actor", "1"))
         await again.replica.stop()
 
     asyncio.run(body())

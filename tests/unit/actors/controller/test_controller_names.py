@@ -60,7 +60,7 @@ class World:
         return ShutdownReply()
 
     async def start(self, replicas: Any) -> None:
-        for tp, broker_id in replicas:
+        for tp, _, broker_id, _ in replicas:
             actor = f"partition:{tp}@{broker_id}"
             await self._happens("keep" if actor in self.actors else "start", actor)
             self.actors.add(actor)
@@ -104,7 +104,7 @@ class World:
             clock=self,
             transport=self,
             launcher=self,
-            config=ClusterConfig(),
+            config=ClusterConfig(replicas_per_actor=1),
             process_id=1,
             token_bytes=self.token_bytes,
             on_failure=[].append,

@@ -50,11 +50,17 @@ class FakeRay:
         return self.known
 
     async def call(
-        self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+        self,
+        actor: str,
+        request: Request[Reply],
+        *,
+        timeout_ms: int,
+        metered: MeteredCall,
+        key: str,
     ) -> Reply:
         metered.request_bytes, metered.reply_bytes = BY_RAY_BYTES
         assert (actor, request) == ("partition:flights-0@0", DescribeReplicaRequest())
-        assert timeout_ms > 0
+        assert (timeout_ms > 0, key) == (True, "")
         return BY_RAY
 
 
@@ -230,11 +236,17 @@ def test_the_first_calls_to_a_hundred_actors_wait_for_none_of_each_other():
                 await all_asked.wait()
 
             async def call(
-                self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+                self,
+                actor: str,
+                request: Request[Reply],
+                *,
+                timeout_ms: int,
+                metered: MeteredCall,
+                key: str,
             ) -> Reply:
                 assert metered.method == request.method
                 assert (actor in asked, request) == (True, DescribeReplicaRequest())
-                assert timeout_ms > 0
+                assert (timeout_ms > 0, key) == (True, "")
                 return BY_RAY
 
         transport = ActorTransport(Slow())
@@ -261,9 +273,15 @@ def test_actors_that_could_not_be_connected_are_remembered_within_a_bound(monkey
             self.asked += 1
 
         async def call(
-            self, actor: str, request: Request[Reply], *, timeout_ms: int, metered: MeteredCall
+            self,
+            actor: str,
+            request: Request[Reply],
+            *,
+            timeout_ms: int,
+            metered: MeteredCall,
+            key: str,
         ) -> Reply:
-            assert metered.method == request.method
+            assert (metered.method, key) == (request.method, "")
             assert (actor != "", request, timeout_ms > 0) == (True, DescribeReplicaRequest(), True)
             return BY_RAY
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
@@ -85,8 +86,8 @@ def test_create_topic_places_every_partition(machine: ClusterMachine) -> None:
     reply = run(machine, machine.decide_create_topic(create(settings=(("flush", "os"),))))
     assert reply.error is ErrorCode.NONE
     assert machine.placements("flights") == [
-        (TopicPartition("flights", 0), 1),
-        (TopicPartition("flights", 1), 1),
+        (TopicPartition("flights", 0), "a" * 32, 1, OWN_ACTOR),
+        (TopicPartition("flights", 1), "a" * 32, 1, OWN_ACTOR),
     ]
     (topic,) = machine.metadata(["flights"])
     assert topic.settings == (("flush", "os"),)
@@ -208,7 +209,7 @@ def test_partitions_are_added_behind_those_there_are(machine: ClusterMachine) ->
     (topic,) = machine.metadata(["flights"])
     assert [item.partition for item in topic.partitions] == [0, 1, 2, 3]
     assert [item.leader_epoch for item in topic.partitions] == [-1, 0, -1, -1]
-    assert machine.placements("flights")[-1] == (TopicPartition("flights", 3), 1)
+    assert machine.placements("flights")[-1].topic_partition == TopicPartition("flights", 3)
     with pytest.raises(InvariantViolation, match="I-24"):
         run(machine, decision)
 

@@ -1,0 +1,127 @@
+"""The actors that hold replicas: which share one, how they are started, and told what to hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.interfaces import Transport, host_actor
+from oncelog.actors.protocol.cluster.hosts import (
+    HOST_REPLICAS_MAX,
+    OWN_ACTOR,
+    HostRules,
+    Placement,
+    ReplicasPerActor,
+)
+from oncelog.actors.protocol.messages.cluster import HoldReplicasRequest
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+MEMORY_PER_ACTOR_BYTES: Final = 4 * 1_073_741_824
+"""Of the machine's memory, for each replica that has an actor, of 70 MB, of its own."""
+
+FILES_PER_REPLICA: Final = 8
+"""What a replica has open, with room for the segment that is being read or rolled."""
+
+TELL_RETRY_MS: Final = 500
+"""How soon a host that was not reached is told again."""
+
+
+class Launcher(Protocol):
+    """Starts and ends the actors of replicas."""
+
+    async def start(self, placements: Sequence[Placement]) -> None:
+        """Ensure that an actor runs for each replica, its own or its host's. Idempotent."""
+        ...
+
+    async def end(self, actors: list[str]) -> None:
+        """Kill actors for good, by name; unknown ones are fine."""
+        ...
+
+    async def running(self) -> list[str]:
+        """Names of all existing actors of the log."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSize:
+    """What the processes of a broker have to share."""
+
+    processor_count: int
+    memory_bytes: int
+    files_max: int
+
+    def rules(self, replicas_per_actor: ReplicasPerActor) -> HostRules:
+        """How replicas share actors here: alone while a processor is left for each, then shared."""
+        spare = self.processor_count - 2
+        return HostRules(
+            replicas_per_actor=replicas_per_actor,
+            own_max=max(0, min(spare, self.memory_bytes // MEMORY_PER_ACTOR_BYTES)),
+            hosts_max=max(1, self.processor_count // 2),
+            replicas_max=max(1, min(HOST_REPLICAS_MAX, self.files_max // FILES_PER_REPLICA)),
+        )
+
+
+SMALL_MACHINE: Final = MachineSize(processor_count=1, memory_bytes=0, files_max=1_024)
+"""Where nothing is known of the machine."""
+
+
+class ReplicaActors:
+    """Starts the actors of replicas, and tells hosts to look what they are to hold."""
+
+    def __init__(
+        self,
+        *,
+        launcher: Launcher,
+        transport: Transport,
+        timeout_ms: int,
+        placements: Callable[[], Collection[Placement]],
+        tasks: OwnTasks,
+    ) -> None:
+        self._launcher = launcher
+        self._transport = transport
+        self._timeout_ms = timeout_ms
+        self._placements = placements
+        self._tasks = tasks
+        self._untold: set[str] = set()
+
+    async def start(self, placements: Sequence[Placement]) -> None:
+        """Have each of these held; a host that is not reached is told again until it is."""
+        await self._launcher.start(placements)
+        await self._tell(placements)
+
+    async def end(self, placements: Sequence[Placement], actors: Sequence[str]) -> None:
+        """End ``actors``, and what hosts hold of ``placements``, which are declared no more."""
+        await self._launcher.end(list(actors))
+        await self._tell(placements)
+
+    async def _tell(self, placements: Sequence[Placement]) -> None:
+        hosts = {
+            host_actor(placement.host, placement.broker_id)
+            for placement in placements
+            if placement.host != OWN_ACTOR
+        }
+        told = await asyncio.gather(*(self._is_told(host) for host in hosts))
+        for host, is_told in zip(hosts, told, strict=True):
+            if not is_told and host not in self._untold:
+                self._untold.add(host)
+                self._tasks.spawn(self._tell_until_told(host))
+
+    async def _is_told(self, host: str) -> bool:
+        request = HoldReplicasRequest()
+        reply = await self._transport.call(host, request, timeout_ms=self._timeout_ms)
+        return reply.error is ErrorCode.NONE
+
+    async def _tell_until_told(self, host: str) -> None:
+        """The next start of the host would look anyway; this one lives and missed the message."""
+        _logger.warning("%s was not reached and is told again what to hold", host)
+        while host in {host_actor(one.host, one.broker_id) for one in self._placements()}:
+            await asyncio.sleep(TELL_RETRY_MS / 1000)
+            if await self._is_told(host):
+                break
+        self._untold.discard(host)

@@ -1,0 +1,190 @@
+"""A host: one process that holds several replicas of a broker.
+
+Each replica starts, fails, restarts and ends alone; they share the event loop, the threads for the
+disk and the connections. The controller's list says which replicas there are: the host asks for it
+when it starts and whenever it is told to look, so a late or lost message does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from typing import Any, Final
+
+from oncelog.actors.config import HostConfig
+from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
+from oncelog.actors.launch.assembly import (
+    DiskRefusedError,
+    LeadershipLostError,
+    ReplicaServer,
+    Surroundings,
+    server_of,
+)
+from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.cluster import (
+    HoldReplicasReply,
+    HoldReplicasRequest,
+    HostedReplica,
+    HostedReplicasRequest,
+)
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    shard_of,
+)
+
+_logger = logging.getLogger(__name__)
+
+LOOK_RETRY_MS: Final = 50
+LOOK_RETRY_MAX_MS: Final = 1_000
+"""How soon the controller is asked again when it does not answer, the first time and at most."""
+
+BEGUN_AT_ONCE: Final = 50
+"""So many replicas are begun before calls to the others are answered again."""
+
+
+class Host:
+    """Holds the replicas that the controller lists for it; see the module.
+
+    ``surroundings`` are those of the process. A replica that has to begin again does so alone; a
+    broken invariant or another bug ends the process, as with a replica that is alone.
+    """
+
+    def __init__(self, config: HostConfig, surroundings: Surroundings) -> None:
+        self.config = config
+        self.surroundings = surroundings
+        self._servers: dict[str, ReplicaServer] = {}
+        self._tasks = OwnTasks(surroundings.die)
+        self._looking = asyncio.Lock()
+        self._looks_wanted = 0
+        self._looks_done = 0
+        self._begun_count = 0
+
+    def __repr__(self) -> str:
+        return f"Host({host_actor(self.config.number, self.config.broker_id)})"
+
+    def begin(self) -> None:
+        """Hold what there is to hold, in a task of its own."""
+        self._tasks.spawn(self._look())
+
+    def find(self, key: str) -> ReplicaServer | None:
+        """The server of the replica ``key``, see ``replica_key``; ``None`` if it is not here."""
+        return self._servers.get(key)
+
+    def key_for(self, request: Request[Any]) -> str:
+        """Which replica a handle's call is for, by what ``request`` names; "" if it does not."""
+        tp = getattr(request, "topic_partition", None)
+        for key, server in self._servers.items():
+            leadership = server.replica.leadership
+            wanted = tp or shard_named_in(
+                request,
+                transaction_state_partitions=leadership.transaction_state_partitions,
+                offsets_partitions=leadership.offsets_partitions,
+            )
+            if wanted == server.replica.topic_partition:
+                return key
+        return ""
+
+    @property
+    def servers(self) -> dict[str, ReplicaServer]:
+        """What is held now, by the name that an actor of its own would have."""
+        return {
+            actor_of(server.replica.topic_partition, self.config.broker_id): server
+            for server in self._servers.values()
+        }
+
+    async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
+        """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
+        await self._look()
+        return HoldReplicasReply()
+
+    # --- what there is to hold ------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Return when what the controller listed after this call was made is held."""
+        self._looks_wanted += 1
+        number = self._looks_wanted
+        async with self._looking:
+            if self._looks_done >= number:
+                return
+            number = self._looks_wanted
+            await self._hold(await self._listed())
+            self._looks_done = number
+
+    async def _listed(self) -> tuple[HostedReplica, ...]:
+        request = HostedReplicasRequest(broker_id=self.config.broker_id, host=self.config.number)
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        delay_ms = LOOK_RETRY_MS
+        while True:
+            reply = await self.surroundings.transport.call(
+                CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
+            )
+            if reply.error is ErrorCode.NONE:
+                return reply.replicas
+            await asyncio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, LOOK_RETRY_MAX_MS)
+
+    async def _hold(self, replicas: tuple[HostedReplica, ...]) -> None:
+        listed = {
+            replica_key(replica.topic_id, replica.topic_partition.partition): replica
+            for replica in replicas
+        }
+        for key in [key for key in self._servers if key not in listed]:
+            self._tasks.spawn(self._servers.pop(key).end())
+        missing = [key for key in listed if key not in self._servers]
+        for count, key in enumerate(missing, start=1):
+            self._begin(key, listed[key])
+            if count % BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _begin(self, key: str, replica: HostedReplica) -> None:
+        tp = replica.topic_partition
+        self._begun_count += 1
+        held: list[ReplicaServer] = []
+        surroundings = dataclasses.replace(
+            self.surroundings,
+            incarnation=f"{self.surroundings.incarnation}-{self._begun_count}",
+            die=functools.partial(self._ended, key, held),
+        )
+        server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), surroundings)
+        server.expected_log = ExpectedLog(
+            topic_id=replica.topic_id, has_been_led=replica.has_been_led
+        )
+        held.append(server)
+        self._servers[key] = server
+
+    # --- the end of a replica -------------------------------------------------------------
+
+    def _ended(self, key: str, held: list[ReplicaServer], error: BaseException) -> None:
+        """A server cannot go on: it begins again, unless that is a bug or it has ended already."""
+        if not isinstance(error, (LeadershipLostError, DiskRefusedError)):
+            self.surroundings.die(error)
+        server = held[0] if held else None
+        if server is not None and self._servers.get(key) is server and not server.is_stopped:
+            _logger.warning("%r begins again: %s", server, error)
+            del self._servers[key]
+            self._tasks.spawn(self._begin_again(server))
+
+    async def _begin_again(self, server: ReplicaServer) -> None:
+        await server.end()
+        await self._look()
+
+
+def shard_named_in(
+    request: Request[Any], *, transaction_state_partitions: int, offsets_partitions: int
+) -> TopicPartition | None:
+    """The coordinator that ``request`` is for, by its transactional id or group id."""
+    transactional_id = getattr(request, "transactional_id", None)
+    group_id = getattr(request, "group_id", None)
+    if group_id and offsets_partitions:
+        return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard_of(group_id, offsets_partitions))
+    if transactional_id and transaction_state_partitions:
+        shard = shard_of(transactional_id, transaction_state_partitions)
+        return TopicPartition(TRANSACTION_STATE_TOPIC, shard)
+    return None
