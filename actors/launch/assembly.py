@@ -74,7 +74,8 @@ _logger = logging.getLogger(__name__)
 class Surroundings:
     """What a process is given by its environment.
 
-    ``new_background`` makes the queue of one log; all share the threads of the process.
+    ``new_background`` makes the queue of one log; all share the threads of the process, but for
+    what opens logs, which may take long: ``new_opener`` makes the queue for that, where it differs.
     ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
     not return. In a host it returns after the last two, and ends and begins that server alone.
@@ -83,6 +84,7 @@ class Surroundings:
     filesystem: FileSystem
     clock: Clock
     new_background: Callable[[], Background]
+    new_opener: Callable[[], Background] | None = None
     transport: Transport
     drivers: DriverWatch
     random: Random
@@ -123,6 +125,7 @@ class ReplicaServer:
             background=surroundings.new_background(),
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
+            opener=surroundings.new_opener() if surroundings.new_opener else None,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
         self.replica.on_bug = surroundings.die

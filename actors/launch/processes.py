@@ -28,7 +28,11 @@ from oncelog.actors.launch.assembly import (
     server_of,
 )
 from oncelog.actors.launch.host import Host
-from oncelog.actors.process.background import DiskThreads, ThreadBackground
+from oncelog.actors.process.background import (
+    OPENING_THREADS_MAX,
+    DiskThreads,
+    ThreadBackground,
+)
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -81,6 +85,7 @@ def production(config: ReplicaConfig | HostConfig) -> Surroundings:
         filesystem=RealFileSystem(),
         clock=SystemClock(),
         new_background=functools.partial(ThreadBackground, DiskThreads()),
+        new_opener=functools.partial(ThreadBackground, DiskThreads(OPENING_THREADS_MAX)),
         transport=ActorTransport(RayTransport(), call_reports(config)),
         drivers=ProcessTable(ray.util.get_node_ip_address()),
         random=random.Random(secrets.randbits(64)),

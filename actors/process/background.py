@@ -19,6 +19,9 @@ _logger = logging.getLogger(__name__)
 THREADS_MAX: Final = 4
 """How many logs of one process use the disk at a time; the others wait their turn."""
 
+OPENING_THREADS_MAX: Final = 2
+"""How many logs of one process are opened at a time: each may have to be read through."""
+
 SHORT_WORK_S: Final = 0.001
 """Work that takes less is short: the loop may block for it rather than wait for a thread."""
 
@@ -38,9 +41,12 @@ class DiskThreads:
     """
 
     def __init__(self, count_max: int = THREADS_MAX) -> None:
+        self.user_count = 0
+        """How many logs have their work done here."""
         self._count_max = count_max
         self._count = 0
         self._under_way = 0
+        self._turn: list[Callable[[], None]] = []
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         weakref.finalize(self, _end_threads, self._queue, count_max)
 
@@ -57,11 +63,51 @@ class DiskThreads:
         """A task has ended."""
         self._under_way -= 1
 
+    def add_to_turn(self, task: Callable[[], None]) -> None:
+        """Run ``task``, which is short and raises nothing, in the next turn of the running loop.
+
+        All that is added in one turn is done together, on several threads while the loop waits.
+        """
+        if not self._turn:
+            asyncio.get_running_loop().call_soon(self._do_turn)
+        self._turn.append(task)
+
+    def _do_turn(self) -> None:
+        turn, self._turn = self._turn, []
+        # Only threads that have nothing else to do: the loop waits for what they take.
+        helper_count = min(len(turn) - 1, self._count_max - self._under_way)
+        left = deque(turn)
+        done: SimpleQueue[None] = SimpleQueue()
+        for _ in range(helper_count):
+            self.begin(lambda: _help(left, done))
+        own_count = 0
+        while (task := _next(left)) is not None:
+            task()
+            own_count += 1
+        for _ in range(len(turn) - own_count):
+            done.get()
+        for _ in range(max(helper_count, 0)):
+            self.ended()
+
 
 def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := queue.get()) is not None:
         task()
         del task
+
+
+def _next(left: deque[Callable[[], None]]) -> Callable[[], None] | None:
+    try:
+        return left.popleft()
+    except IndexError:
+        return None
+
+
+def _help(left: deque[Callable[[], None]], done: SimpleQueue[None]) -> None:
+    """On a thread: take what is left of a turn; one that wakes late finds nothing."""
+    while (task := _next(left)) is not None:
+        task()
+        done.put(None)
 
 
 def _end_threads(queue: SimpleQueue[Callable[[], None] | None], count: int) -> None:
@@ -79,7 +125,8 @@ class ThreadBackground:
     """``Background`` of one log, on the threads of its process.
 
     Two switches between threads take longer than a short sync, so small work is done at once as
-    long as most of the recent pieces were short. A disk that becomes slow holds up the loop once,
+    long as most of the recent pieces were short; where several logs share the threads, at the end
+    of the turn, together with theirs. A disk that becomes slow holds up the loop once,
     or a few times if it is only a little slower. Small work is timed on a thread too, so as to
     notice when the disk becomes fast again.
     """
@@ -88,6 +135,7 @@ class ThreadBackground:
         self, threads: DiskThreads | None = None, *, now_s: Callable[[], float] = monotonic_s
     ) -> None:
         self._threads = threads or DiskThreads()
+        self._threads.user_count += 1
         self._now_s = now_s
         self._points = 0
         self._waiting: deque[_Piece] = deque()
@@ -102,7 +150,10 @@ class ThreadBackground:
         if self._is_busy:
             self._waiting.append(piece)
         elif is_small and self._points >= SHORT_POINTS:
-            settle(future, *self._do(piece))
+            if self._threads.user_count == 1:
+                settle(future, *self._do(piece))
+            else:
+                self._do_in_turn(piece)
         else:
             self._begin(piece)
         return future
@@ -110,6 +161,21 @@ class ThreadBackground:
     def _begin(self, piece: _Piece) -> None:
         self._is_busy = True
         self._threads.begin(lambda: self._do_beside(piece))
+
+    def _do_in_turn(self, piece: _Piece) -> None:
+        self._is_busy = True
+        loop = piece.future.get_loop()
+        outcomes: list[tuple[Any, BaseException | None]] = []
+
+        def do() -> None:
+            outcomes.append(self._do(piece))
+
+        def end() -> None:
+            self._end(piece, *outcomes[0], is_beside=False)
+
+        # Both in the next turn, the end after all that the turn does.
+        self._threads.add_to_turn(do)
+        loop.call_soon(end)
 
     def _do_beside(self, piece: _Piece) -> None:
         """On a thread."""
@@ -119,8 +185,16 @@ class ThreadBackground:
         except RuntimeError:
             _logger.warning("work ended after the event loop that asked for it was closed")
 
-    def _end(self, piece: _Piece, result: Any, error: BaseException | None) -> None:
-        self._threads.ended()
+    def _end(
+        self,
+        piece: _Piece,
+        result: Any,
+        error: BaseException | None,
+        *,
+        is_beside: bool = True,
+    ) -> None:
+        if is_beside:
+            self._threads.ended()
         self._is_busy = False
         if self._waiting:
             self._begin(self._waiting.popleft())

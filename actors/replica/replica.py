@@ -47,7 +47,8 @@ class Replica(ReplicaLog):
 
     ``epoch_source`` asks for the epoch to lead with, given the last epoch found in the log; it is
     asked again until it answers ``NONE``. ``log_source`` asks what the controller knows of the log,
-    ``None`` when it did not say; a log that no controller knows of is given none.
+    ``None`` when it did not say; a log that no controller knows of is given none. ``opener`` does
+    what may take minutes, so that it does not keep syncs of other logs waiting.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Replica(ReplicaLog):
         background: Background,
         epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
         log_source: Callable[[], Awaitable[ExpectedLog | None]] | None = None,
+        opener: Background | None = None,
     ) -> None:
         super().__init__(config=config, background=background)
+        self._opener = opener or background
         self.broker_id = config.broker_id
         self.directory = ReplicaDirectory(
             config=config, filesystem=filesystem, clock=clock, machine=self.machine
@@ -235,7 +238,7 @@ class Replica(ReplicaLog):
         """Open a log beside the event loop and take it, which is durable to its end, for ours."""
         async with self._opening:
             if not self._is_stopped:
-                self._log = await self._background.run(opened)
+                self._log = await self._opener.run(opened)
                 self._sync.begin(self._log)
 
     def _may_go_on(self) -> bool:
@@ -253,8 +256,11 @@ class Replica(ReplicaLog):
         await self._sync.drain()
         async with self._opening:
             log, self._log = self._log, None
+            is_sound = self.failure is None
             try:
-                self.directory.close(log, is_sound=self.failure is None, remove_data=remove_data)
+                await self._background.run(
+                    lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
+                )
             except OSError as error:
                 self._go_offline(f"cannot close {self.config.directory}: {error}")
             self.directory.release()

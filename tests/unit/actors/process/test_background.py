@@ -217,3 +217,67 @@ def test_more_logs_than_threads_take_turns():
         return names
 
     assert 1 <= len(asyncio.run(body())) <= THREADS_MAX
+
+
+def quick(threads: DiskThreads) -> ThreadBackground:
+    """A background whose disk is known to be quick, in a process with another log."""
+    ThreadBackground(threads)
+    background = ThreadBackground(threads)
+    background._points = SHORT_POINTS
+    return background
+
+
+def test_small_work_of_several_logs_is_done_together_while_the_loop_waits():
+    """Each piece waits for the others: one after the other none would end."""
+
+    async def run():
+        threads = DiskThreads()
+        backgrounds = [quick(threads) for _ in range(THREADS_MAX)]
+        meeting = threading.Barrier(len(backgrounds), timeout=10)
+        futures = [background.run(meeting.wait, is_small=True) for background in backgrounds]
+        assert not any(future.done() for future in futures)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert all(future.done() for future in futures)
+        return await asyncio.gather(*futures)
+
+    assert sorted(asyncio.run(run())) == list(range(THREADS_MAX))
+
+
+def test_a_turn_does_not_wait_for_threads_that_have_other_work():
+    async def run():
+        threads = DiskThreads(2)
+        backgrounds = [quick(threads) for _ in range(3)]
+        gate, entered = threading.Event(), threading.Semaphore(0)
+
+        def hold():
+            entered.release()
+            gate.wait(10)
+
+        held = [ThreadBackground(threads).run(hold) for _ in range(2)]
+        for _ in held:
+            await asyncio.to_thread(entered.acquire)
+        small = [background.run(threading.get_ident, is_small=True) for background in backgrounds]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [await future for future in small] == [threading.get_ident()] * 3
+        gate.set()
+        await asyncio.gather(*held)
+
+    asyncio.run(run())
+
+
+def test_an_error_in_a_turn_is_only_its_own():
+    def fail():
+        raise OSError(28, "full")
+
+    async def run():
+        threads = DiskThreads()
+        bad, good = quick(threads), quick(threads)
+        failed, done = bad.run(fail, is_small=True), good.run(lambda: 7, is_small=True)
+        behind = bad.run(lambda: 8, is_small=True)
+        with pytest.raises(OSError, match="full"):
+            await failed
+        assert (await done, await behind) == (7, 8)
+
+    asyncio.run(run())
