@@ -258,7 +258,7 @@ class Replica(ReplicaLog):
             log, self._log = self._log, None
             is_sound = self.failure is None
             try:
-                await self._background.run(
+                await self._opener.run(
                     lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
                 )
             except OSError as error:

@@ -43,7 +43,7 @@ def test_a_stop_waits_for_files_in_work_and_then_lets_the_directory_go(
         assert not stopping.done()
         harness.background.gate.set()
         await asyncio.gather(starting, stopping)
-        assert harness.background.begun == 1
+        assert harness.background.begun == 2, "the start went on after the stop"
         assert harness.replica.failure is None
         assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
         directory = harness.directory / "flights-0"

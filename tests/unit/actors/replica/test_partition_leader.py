@@ -68,7 +68,7 @@ def test_an_acknowledged_batch_has_been_synced(play: Play) -> None:
 
         async def recording(work: Any, **_: Any) -> Any:
             result = await run(work)
-            synced.append(h.replica.log.log_end_offset)
+            synced.append(h.replica.machine.log_end_offset)
             return result
 
         h.background.run = recording

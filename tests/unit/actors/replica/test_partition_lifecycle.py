@@ -128,7 +128,7 @@ def test_an_answered_deletion_has_been_synced(play: Play) -> None:
         run = h.background.run
 
         async def recording(work: Any, **_: Any) -> Any:
-            seen.append(h.replica.log.log_start_offset)
+            seen.append(h.replica.machine.log_start_offset)
             return await run(work)
 
         h.background.run = recording
