@@ -48,6 +48,7 @@ from oncelog.api.session import connection
 from oncelog.api.session.context import ClientContext
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import ProcessBound
+from oncelog.api.session.ray_head import DelayedStarts
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
@@ -90,9 +91,10 @@ def init(
     if address is None and running is not None and running.process_id != os.getpid():
         address = running.address
     is_starter = address is None and not ray.is_initialized()
+    delayed = None
     if is_starter:
         path = connection.check_data_dir(data_dir)
-        connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
+        delayed = connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
     else:
         if address is not None:
             connection.join_ray(address)
@@ -109,15 +111,8 @@ def init(
         end = cluster.shutdown if is_launcher else cluster.close
         end()
         raise
-    if is_starter:
-        connection.write_discovery(
-            path,
-            connection.Discovery(
-                address=cluster.address,
-                dashboard_url=cluster.dashboard_url,
-                process_id=os.getpid(),
-            ),
-        )
+    if delayed is not None:
+        cluster.announce(path, delayed)
     return cluster
 
 
@@ -143,6 +138,7 @@ class Cluster(ProcessBound):
     make_there = "call oncelog.connect() there"
 
     def __init__(self) -> None:
+        self._delayed: DelayedStarts | None = None
         self._loop_thread = LoopThread()
         connection.refuse_after_fork(self._loop_thread)
         reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
@@ -175,8 +171,31 @@ class Cluster(ProcessBound):
 
     @property
     def dashboard_url(self) -> str:
-        """Address of the Ray dashboard, empty if it does not run."""
+        """Address of the Ray dashboard, empty if it does not run; waits for one that starts."""
+        if self._delayed is not None:
+            self._delayed.wait()
         return connection.dashboard_url()
+
+    def announce(self, path: Path, delayed: DelayedStarts) -> None:
+        """Record in the data directory where this cluster runs; then have Ray start the rest."""
+
+        def write() -> None:
+            connection.write_discovery(
+                path,
+                connection.Discovery(
+                    address=self.address,
+                    dashboard_url=connection.dashboard_url(),
+                    process_id=os.getpid(),
+                ),
+            )
+
+        def write_again() -> None:
+            if connection.read_discovery(path) is not None:
+                write()
+
+        write()
+        self._delayed = delayed
+        delayed.begin(then=write_again)
 
     def describe(self) -> MetadataReply:
         """Brokers, topics, leaders and epochs, as the controller knows them now."""

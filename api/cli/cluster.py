@@ -26,6 +26,8 @@ from oncelog.storage.exceptions import ConnectionFailedError
 
 LOG_FILE: Final = "oncelog.log"
 START_TIMEOUT_S: Final = 120.0
+DASHBOARD_SPARE_S: Final = 90.0
+"""Without the dashboard the cluster counts as started when no more than this is left."""
 POLL_S: Final = 0.1
 LOG_TAIL_BYTES: Final = 65_536
 
@@ -142,7 +144,8 @@ def _wait_until_served(
             process.wait(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             discovery = connection.read_discovery(path)
-            if discovery is not None and discovery.process_id == process.pid:
+            is_served = discovery is not None and discovery.process_id == process.pid
+            if discovery is not None and is_served and _is_told(discovery, deadline):
                 return discovery
             continue
         what, advice = last_error(path / LOG_FILE, log_start)
@@ -151,6 +154,11 @@ def _wait_until_served(
         f"the cluster did not start within {START_TIMEOUT_S:.0f} s",
         f"see {path / LOG_FILE}, then try again",
     )
+
+
+def _is_told(discovery: connection.Discovery, deadline: float) -> bool:
+    """Whether the dashboard's address is known, which starts after the log; or it takes long."""
+    return bool(discovery.dashboard_url) or time.monotonic() > deadline - DASHBOARD_SPARE_S
 
 
 def last_error(log_path: Path, start: int) -> tuple[str, str]:

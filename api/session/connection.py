@@ -31,6 +31,7 @@ from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.api.session import ray_probe
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import AFTER_FORK
+from oncelog.api.session.ray_head import DelayedStarts, check_dashboard_port, delayed
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError, InvalidSettingError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, INTERNAL_TOPICS
@@ -179,8 +180,13 @@ def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
         )
 
 
-def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
-    """Start a Ray cluster of this process's own, tuned for the log; it ends with the process."""
+def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedStarts:
+    """Start a Ray cluster of this process's own, tuned for the log; it ends with the process.
+
+    What is returned starts the dashboard and the like.
+    """
+    if dashboard_port is not None:
+        check_dashboard_port(dashboard_port)
     prepare_to_join()
     prepare_to_start()
     import ray
@@ -189,21 +195,23 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
     try:
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=num_cpus,
-            labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
-            include_dashboard=True,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            _system_config=SYSTEM_CONFIG,
-            **options,
-        )
+        with delayed() as starts:
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=num_cpus,
+                labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
+                include_dashboard=True,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                _system_config=SYSTEM_CONFIG,
+                **options,
+            )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ConnectionFailedError(f"Ray could not be started: {reason}") from None
+    return starts
 
 
 def ray_address() -> str:

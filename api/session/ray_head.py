@@ -1,0 +1,94 @@
+"""Processes of Ray's head that no record waits for: they start once the log serves.
+
+``ray.init`` starts the dashboard, the autoscaler's monitor and the log monitor one after another
+before the node itself, and waits for the dashboard: three of five seconds (``docs/adr/0018``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from oncelog.storage.exceptions import ConnectionFailedError
+
+_logger = logging.getLogger(__name__)
+
+DELAYED: Final = ("start_monitor", "start_api_server", "start_log_monitor")
+"""Methods of Ray's private ``Node``; one that it does not have is left to Ray."""
+
+DASHBOARD_TIMEOUT_S: Final = 60.0
+"""How long whoever asks for the dashboard's address waits for it."""
+
+
+class DelayedStarts:
+    """What is still to be started of one Ray head."""
+
+    def __init__(self) -> None:
+        self._starts: list[Callable[[], None]] = []
+        self._are_done = threading.Event()
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """Start it all beside this program, and call ``then``."""
+        # Ray's processes end with the thread that started them: this one ends with the program.
+        threading.Thread(target=self._run, args=(then,), name="ray-head", daemon=True).start()
+
+    def wait(self) -> None:
+        """Return when all is started, or could not be."""
+        self._are_done.wait(DASHBOARD_TIMEOUT_S)
+
+    def add(self, start: Callable[[], None]) -> None:
+        """One more, in this order."""
+        self._starts.append(start)
+
+    def _run(self, then: Callable[[], None]) -> None:
+        for start in self._starts:
+            try:
+                start()
+            except Exception as error:
+                # Ray runs without any of them; what it says may be a whole log.
+                reason = str(error).strip().splitlines()
+                _logger.warning("part of Ray's head did not start: %s", reason[:1] or repr(error))
+        self._are_done.set()
+        then()
+        threading.Event().wait()
+
+
+@contextlib.contextmanager
+def delayed() -> Iterator[DelayedStarts]:
+    """Within this, a Ray head that is started by this thread leaves ``DELAYED`` out."""
+    from ray._private.node import Node
+
+    starts = DelayedStarts()
+    known = {name: getattr(Node, name) for name in DELAYED if hasattr(Node, name)}
+    for name, method in known.items():
+        setattr(Node, name, _later(starts, method))
+    try:
+        yield starts
+    finally:
+        for name, method in known.items():
+            setattr(Node, name, method)
+
+
+def _later(starts: DelayedStarts, method: Callable[..., None]) -> Callable[..., None]:
+    def start(node: Any, *args: Any, **kwargs: Any) -> None:
+        starts.add(functools.partial(method, node, *args, **kwargs))
+
+    return start
+
+
+def check_dashboard_port(port: int) -> None:
+    """Refuse a port that is taken, as Ray does, but before anything is started."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise ConnectionFailedError(
+                f"Ray could not be started: dashboard_port={port} cannot be used ({error}): give "
+                "a free one, or leave it out to have one chosen"
+            ) from None
