@@ -43,6 +43,7 @@ PROCESSES = (
 """Where actors are put together from the real clock, disk, randomness and environment."""
 CLIENT = (
     "api/processing/actor.py",
+    "api/session/ray_head.py",
     "api/session/ray_probe.py",
     "api/client.py",
     "api/session/connection.py",
