@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -46,6 +46,7 @@ from oncelog.actors.protocol.messages.cluster import (
     ClusterKeysRequest,
     LearnKeysReply,
     LearnKeysRequest,
+    MetadataReply,
     MetadataRequest,
     ShutdownReply,
     ShutdownRequest,
@@ -76,6 +77,7 @@ class Surroundings:
 
     ``new_background`` makes the queue of one log; all share the threads of the process, but for
     what opens logs, which may take long: ``new_opener`` makes the queue for that, where it differs.
+    ``shared_metadata`` asks the controller, with replicas of the process that ask just the same.
     ``incarnation`` is new in each life of the process. ``die`` is given a broken invariant, another
     bug, a ``LeadershipLostError`` or a ``DiskRefusedError``, and ends the process at once: it does
     not return. In a host it returns after the last two, and ends and begins that server alone.
@@ -85,6 +87,7 @@ class Surroundings:
     clock: Clock
     new_background: Callable[[], Background]
     new_opener: Callable[[], Background] | None = None
+    shared_metadata: Callable[[MetadataRequest], Awaitable[MetadataReply]] | None = None
     transport: Transport
     drivers: DriverWatch
     random: Random
@@ -189,7 +192,8 @@ class ReplicaServer:
 
     async def refresh_settings(self) -> None:
         """Follow the settings that the controller has of the topic, in case a call was lost."""
-        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
+        ask = self.surroundings.shared_metadata or self._ask_controller
+        reply = await ask(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
                 self.replica.configure(topic.settings, topic.settings_version)

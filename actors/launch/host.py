@@ -29,6 +29,8 @@ from oncelog.actors.protocol.messages.cluster import (
     HoldReplicasRequest,
     HostedReplica,
     HostedReplicasRequest,
+    MetadataReply,
+    MetadataRequest,
 )
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.storage.errors import ErrorCode
@@ -44,6 +46,9 @@ _logger = logging.getLogger(__name__)
 LOOK_RETRY_MS: Final = 50
 LOOK_RETRY_MAX_MS: Final = 1_000
 """How soon the controller is asked again when it does not answer, the first time and at most."""
+
+SHARED_ANSWER_MS: Final = 400
+"""How long replicas that look at their topic's settings share an answer."""
 
 BEGUN_AT_ONCE: Final = 50
 """So many replicas are begun before calls to the others are answered again."""
@@ -65,6 +70,7 @@ class Host:
         self._looks_wanted = 0
         self._looks_done = 0
         self._begun_count = 0
+        self._asking: dict[MetadataRequest, asyncio.Task[MetadataReply]] = {}
 
     def __repr__(self) -> str:
         return f"Host({host_actor(self.config.number, self.config.broker_id)})"
@@ -103,6 +109,23 @@ class Host:
         """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
         await self._look()
         return HoldReplicasReply()
+
+    async def _metadata(self, request: MetadataRequest) -> MetadataReply:
+        """Ask the controller once for all replicas that ask the same within a while.
+
+        All partitions of a topic ask for it at about the same time, and the answer has them all.
+        """
+        loop = asyncio.get_running_loop()
+        asking = self._asking.get(request)
+        if asking is None:
+            timeout_ms = self.config.cluster.internal_call_timeout_ms
+            asking = self._tasks.spawn(
+                self.surroundings.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)
+            )
+            self._asking[request] = asking
+            loop.call_later(SHARED_ANSWER_MS / 1000, self._asking.pop, request, None)
+        # Shielded, since others wait for the same answer.
+        return await asyncio.shield(asking)
 
     # --- what there is to hold ------------------------------------------------------------
 
@@ -151,6 +174,7 @@ class Host:
             self.surroundings,
             incarnation=f"{self.surroundings.incarnation}-{self._begun_count}",
             die=functools.partial(self._ended, key, held),
+            shared_metadata=self._metadata,
         )
         server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), surroundings)
         server.expected_log = ExpectedLog(

@@ -37,9 +37,22 @@ def test_clients_see_no_anomaly_while_processes_die(cluster, tmp_path, seed):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_clients_see_no_anomaly_where_ray_carries_the_calls(tmp_path, seed):
+def test_clients_see_no_anomaly_where_ray_carries_the_calls_to_replicas_that_are_alone(
+    tmp_path, seed
+):
     run = Path(__file__).resolve().parents[2] / "run"
-    options = ["--calls", "ray", "--minutes", "0.6", "--faults", "8", "--seed", str(seed)]
+    options = [
+        "--replicas-per-actor",
+        "1",
+        "--calls",
+        "ray",
+        "--minutes",
+        "0.6",
+        "--faults",
+        "8",
+        "--seed",
+        str(seed),
+    ]
     done = subprocess.run(
         [run, "faults", *options, "--history", tmp_path / "history"],
         capture_output=True,
@@ -48,4 +61,4 @@ def test_clients_see_no_anomaly_where_ray_carries_the_calls(tmp_path, seed):
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "calls by ray" in done.stdout
+    assert "calls by ray, replicas per actor 1" in done.stdout

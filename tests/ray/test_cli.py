@@ -108,14 +108,18 @@ def test_a_started_cluster_serves_with_every_actor(oncelog):
     assert seen["serving"] is True
     assert seen["data_dirs"] == [oncelog.data_dir]
     assert seen["address"] == oncelog.word().address
-    assert {actor["name"] for actor in seen["actors"]} == {
+    processes = {
+        actor["name"].partition(" in ")[0]: actor["process_id"] for actor in seen["actors"]
+    }
+    assert processes.keys() == {
         "controller",
         "group:0@1",
         "group:1@1",
         "transaction:0@1",
         "transaction:1@1",
     }
-    assert len({actor["process_id"] for actor in seen["actors"]}) == 5
+    # The controller is alone; how many of the others share depends on the machine.
+    assert 2 <= len(set(processes.values())) <= 5
 
 
 def test_a_second_start_finds_the_first(oncelog):

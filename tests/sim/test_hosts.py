@@ -112,6 +112,18 @@ def test_a_failed_disk_takes_one_replica_offline_and_its_neighbours_serve(world:
     assert world.server(LEADERS[1]).replica.availability() is ErrorCode.NONE
 
 
+def test_replicas_of_a_topic_ask_for_its_settings_together(world: World):
+    asked: list[str] = []
+
+    def watch(exchange: Any, message: Any, is_reply: bool) -> None:
+        if exchange.caller.name == HOST and exchange.method == "metadata" and not is_reply:
+            asked.append(message.topics)
+
+    world.network.watchers.append(watch)
+    world.run_for(3.0)
+    assert 3 <= asked.count(("a",)) <= 6
+
+
 def test_a_topic_that_is_made_again_has_nothing_of_the_last_one(world: World):
     async def remake(client: Any) -> None:
         admin = client.admin()

@@ -285,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--calls", choices=get_args(Road), default=CONNECTIONS, help="how calls travel"
     )
+    parser.add_argument("--replicas-per-actor", default="auto", help="as the cluster's setting")
     arguments = parser.parse_args(argv)
     directory: Path = arguments.history.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -299,8 +300,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
 
     amount = f"{arguments.faults} faults, {arguments.minutes} minutes"
-    say(f"seed {seed}, {amount}, calls by {arguments.calls}")
-    cluster = oncelog.init(directory / "data", num_cpus=arguments.num_cpus, calls=arguments.calls)
+    shared = f"replicas per actor {arguments.replicas_per_actor}"
+    say(f"seed {seed}, {amount}, calls by {arguments.calls}, {shared}")
+    cluster = oncelog.init(
+        directory / "data",
+        num_cpus=arguments.num_cpus,
+        calls=arguments.calls,
+        replicas_per_actor=arguments.replicas_per_actor,
+    )
     try:
         result = run_campaign(
             cluster,
