@@ -13,6 +13,9 @@ Compaction takes long and runs beside the rest. Only the removal of segments mus
 there are any to remove, compaction gives way, and goes on when it is due again with what it has not
 done yet.
 
+A replica that is idle costs a look at its checkpoint a second, by a bare timer, and little else:
+a process may hold a thousand.
+
 Intervals are in the event loop's time; the clock decides what is old. A piece of work
 that fails on the disk or on damaged bytes is logged, and tried again when it is due.
 """
@@ -25,6 +28,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.process.background import settle
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.scrub import SCRUB_PIECE_INTERVAL_MS, LogScrub
 from oncelog.actors.replica.upkeep import has_old_segments, remove_old_segments
@@ -71,17 +75,18 @@ class Maintenance:
         self._compact = compact
         self._report = report
         self._chores: list[_Chore] = []
-        self._wake = asyncio.Event()
+        self._asleep: asyncio.Future[None] | None = None
+        self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._compaction: asyncio.Task[None] | None = None
         self.is_running = False
         self._is_removing = False
+        self._is_checkpoint_due = False
 
     def start(self) -> None:
         """Begin; the first round of each work is one interval away."""
         cluster = self.replica.config.cluster
         plan = [
-            ("checkpoint", cluster.log_checkpoint_interval_ms, self._checkpoint),
             ("retention", cluster.log_retention_check_interval_ms, self._retain),
             ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
             ("scrub", SCRUB_PIECE_INTERVAL_MS, LogScrub(self.replica).piece),
@@ -96,6 +101,7 @@ class Maintenance:
             for name, interval_ms, work in plan
         ]
         self.is_running = True
+        self._tick_later()
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._note_end)
 
@@ -110,7 +116,9 @@ class Maintenance:
         A second call waits for the same: a repeated shutdown must not take the log from this work.
         """
         self.is_running = False
-        self._wake.set()
+        if self._tick is not None:
+            self._tick.cancel()
+        self._wake()
         if self._task is not None:
             await asyncio.wait({self._task})
         await self._compaction_ended()
@@ -120,22 +128,45 @@ class Maintenance:
         for chore in self._chores:
             if chore.name == "retention":
                 chore.due_s = 0.0
-        self._wake.set()
+        self._wake()
 
     async def _run(self) -> None:
         """Do what is due, then sleep until the next work is or somebody calls."""
         loop = asyncio.get_running_loop()
         while self.is_running:
+            if self._is_checkpoint_due:
+                self._is_checkpoint_due = False
+                await self._try("checkpoint", self._checkpoint)
+                continue
             chore = min(self._chores, key=lambda chore: chore.due_s)
             delay_s = chore.due_s - loop.time()
             if delay_s <= 0:
                 chore.due_s = loop.time() + chore.interval_s
                 await self._do(chore)
                 continue
-            self._wake.clear()
-            waiting = loop.create_task(self._wake.wait())
-            await asyncio.wait({waiting}, timeout=delay_s)
-            waiting.cancel()
+            self._asleep = loop.create_future()
+            timer = loop.call_later(delay_s, self._wake)
+            await self._asleep
+            timer.cancel()
+
+    def _wake(self) -> None:
+        if self._asleep is not None:
+            settle(self._asleep, None)
+
+    def _tick_later(self) -> None:
+        interval_ms = self.replica.config.cluster.log_checkpoint_interval_ms
+        self._tick = asyncio.get_running_loop().call_later(interval_ms / 1_000, self._look)
+
+    def _look(self) -> None:
+        """The older the checkpoint is when power fails, the less is known of what was acknowledged.
+
+        Looked at without waking the task: most replicas have nothing to write most of the time.
+        """
+        self._tick_later()
+        is_serving = self.replica.availability() is ErrorCode.NONE
+        if is_serving and self.replica.log.has_old_checkpoint:
+            self._is_checkpoint_due = True
+            self._wake()
 
     async def _do(self, chore: _Chore) -> None:
         if self.replica.availability() is ErrorCode.NONE:
@@ -155,8 +186,7 @@ class Maintenance:
     # --- the work -------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
-        """The older it is when power fails, the less is known of what was acknowledged."""
-        if self.replica.log.has_old_checkpoint:
+        if self.replica.availability() is ErrorCode.NONE and self.replica.log.has_old_checkpoint:
             await self.replica.sync_all()
 
     async def _retain(self) -> None:
