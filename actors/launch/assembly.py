@@ -21,7 +21,7 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.controller.controller import Controller, Launcher
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
-from oncelog.actors.launch.figures import ReplicaFigures
+from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     NO_METRICS,
@@ -78,6 +78,7 @@ class Surroundings:
     incarnation: str
     process_id: int
     metrics: MetricSink = NO_METRICS
+    disk_figures: DiskFigures = NO_DISK
     die: Callable[[BaseException], None]
 
 
@@ -121,14 +122,19 @@ class ReplicaServer:
             on_failure=surroundings.die,
             refresh=self.refresh_settings,
             compact=self.compact_log,
-            report=self.report_metrics,
         )
         self.figures = ReplicaFigures(
-            replica=self.replica, clock=surroundings.clock, metrics=surroundings.metrics
+            replica=self.replica,
+            clock=surroundings.clock,
+            metrics=surroundings.metrics,
+            disk=surroundings.disk_figures,
+            has_failed=lambda: bool(self.failure),
+            on_bug=surroundings.die,
         )
 
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
+        self.figures.start(self.report_metrics)
         self._start_task = asyncio.get_running_loop().create_task(self._start())
 
     def __repr__(self) -> str:
@@ -261,7 +267,7 @@ class ReplicaServer:
         return None
 
     def report_metrics(self) -> None:
-        """Set the figures that operators watch."""
+        """Report the figures that operators watch."""
         self.figures.report()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
@@ -269,6 +275,7 @@ class ReplicaServer:
         if request.topic_id != self.replica.known_topic_id():
             return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
         self.is_stopped = True
+        self.figures.stop()
         await self.maintenance.stop()
         await self.stop_serving(remove_data=request.remove_data)
         if self.replica.failure is not None:
@@ -318,8 +325,10 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
     def report_metrics(self) -> None:
         """Set the figures of the log and those of the shard."""
         super().report_metrics()
-        self.figures.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
-        self.figures.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        if self.replica.availability() is ErrorCode.NONE:
+            self.figures.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
+            self.figures.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        self.end_durations.report(self.figures.metrics, self.config.broker_id)
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
@@ -387,6 +396,7 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""
+        self.figures.stop()
         await self.maintenance.stop()
         return await Controller.shutdown(self, request)
 

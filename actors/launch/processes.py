@@ -25,6 +25,7 @@ from oncelog.actors.launch.assembly import (
     TransactionCoordinatorServer,
     server_of,
 )
+from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.process.background import DiskThreads, ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
@@ -83,6 +84,7 @@ def production(config: ReplicaConfig) -> Surroundings:
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
         metrics=RayMetrics(),
+        disk_figures=DiskFigures(),
         die=die_of_bug,
     )
 
