@@ -1,6 +1,6 @@
 """The figures that operators watch of one replica, and of the disk it is on.
 
-What ``process/metrics.py`` has a name for. A report takes some 30 µs for a replica; those of
+What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
 a process are spread over the interval, so that many do not hold up its event loop together.
 """
 
@@ -114,6 +114,8 @@ class ReplicaFigures:
         }
         self._reported: dict[str, int] = {}
         """What was reported of each counter, by its name."""
+        self._raised: set[str] = set()
+        """Which of those gauges that rest at zero are above it."""
         self._epoch = NO_LEADER_EPOCH
         self._timer: asyncio.TimerHandle | None = None
 
@@ -196,7 +198,14 @@ class ReplicaFigures:
         self.set(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
 
     def set(self, metric: Metric, value: float) -> None:
-        """Set one gauge of this replica."""
+        """Set one gauge of this replica, unless it rests at zero and has said so."""
+        if metric.rests_at_zero:
+            if value:
+                self._raised.add(metric.name)
+            elif metric.name not in self._raised:
+                return
+            else:
+                self._raised.remove(metric.name)
         self.metrics.set(metric, value, self._tags)
 
     def _add(self, metric: Metric, total: int) -> None:

@@ -7,6 +7,7 @@ production (``process/ray_metrics.py``), nothing elsewhere.
 * A *gauge* is set every ``metrics_interval_ms``. Ray forgets one that is not set again within
   twenty seconds; so one that has not changed is set again, and one of a deleted partition is gone.
   A restart sets it anew: after restarts, query the highest value per topic and partition.
+  One that *rests at zero* is exported while it is above 0, and once more when it is 0 again.
 * A *counter* only grows while its process lives; query its ``rate``, summed over processes. What
   happens is added up in whole numbers, and what was added since the last report is reported.
 * A *histogram* is three counters, see ``process/histogram.py``.
@@ -64,6 +65,8 @@ class Metric:
     tags: tuple[str, ...] = TAGS
     bounds: tuple[float, ...] = ()
     """The upper bounds of a histogram's buckets, inclusive."""
+    rests_at_zero: bool = False
+    """It is 0 nearly everywhere, and then not exported: of a thousand partitions few say more."""
 
     @property
     def exported_names(self) -> tuple[str, ...]:
@@ -130,6 +133,7 @@ HIGH_WATERMARK_LAG: Final = Metric(
     name="high_watermark_lag",
     unit="records",
     description="Log end minus high watermark: appended and not committed yet.",
+    rests_at_zero=True,
 )
 LAST_STABLE_OFFSET: Final = Metric(
     name="last_stable_offset",
@@ -140,36 +144,43 @@ LAST_STABLE_OFFSET_LAG: Final = Metric(
     name="last_stable_offset_lag",
     unit="records",
     description="High watermark minus last stable offset: held back by open transactions.",
+    rests_at_zero=True,
 )
 OPEN_TRANSACTION_COUNT: Final = Metric(
     name="open_transaction_count",
     unit="transactions",
     description="Transactions on a partition that wait for their marker.",
+    rests_at_zero=True,
 )
 OLDEST_OPEN_TRANSACTION_AGE_MS: Final = Metric(
     name="oldest_open_transaction_age_ms",
     unit="ms",
     description="For how long the leader has seen the oldest transaction open; 0 without any.",
+    rests_at_zero=True,
 )
 LATE_TRANSACTION_COUNT: Final = Metric(
     name="partition_late_transaction_count",
     unit="transactions",
     description="Transactions open for longer than any may be; see `transactions find-hanging`.",
+    rests_at_zero=True,
 )
 PRODUCER_ID_COUNT: Final = Metric(
     name="producer_id_count",
     unit="producers",
     description="Producers that the leader of a partition remembers.",
+    rests_at_zero=True,
 )
 DAMAGED_PLACE_COUNT: Final = Metric(
     name="damaged_place_count",
     unit="places",
     description="Places of the log found to be unreadable; see `oncelog status`.",
+    rests_at_zero=True,
 )
 CUT_BYTES: Final = Metric(
     name="cut_bytes",
     unit="bytes",
     description="What the last start cut from the end of the log; see `oncelog status`.",
+    rests_at_zero=True,
 )
 TRANSACTIONAL_ID_COUNT: Final = Metric(
     name="transactional_id_count",

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from oncelog.actors.process.metrics import METRICS
+from oncelog.actors.process.metrics import METRICS, Metric
 from oncelog.api.cli.arguments import Commands, add_actions, add_command, add_json
 from oncelog.api.cli.output import CliError, say, table
 from oncelog.api.monitoring.alerts import ALERTS_FILE, alerts_yaml
@@ -40,7 +40,7 @@ def add_commands(commands: Commands) -> None:
 def list_metrics(args: argparse.Namespace) -> int:
     """``oncelog metrics list``: one line per exported name."""
     facts = [
-        (name, metric.kind.value, metric.unit, ", ".join(metric.tags), metric.description)
+        (name, kind_text(metric), metric.unit, ", ".join(metric.tags), metric.description)
         for metric in METRICS
         for name in metric.exported_names
     ]
@@ -49,6 +49,11 @@ def list_metrics(args: argparse.Namespace) -> int:
     else:
         say(table(HEADINGS, facts))
     return 0
+
+
+def kind_text(metric: Metric) -> str:
+    """The kind of a metric, and whether it is left out while it is 0."""
+    return f"{metric.kind.value}{', if not 0' if metric.rests_at_zero else ''}"
 
 
 def write_dashboards(args: argparse.Namespace) -> int:

@@ -14,7 +14,13 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
 from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.process.clock import monotonic_s
-from oncelog.actors.process.metrics import METRICS, Kind, TransactionAges
+from oncelog.actors.process.metrics import (
+    METRICS,
+    OPEN_TRANSACTION_COUNT,
+    REPLICA_OFFLINE,
+    Kind,
+    TransactionAges,
+)
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
@@ -115,22 +121,18 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
             "leader_epoch": 1,
             "log_size_bytes": server.replica.log.size_bytes,
             "segment_count": 1,
-            "high_watermark_lag": 0,
             "producer_id_count": 1,
             "open_transaction_count": 1,
             "last_stable_offset": 0,
             "last_stable_offset_lag": 2,
-            "cut_bytes": 0,
-            "oldest_open_transaction_age_ms": 0,
-            "partition_late_transaction_count": 0,
-            "damaged_place_count": 0,
             "disk_free_bytes": 30,
             "disk_size_bytes": 100,
         }
         assert (("topic", "flights"), ("partition", "0"), ("broker", "1")) in world.tags
         world.time_ms += LATE_MS
         server.report_metrics()
-        assert world.figures["partition_late_transaction_count"] == 0
+        assert world.figures["oldest_open_transaction_age_ms"] == LATE_MS
+        assert "partition_late_transaction_count" not in world.figures
         world.time_ms += 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.late_transaction_count == 1
@@ -216,6 +218,27 @@ def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
         await written
         server.report_metrics()
         assert world.figures["high_watermark_lag"] == 0
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        told = []
+        for value in (0, 3, 3, 0, 0, 2):
+            server.figures.set(OPEN_TRANSACTION_COUNT, value)
+            told.append(len(world.told))
+        assert told == [0, 1, 2, 3, 3, 4]
+        assert world.figures == {"open_transaction_count": 2}
+        server.figures.set(REPLICA_OFFLINE, 0)
+        server.figures.set(REPLICA_OFFLINE, 0)
+        assert world.told[-2:] == ["replica_offline"] * 2, "Ray would forget it"
         await stop(server)
 
     asyncio.run(scenario())
