@@ -29,7 +29,6 @@ from oncelog.actors.process.metrics import (
     LAST_STABLE_OFFSET_LAG,
     LATE_GRACE_MS,
     LATE_TRANSACTION_COUNT,
-    LEADER_ELECTIONS,
     LEADER_EPOCH,
     LOG_SIZE_BYTES,
     NO_METRICS,
@@ -45,7 +44,6 @@ from oncelog.actors.process.metrics import (
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import DiskSpace, disk_space
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
@@ -116,7 +114,6 @@ class ReplicaFigures:
         """What was reported of each counter, by its name."""
         self._raised: set[str] = set()
         """Which of those gauges that rest at zero are above it."""
-        self._epoch = NO_LEADER_EPOCH
         self._timer: asyncio.TimerHandle | None = None
 
     # --- when -----------------------------------------------------------------------------
@@ -180,9 +177,6 @@ class ReplicaFigures:
 
     def _report_log(self) -> None:
         replica, machine, log = self._replica, self._replica.machine, self._replica.log
-        if replica.leader_epoch != self._epoch:
-            self._epoch = replica.leader_epoch
-            self.metrics.add(LEADER_ELECTIONS, 1, self._tags)
         self.set(LEADER_EPOCH, replica.leader_epoch)
         self.set(LOG_SIZE_BYTES, log.size_bytes)
         self.set(SEGMENT_COUNT, log.segment_count)

@@ -89,12 +89,6 @@ LEADER_EPOCH: Final = Metric(
     unit="epoch",
     description="The epoch in which a replica leads; it rises with every election.",
 )
-LEADER_ELECTIONS: Final = Metric(
-    name="leader_elections",
-    kind=Kind.COUNTER,
-    unit="elections",
-    description="Times that a replica began to lead.",
-)
 APPENDED_BYTES: Final = Metric(
     name="appended_bytes",
     kind=Kind.COUNTER,
@@ -265,7 +259,6 @@ CONSUMER_LAG: Final = Metric(
 METRICS: Final = (
     REPLICA_OFFLINE,
     LEADER_EPOCH,
-    LEADER_ELECTIONS,
     APPENDED_BYTES,
     APPENDED_RECORDS,
     FETCHED_BYTES,

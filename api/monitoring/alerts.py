@@ -121,7 +121,7 @@ ALERTS: Final = (
     Alert(
         name="OncelogCallErrors",
         expression=_failed_calls(),
-        lasts="5m",
+        lasts="10m",
         severity="warning",
         summary="Calls of {{ $labels.method }} fail",
         advice="See the codes on the dashboard, and `oncelog status`.",

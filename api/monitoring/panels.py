@@ -62,6 +62,8 @@ def _duration(title: str, metric: Metric, *by: str, where: str = SESSION) -> Pan
     return Panel(title, metric.description, "ms", targets)
 
 
+_EPOCH: Final = highest(m.LEADER_EPOCH, *PARTITION, where=TOPIC)
+
 HEALTH: Final = Row(
     "Health",
     (
@@ -100,14 +102,9 @@ HEALTH: Final = Row(
         ),
         Panel(
             "Elections",
-            m.LEADER_ELECTIONS.description,
+            "By how much the leader epoch rose in ten minutes.",
             "short",
-            (
-                (
-                    rate(m.LEADER_ELECTIONS, *PARTITION, where=TOPIC, window="10m") + " * 600",
-                    f"{PARTITION_LEGEND}, last 10 minutes",
-                ),
-            ),
+            ((f"{_EPOCH} - min_over_time(({_EPOCH})[10m:30s]) > 0", PARTITION_LEGEND),),
         ),
     ),
 )

@@ -12,7 +12,8 @@ from server_world import FLIGHTS, KEY, World, stop
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
-from oncelog.actors.launch.figures import DiskFigures
+from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.metrics import (
     METRICS,
@@ -21,6 +22,7 @@ from oncelog.actors.process.metrics import (
     Kind,
     TransactionAges,
 )
+from oncelog.actors.protocol.messages.cluster import ShutdownRequest
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
     FetchRequest,
@@ -31,8 +33,9 @@ from oncelog.actors.protocol.messages.transaction import (
     InitProducerIdRequest,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.end_durations import EndDurations, EndStep
-from oncelog.storage.disk.file_system import DiskSpace, disk_space
+from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TRANSACTION_STATE_TOPIC, IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
@@ -167,6 +170,10 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
         assert world.figures["active_transactional_id_count"] == 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.active_transactional_id_count == 1
+        assert "transaction_end_duration_ms_count" not in world.figures
+        server.end_durations.observe(EndStep.DECISION, monotonic_s())
+        server.report_metrics()
+        assert world.figures["transaction_end_duration_ms_count"] == 1
         await stop(server)
 
     asyncio.run(scenario())
@@ -192,7 +199,6 @@ def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) 
         assert world.figures["appended_records"] == 2
         assert world.figures["fetched_bytes"] == len(produced.batch)
         assert world.figures["fetched_records"] == 2
-        assert world.figures["leader_elections"] == 1
         assert world.figures["sync_duration_ms_count"] == 1
         assert world.figures["sync_duration_ms_sum"] > 0
         first, world.told = world.told, []
@@ -258,6 +264,27 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
+    tmp_path: Path, is_waiting: bool
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server.report_metrics()
+        assert world.figures["replica_offline"] == 0, "it is starting"
+        await server._start_task
+        if is_waiting:
+            server.replica.waits_for = "room on the disk"
+        else:
+            server.failure = "could not start"
+        server.report_metrics()
+        assert world.figures["replica_offline"] == 1
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
 def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> None:
     world, asked = World(), []
 
@@ -305,6 +332,43 @@ def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
         await server._start_task
         assert [type(death) for death in world.deaths] == [ZeroDivisionError]
         await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_stopped(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world, began_s = World(), asyncio.get_running_loop().time()
+        due_s = []
+        for number in range(20):
+            replica = Replica(
+                config=ReplicaConfig(topic="t", partition=number, broker_id=1, data_dir="d"),
+                filesystem=RealFileSystem(),
+                clock=world,
+                background=ThreadBackground(),
+                epoch_source=world.call,
+            )
+            figures = ReplicaFigures(
+                replica=replica,
+                clock=world,
+                metrics=world,
+                disk=NO_DISK,
+                has_failed=lambda: False,
+                on_bug=world.deaths.append,
+            )
+            figures.start(lambda: None)
+            due_s.append(figures._timer.when() - began_s)
+            figures.stop()
+        assert 0 < min(due_s) < 3
+        assert 7 < max(due_s) < 11
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        topic_id = server.replica.known_topic_id()
+        reply = await server.shutdown(ShutdownRequest(topic_id=topic_id))
+        assert reply.error is ErrorCode.NONE
+        assert server.figures._timer.cancelled()
 
     asyncio.run(scenario())
 
