@@ -141,8 +141,8 @@ class Cluster(ProcessBound):
         self._delayed: DelayedStarts | None = None
         self._loop_thread = LoopThread()
         connection.refuse_after_fork(self._loop_thread)
-        reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
-        self._transport = ActorTransport(RayTransport(), reports)
+        self._reports = CallReports(RayMetrics(), ClusterConfig().metrics_interval_ms)
+        self._transport = ActorTransport(RayTransport(), self._reports)
         self._clock = SystemClock()
         self._random = random.Random(secrets.randbits(64))
         self._router = Router(self._transport, self._clock)
@@ -155,7 +155,7 @@ class Cluster(ProcessBound):
         except BaseException:
             self._loop_thread.close()
             raise
-        reports.interval_ms = int(self._setting("metrics_interval_ms"))
+        self._reports.interval_ms = int(self._setting("metrics_interval_ms"))
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -262,6 +262,7 @@ class Cluster(ProcessBound):
             self._loop_thread,
             ConsumerSettings.from_options(settings),
             self._random,
+            self._reports,
         )
 
     def async_producer(self, **settings: Unpack[ProducerOptions]) -> AsyncProducer:
@@ -275,7 +276,8 @@ class Cluster(ProcessBound):
     def async_consumer(self, **settings: Unpack[ConsumerOptions]) -> AsyncConsumer:
         """Make a consumer for the running event loop, with its own view of the cluster."""
         router = Router(self._transport, self._clock)
-        return AsyncConsumer(router, ConsumerSettings.from_options(settings), self._random)
+        options = ConsumerSettings.from_options(settings)
+        return AsyncConsumer(router, options, self._random, self._reports)
 
     def begin_run(
         self,

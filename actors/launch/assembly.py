@@ -22,22 +22,12 @@ from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
+from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
-    CUT_BYTES,
-    DAMAGED_PLACE_COUNT,
-    LAST_STABLE_OFFSET,
-    LAST_STABLE_OFFSET_LAG,
-    LATE_GRACE_MS,
-    LATE_TRANSACTION_COUNT,
     NO_METRICS,
-    OLDEST_OPEN_TRANSACTION_AGE_MS,
-    OPEN_TRANSACTION_COUNT,
-    PRODUCER_ID_COUNT,
     TRANSACTIONAL_ID_COUNT,
-    Metric,
     MetricSink,
-    TransactionAges,
 )
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import (
@@ -94,6 +84,7 @@ class Surroundings:
     incarnation: str
     process_id: int
     metrics: MetricSink = NO_METRICS
+    disk_figures: DiskFigures = NO_DISK
     die: Callable[[BaseException], None]
 
 
@@ -140,14 +131,19 @@ class ReplicaServer:
             on_failure=surroundings.die,
             refresh=self.refresh_settings,
             compact=self.compact_log,
-            report=self.report_metrics,
         )
-        self.ages = TransactionAges(
-            late_after_ms=config.cluster.transaction_max_timeout_ms + LATE_GRACE_MS
+        self.figures = ReplicaFigures(
+            replica=self.replica,
+            clock=surroundings.clock,
+            metrics=surroundings.metrics,
+            disk=surroundings.disk_figures,
+            has_failed=lambda: bool(self.failure),
+            on_bug=surroundings.die,
         )
 
     def begin(self) -> None:
         """Start serving in a task of its own; the last line of a constructor."""
+        self.figures.start(self.report_metrics)
         self._start_task = asyncio.get_running_loop().create_task(self._start())
 
     def __repr__(self) -> str:
@@ -271,56 +267,21 @@ class ReplicaServer:
 
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
-        self.observe_transactions()
+        self.figures.observe_transactions()
         return structs.replace(
             self.replica.describe(self.surroundings.process_id),
-            late_transaction_count=self.ages.late_count,
-            oldest_open_transaction_age_ms=self.ages.oldest_ms,
+            late_transaction_count=self.figures.ages.late_count,
+            oldest_open_transaction_age_ms=self.figures.ages.oldest_ms,
             active_transactional_id_count=self.active_transactional_id_count(),
         )
-
-    # --- figures --------------------------------------------------------------------------
-
-    def observe_transactions(self) -> None:
-        """Update the ages of open transactions; log when one is late."""
-        known_count = self.ages.late_count
-        ongoing = self.replica.machine.producers.transactions.ongoing
-        self.ages.observe(ongoing, self.clock.now_ms())
-        if self.ages.late_count > known_count:
-            _logger.warning(
-                "%s: %d transactions are open for longer than any may be; look with "
-                "`oncelog transactions find-hanging`",
-                self.replica.topic_partition,
-                self.ages.late_count,
-            )
 
     def active_transactional_id_count(self) -> int | None:
         """How many transactional ids have a transaction; ``None`` where there are none."""
         return None
 
     def report_metrics(self) -> None:
-        """Set the figures that operators watch."""
-        machine = self.replica.machine
-        self.observe_transactions()
-        self.report(PRODUCER_ID_COUNT, machine.producer_count)
-        self.report(OPEN_TRANSACTION_COUNT, machine.open_transaction_count)
-        self.report(LAST_STABLE_OFFSET, machine.last_stable_offset)
-        self.report(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
-        self.report(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
-        self.report(LATE_TRANSACTION_COUNT, self.ages.late_count)
-        damaged = self.replica.damage.places(machine.log_start_offset)
-        self.report(DAMAGED_PLACE_COUNT, len(damaged))
-        cut = self.replica.directory.cut
-        self.report(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
-
-    def report(self, metric: Metric, value: float) -> None:
-        """Set one figure of this process."""
-        tags = {
-            "topic": self.config.topic,
-            "partition": str(self.config.partition),
-            "broker": str(self.config.broker_id),
-        }
-        self.surroundings.metrics.set(metric, value, tags)
+        """Report the figures that operators watch."""
+        self.figures.report()
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop serving, flush and release the directory; the process stays to be killed."""
@@ -334,6 +295,7 @@ class ReplicaServer:
     async def end(self, *, remove_data: bool = False) -> None:
         """Stop maintenance and serving; flush and release the directory. Safe to repeat."""
         self.is_stopped = True
+        self.figures.stop()
         await self.maintenance.stop()
         await self.stop_serving(remove_data=remove_data)
 
@@ -380,8 +342,10 @@ class TransactionCoordinatorServer(TransactionCoordinator, ReplicaServer):
     def report_metrics(self) -> None:
         """Set the figures of the log and those of the shard."""
         super().report_metrics()
-        self.report(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
-        self.report(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        if self.replica.availability() is ErrorCode.NONE:
+            self.figures.set(TRANSACTIONAL_ID_COUNT, len(self.machine.ids))
+            self.figures.set(ACTIVE_TRANSACTIONAL_ID_COUNT, self.active_transactional_id_count())
+        self.end_durations.report(self.figures.metrics, self.config.broker_id)
 
 
 class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
@@ -451,6 +415,7 @@ class ControllerServer(Controller, ReplicaServer):
 
     async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
         """Stop every replica of the cluster, then the metadata log."""
+        self.figures.stop()
         await self.maintenance.stop()
         return await Controller.shutdown(self, request)
 

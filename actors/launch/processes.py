@@ -27,6 +27,7 @@ from oncelog.actors.launch.assembly import (
     TransactionCoordinatorServer,
     server_of,
 )
+from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.launch.host import Host
 from oncelog.actors.process.background import (
     OPENING_THREADS_MAX,
@@ -92,6 +93,7 @@ def production(config: ReplicaConfig | HostConfig) -> Surroundings:
         incarnation=secrets.token_hex(8),
         process_id=os.getpid(),
         metrics=RayMetrics(),
+        disk_figures=DiskFigures(),
         die=die_of_bug,
     )
 

@@ -1,12 +1,19 @@
-"""What an operator watches: names, units and meaning of the figures, and where they go.
+"""What an operator watches: names, kinds, units and meaning of the figures, and where they go.
 
-Each actor sets its figures every ``metrics_interval_ms``. ``MetricSink`` is where they go:
-Ray's metrics in production (``process/ray_metrics.py``), nothing elsewhere. These figures are
-gauges that a restart sets anew; after restarts, query the highest value per topic and
-partition.
+``METRICS`` is the one table. ``oncelog metrics list`` prints it, docs/OPERATIONS.md repeats it, and
+dashboards and alerts name nothing else. ``MetricSink`` is where figures go: Ray's metrics in
+production (``process/ray_metrics.py``), nothing elsewhere.
 
-Calls are counted as well, by both caller, which may be a program, and callee
-(``rpc/call_meter.py``): those are counters, to be summed.
+* A *gauge* is set every ``metrics_interval_ms``. Ray forgets one that is not set again within
+  twenty seconds; so one that has not changed is set again, and one of a deleted partition is gone.
+  A restart sets it anew: after restarts, query the highest value per topic and partition.
+  One that *rests at zero* is exported while it is above 0, and once more when it is 0 again.
+* A *counter* only grows while its process lives; query its ``rate``, summed over processes. What
+  happens is added up in whole numbers, and what was added since the last report is reported.
+* A *histogram* is three counters, see ``process/histogram.py``.
+
+Tags bound how many series there are: by partitions, brokers, requests and error codes. Only the
+names of groups are given by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
 coordinator should have ended it. The time is this process's own, counted from when it first saw
@@ -15,6 +22,7 @@ the transaction: records may carry timestamps of years ago. Source: KIP-98, "Met
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -23,8 +31,27 @@ LATE_GRACE_MS: Final = 300_000
 """How far beyond the longest transaction timeout an open transaction is late."""
 
 PREFIX: Final = "oncelog_"
+RAY_PREFIX: Final = "ray_"
+"""What Ray puts before the name of every metric."""
+
 TAGS: Final = ("topic", "partition", "broker")
+BROKER_TAGS: Final = ("broker",)
 CALL_TAGS: Final = ("method", "side")
+GROUP_TAGS: Final = ("group", "topic", "partition")
+STEP_TAGS: Final = ("step", "broker")
+
+DURATION_BOUNDS_MS: Final = (
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000),
+)
+"""Upper bounds, inclusive, of how long something took; one more bucket has what took longer."""
+
+
+class Kind(enum.Enum):
+    """What may be asked of a figure."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +59,75 @@ class Metric:
     """One figure. ``unit`` ends the name where it is not a plain count or an offset."""
 
     name: str
+    kind: Kind = Kind.GAUGE
     unit: str
     description: str
     tags: tuple[str, ...] = TAGS
+    bounds: tuple[float, ...] = ()
+    """The upper bounds of a histogram's buckets, inclusive."""
+    rests_at_zero: bool = False
+    """It is 0 nearly everywhere, and then not exported: of a thousand partitions few say more."""
+
+    @property
+    def exported_names(self) -> tuple[str, ...]:
+        """The names that Prometheus knows it by: one, or the three of a histogram."""
+        name = RAY_PREFIX + PREFIX + self.name
+        if self.kind is Kind.GAUGE:
+            return (name,)
+        if self.kind is Kind.COUNTER:
+            return (f"{name}_total",)
+        return (f"{name}_bucket_total", f"{name}_sum_total", f"{name}_count_total")
 
 
-PRODUCER_ID_COUNT: Final = Metric(
-    name="producer_id_count",
-    unit="producers",
-    description="Producers that the leader of a partition remembers.",
+REPLICA_OFFLINE: Final = Metric(
+    name="replica_offline",
+    unit="replicas",
+    description="1 while a replica is offline for a reason that `oncelog status` tells, else 0.",
 )
-OPEN_TRANSACTION_COUNT: Final = Metric(
-    name="open_transaction_count",
-    unit="transactions",
-    description="Transactions on a partition that wait for their marker.",
+LEADER_EPOCH: Final = Metric(
+    name="leader_epoch",
+    unit="epoch",
+    description="The epoch in which a replica leads; it rises with every election.",
+)
+APPENDED_BYTES: Final = Metric(
+    name="appended_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of the batches that a leader appended.",
+)
+APPENDED_RECORDS: Final = Metric(
+    name="appended_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="Records in them, transaction markers included.",
+)
+FETCHED_BYTES: Final = Metric(
+    name="fetched_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of the batches that a leader gave to readers.",
+)
+FETCHED_RECORDS: Final = Metric(
+    name="fetched_records",
+    kind=Kind.COUNTER,
+    unit="records",
+    description="Offsets that they cover; some hold no record once a log is compacted.",
+)
+LOG_SIZE_BYTES: Final = Metric(
+    name="log_size_bytes",
+    unit="bytes",
+    description="Size of the batches in a log.",
+)
+SEGMENT_COUNT: Final = Metric(
+    name="segment_count",
+    unit="segments",
+    description="Segments of a log.",
+)
+HIGH_WATERMARK_LAG: Final = Metric(
+    name="high_watermark_lag",
+    unit="records",
+    description="Log end minus high watermark: appended and not committed yet.",
+    rests_at_zero=True,
 )
 LAST_STABLE_OFFSET: Final = Metric(
     name="last_stable_offset",
@@ -56,16 +138,43 @@ LAST_STABLE_OFFSET_LAG: Final = Metric(
     name="last_stable_offset_lag",
     unit="records",
     description="High watermark minus last stable offset: held back by open transactions.",
+    rests_at_zero=True,
+)
+OPEN_TRANSACTION_COUNT: Final = Metric(
+    name="open_transaction_count",
+    unit="transactions",
+    description="Transactions on a partition that wait for their marker.",
+    rests_at_zero=True,
 )
 OLDEST_OPEN_TRANSACTION_AGE_MS: Final = Metric(
     name="oldest_open_transaction_age_ms",
     unit="ms",
     description="For how long the leader has seen the oldest transaction open; 0 without any.",
+    rests_at_zero=True,
 )
 LATE_TRANSACTION_COUNT: Final = Metric(
     name="partition_late_transaction_count",
     unit="transactions",
     description="Transactions open for longer than any may be; see `transactions find-hanging`.",
+    rests_at_zero=True,
+)
+PRODUCER_ID_COUNT: Final = Metric(
+    name="producer_id_count",
+    unit="producers",
+    description="Producers that the leader of a partition remembers.",
+    rests_at_zero=True,
+)
+DAMAGED_PLACE_COUNT: Final = Metric(
+    name="damaged_place_count",
+    unit="places",
+    description="Places of the log found to be unreadable; see `oncelog status`.",
+    rests_at_zero=True,
+)
+CUT_BYTES: Final = Metric(
+    name="cut_bytes",
+    unit="bytes",
+    description="What the last start cut from the end of the log; see `oncelog status`.",
+    rests_at_zero=True,
 )
 TRANSACTIONAL_ID_COUNT: Final = Metric(
     name="transactional_id_count",
@@ -77,69 +186,106 @@ ACTIVE_TRANSACTIONAL_ID_COUNT: Final = Metric(
     unit="ids",
     description="Transactional ids with a transaction that is open or not complete.",
 )
-DAMAGED_PLACE_COUNT: Final = Metric(
-    name="damaged_place_count",
-    unit="places",
-    description="Places of the log found to be unreadable; see `oncelog status`.",
+TRANSACTION_END_DURATION_MS: Final = Metric(
+    name="transaction_end_duration_ms",
+    kind=Kind.HISTOGRAM,
+    unit="ms",
+    description="How long a step of an end took: `decision`, `markers` or `completion`.",
+    tags=STEP_TAGS,
+    bounds=DURATION_BOUNDS_MS,
 )
-CUT_BYTES: Final = Metric(
-    name="cut_bytes",
+SYNC_DURATION_MS: Final = Metric(
+    name="sync_duration_ms",
+    kind=Kind.HISTOGRAM,
+    unit="ms",
+    description="How long syncs of logs took, waiting for a thread included.",
+    tags=BROKER_TAGS,
+    bounds=DURATION_BOUNDS_MS,
+)
+DISK_FREE_BYTES: Final = Metric(
+    name="disk_free_bytes",
     unit="bytes",
-    description="What the last start cut from the end of the log; see `oncelog status`.",
+    description="What is left on the disk of the data directory.",
+    tags=BROKER_TAGS,
+)
+DISK_SIZE_BYTES: Final = Metric(
+    name="disk_size_bytes",
+    unit="bytes",
+    description="Size of that disk.",
+    tags=BROKER_TAGS,
 )
 CALLS: Final = Metric(
     name="calls",
+    kind=Kind.COUNTER,
     unit="calls",
     description="Calls that ended.",
     tags=CALL_TAGS,
 )
 CALL_ERRORS: Final = Metric(
     name="call_errors",
+    kind=Kind.COUNTER,
     unit="calls",
     description="Calls that ended with an error, by its code.",
     tags=(*CALL_TAGS, "error"),
 )
 CALL_REQUEST_BYTES: Final = Metric(
     name="call_request_bytes",
+    kind=Kind.COUNTER,
     unit="bytes",
     description="Size of the requests.",
     tags=CALL_TAGS,
 )
 CALL_REPLY_BYTES: Final = Metric(
     name="call_reply_bytes",
+    kind=Kind.COUNTER,
     unit="bytes",
     description="Size of the replies.",
     tags=CALL_TAGS,
 )
-CALL_DURATION_MS_SUM: Final = Metric(
-    name="call_duration_ms_sum",
+CALL_DURATION_MS: Final = Metric(
+    name="call_duration_ms",
+    kind=Kind.HISTOGRAM,
     unit="ms",
-    description="How long calls took, all together; that of `fetch` includes waiting for records.",
+    description="How long calls took; that of `fetch` includes waiting for records.",
     tags=CALL_TAGS,
+    bounds=DURATION_BOUNDS_MS,
 )
-CALL_DURATION_MS_BUCKET: Final = Metric(
-    name="call_duration_ms_bucket",
-    unit="calls",
-    description="Calls that took at most `le` ms: for `histogram_quantile`.",
-    tags=(*CALL_TAGS, "le"),
+CONSUMER_LAG: Final = Metric(
+    name="consumer_lag",
+    unit="records",
+    description="End of a partition, as of the last fetch, minus the position of its reader.",
+    tags=GROUP_TAGS,
 )
 METRICS: Final = (
-    PRODUCER_ID_COUNT,
-    OPEN_TRANSACTION_COUNT,
+    REPLICA_OFFLINE,
+    LEADER_EPOCH,
+    APPENDED_BYTES,
+    APPENDED_RECORDS,
+    FETCHED_BYTES,
+    FETCHED_RECORDS,
+    LOG_SIZE_BYTES,
+    SEGMENT_COUNT,
+    HIGH_WATERMARK_LAG,
     LAST_STABLE_OFFSET,
     LAST_STABLE_OFFSET_LAG,
+    OPEN_TRANSACTION_COUNT,
     OLDEST_OPEN_TRANSACTION_AGE_MS,
     LATE_TRANSACTION_COUNT,
+    PRODUCER_ID_COUNT,
     DAMAGED_PLACE_COUNT,
     CUT_BYTES,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
+    TRANSACTION_END_DURATION_MS,
+    SYNC_DURATION_MS,
+    DISK_FREE_BYTES,
+    DISK_SIZE_BYTES,
     CALLS,
     CALL_ERRORS,
     CALL_REQUEST_BYTES,
     CALL_REPLY_BYTES,
-    CALL_DURATION_MS_SUM,
-    CALL_DURATION_MS_BUCKET,
+    CALL_DURATION_MS,
+    CONSUMER_LAG,
 )
 
 

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 from oncelog.actors.interfaces import Background
+from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.histogram import Histogram
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
@@ -42,7 +44,8 @@ class GroupSync:
     """Syncs one replica's log and moves its high watermark.
 
     ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` gets any
-    other exception of a round, as there is no caller to raise it to.
+    other exception of a round, as there is no caller to raise it to. ``durations`` gets how long
+    each round took that succeeded.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class GroupSync:
         machine: PartitionMachine,
         background: Background,
         waiters: ReplicaWaiters,
+        durations: Histogram,
         on_failure: Callable[[OSError], None],
         on_bug: Callable[[BaseException], None],
         is_offline: Callable[[], bool],
@@ -58,6 +62,8 @@ class GroupSync:
         self._machine = machine
         self._background = background
         self._waiters = waiters
+        self._durations = durations
+        self._began_s = 0.0
         self._on_failure = on_failure
         self._on_bug = on_bug
         self._is_offline = is_offline
@@ -144,6 +150,7 @@ class GroupSync:
             point = log.sync_point()
             self._begun_offset = point.log_end_offset
             self._begun_generation = point.generation
+            self._began_s = monotonic_s()
             round_ = asyncio.ensure_future(self._background.run(point.sync, is_small=is_small))
         except OSError as error:
             self._repeat_or_give_up(log, error)
@@ -166,6 +173,7 @@ class GroupSync:
             return
         try:
             round_.result()
+            self._durations.observe(1_000 * (monotonic_s() - self._began_s))
             if self._is_offline():
                 return
             if log.mark_synced(point):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
+from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
@@ -25,6 +26,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read_back
+from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.errors import ErrorCode
@@ -74,6 +76,7 @@ class ReplicaLog:
         self.leadership = BecomeLeaderReply()
         self.failure: str | None = None
         self.damage = FoundDamage(self.topic_partition)
+        self.tallies = ReplicaTallies()
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
         self.on_restart: Callable[[str], None] = lambda _reason: None
@@ -86,6 +89,7 @@ class ReplicaLog:
             machine=self.machine,
             background=background,
             waiters=self._waiters,
+            durations=self.tallies.sync_durations,
             on_failure=functools.partial(self._give_up, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
             is_offline=lambda: self.failure is not None,
@@ -241,6 +245,9 @@ class ReplicaLog:
             if log.failure is not None:
                 self._give_up("write to", error)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        tallies = self.tallies
+        tallies.appended_bytes += len(batch)
+        tallies.appended_records += header.record_count
         if is_awaited:
             self._sync.request(log, len(batch), is_awaited=self.topic.flush != "os")
         else:
@@ -289,7 +296,9 @@ class ReplicaLog:
         try:
             log.note_checkpoint()
             point = log.sync_point()
+            began_s = monotonic_s()
             await self._background.run(point.run)
+            self.tallies.sync_durations.observe(1_000 * (monotonic_s() - began_s))
             if self._log is not log:
                 return ErrorCode.NOT_LEADER_OR_FOLLOWER
             log.mark_synced(point)

@@ -6,7 +6,6 @@
 | the checkpoint, durably, if it is behind | 1 s | log_checkpoint_interval_ms |
 | producers that were silent for a day | 600 s | producer_id_expiration_check_interval_ms |
 | compaction, of a compacted topic | 15 s | log_cleaner_backoff_ms |
-| the figures that operators watch | 10 s | metrics_interval_ms |
 | a piece of the log read through for damage | 10 s, after all of it a day of rest | |
 
 Compaction takes long and runs beside the rest. Only the removal of segments must not meet it: when
@@ -55,7 +54,7 @@ class Maintenance:
 
     ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
     that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
-    work may raise: a broken invariant or a bug. ``report`` sets the figures.
+    work may raise: a broken invariant or a bug.
     """
 
     def __init__(
@@ -66,14 +65,12 @@ class Maintenance:
         on_failure: Callable[[BaseException], None],
         refresh: Work | None = None,
         compact: Work | None = None,
-        report: Callable[[], None] | None = None,
     ) -> None:
         self.replica = replica
         self._clock = clock
         self._on_failure = on_failure
         self._refresh = refresh
         self._compact = compact
-        self._report = report
         self._chores: list[_Chore] = []
         self._asleep: asyncio.Future[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -91,8 +88,6 @@ class Maintenance:
             ("expiry", cluster.producer_id_expiration_check_interval_ms, self._expire),
             ("scrub", SCRUB_PIECE_INTERVAL_MS, LogScrub(self.replica).piece),
         ]
-        if self._report is not None:
-            plan.append(("metrics", cluster.metrics_interval_ms, self._report_figures))
         if self._compact is not None:
             plan.append(("compaction", cluster.log_cleaner_backoff_ms, self._clean))
         now_s = asyncio.get_running_loop().time()
@@ -209,10 +204,6 @@ class Maintenance:
     async def _expire(self) -> None:
         expiration_ms = self.replica.config.cluster.producer_id_expiration_ms
         self.replica.machine.expire(self._clock.now_ms(), expiration_ms)
-
-    async def _report_figures(self) -> None:
-        if self._report is not None:
-            self._report()
 
     async def _clean(self) -> None:
         """Begin a compaction, unless one is still under way."""

@@ -2,23 +2,20 @@
 
 They pass over connections of our own, so Ray's timeline does not show them. Counting must cost far
 less than a call: whole numbers are added up here, and the sums go to Ray's
-counters every ``metrics_interval_ms``. Durations are cumulative counts per upper bound, as in a
-histogram of Prometheus; Ray's own takes one value at a time and replays each at every export.
+counters every ``metrics_interval_ms``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.histogram import Histogram
 from oncelog.actors.process.metrics import (
-    CALL_DURATION_MS_BUCKET,
-    CALL_DURATION_MS_SUM,
+    CALL_DURATION_MS,
     CALL_ERRORS,
     CALL_REPLY_BYTES,
     CALL_REQUEST_BYTES,
@@ -34,11 +31,6 @@ CALLEE: Final = "callee"
 
 OTHER: Final = "other"
 """Where calls of methods not in ``REQUESTS`` are counted: such names are unbounded."""
-
-BOUNDS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 30_000)
-"""Upper bounds, inclusive, of how long a call took; one more bucket has those that took longer."""
-
-_LE: Final = (*map(str, BOUNDS_MS), "+Inf")
 
 
 @dataclass(slots=True)
@@ -68,14 +60,13 @@ class MeteredCall:
 class _Tally:
     """The totals of the calls of one method."""
 
-    __slots__ = ("buckets", "errors", "reply_bytes", "request_bytes", "took_ms")
+    __slots__ = ("durations", "errors", "reply_bytes", "request_bytes")
 
     def __init__(self) -> None:
-        self.buckets = [0] * len(_LE)
+        self.durations = Histogram(CALL_DURATION_MS)
         self.errors: dict[ErrorCode, int] = {}
         self.request_bytes = 0
         self.reply_bytes = 0
-        self.took_ms = 0.0
 
 
 class CallMeter:
@@ -105,8 +96,7 @@ class CallMeter:
         """A call has ended with the code of its reply."""
         took_ms = 1_000 * (self._now_s() - call.began_s)
         tally = self._tallies.get(call.method) or self._begin_tally(call.method)
-        tally.buckets[bisect_left(BOUNDS_MS, took_ms)] += 1
-        tally.took_ms += took_ms
+        tally.durations.observe(took_ms)
         tally.request_bytes += call.request_bytes
         tally.reply_bytes += call.reply_bytes
         if error is not ErrorCode.NONE:
@@ -127,15 +117,12 @@ class CallMeter:
         add = self._reports.metrics.add
         for method, tally in tallies.items():
             tags = {"method": method, "side": self._side}
-            counts = list(accumulate(tally.buckets))
-            add(CALLS, counts[-1], tags)
+            add(CALLS, tally.durations.count, tags)
             add(CALL_REQUEST_BYTES, tally.request_bytes, tags)
             add(CALL_REPLY_BYTES, tally.reply_bytes, tags)
-            add(CALL_DURATION_MS_SUM, tally.took_ms, tags)
             for error, count in tally.errors.items():
                 add(CALL_ERRORS, count, {**tags, "error": error.name})
-            for le, count in zip(_LE, counts, strict=True):
-                add(CALL_DURATION_MS_BUCKET, count, {**tags, "le": le})
+            tally.durations.report(self._reports.metrics, tags)
 
 
 UNMETERED: Final = MeteredCall(OTHER, 0.0)

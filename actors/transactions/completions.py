@@ -15,7 +15,9 @@ from typing import Any
 
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.process.backoff import backoff_ms
+from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.protocol.transaction.machine import TransactionMachine
+from oncelog.actors.transactions.end_durations import EndDurations, EndStep
 from oncelog.actors.transactions.marker_sender import Delivery, MarkerSender
 from oncelog.storage.errors import ErrorCode
 
@@ -33,6 +35,7 @@ class TransactionCompletions:
         markers: MarkerSender,
         rng: random.Random,
         visibility_wait_ms: int,
+        durations: EndDurations,
         spawn: Callable[[Coroutine[Any, Any, bool]], asyncio.Task[bool]],
     ) -> None:
         self._machine = machine
@@ -40,6 +43,7 @@ class TransactionCompletions:
         self._markers = markers
         self._rng = rng
         self._visibility_wait_ms = visibility_wait_ms
+        self._durations = durations
         self._spawn = spawn
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._left_to_successor: set[str] = set()
@@ -79,11 +83,14 @@ class TransactionCompletions:
             is_serving = self._runtime.unavailable() is ErrorCode.NONE
             return is_serving and self._runtime.coordinator_epoch == epoch
 
+        began_s = monotonic_s()
         delivery = await self._markers.send(
             self._machine.upkeep.markers_due(transactional_id),
             coordinator_epoch=epoch,
             is_current=is_current,
         )
+        if delivery is Delivery.DONE:
+            began_s = self._durations.observe(EndStep.MARKERS, began_s)
         attempt = 0
         while delivery is Delivery.DONE and is_current():
             reply = await self._runtime.execute(
@@ -92,6 +99,7 @@ class TransactionCompletions:
                 is_durable_before_reply=False,
             )
             if reply.error is ErrorCode.NONE:
+                self._durations.observe(EndStep.COMPLETION, began_s)
                 return True
             await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
             attempt += 1

@@ -20,6 +20,7 @@ from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.producer_id_reservation import ProducerIdReservation
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport
+from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.admin import (
@@ -53,6 +54,7 @@ from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
 from oncelog.actors.protocol.transaction.state import TransactionMetadata, TransactionState
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.completions import TransactionCompletions
+from oncelog.actors.transactions.end_durations import EndDurations, EndStep
 from oncelog.actors.transactions.held_records import HeldRecordsReader
 from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.actors.transactions.plain_producers import PlainProducers
@@ -117,6 +119,7 @@ class TransactionCoordinator:
             spawn=self._tasks.spawn,
         )
         self._plain = PlainProducers(replica, clock, producer_ids, self._reservation)
+        self.end_durations = EndDurations()
         self._completions = TransactionCompletions(
             machine=self.machine,
             runtime=self._runtime,
@@ -129,6 +132,7 @@ class TransactionCoordinator:
             ),
             rng=rng,
             visibility_wait_ms=cluster.transaction_visibility_wait_ms,
+            durations=self.end_durations,
             spawn=self._tasks.spawn,
         )
         self._drivers = drivers
@@ -269,6 +273,7 @@ class TransactionCoordinator:
             held = read
         counts = self._counts_ahead(request)
         await self._reservation.ensure()
+        began_s = monotonic_s()
         reply = await self._runtime.execute(
             transactional_id,
             lambda now_ms: self.machine.decide_end_txn(request, now_ms, held, counts),
@@ -277,6 +282,8 @@ class TransactionCoordinator:
         completion = self._completions.ensure(transactional_id)
         if reply.error not in (ErrorCode.NONE, ErrorCode.ALREADY_COMMITTED):
             return reply
+        if reply.error is ErrorCode.NONE:
+            self.end_durations.observe(EndStep.DECISION, began_s)
         visible = await self._completions.is_visible(completion)
         enrolments = self._enrolled_ahead(request, reply)
         return structs.replace(reply, visible=visible, enrolments=enrolments)

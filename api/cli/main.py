@@ -21,6 +21,7 @@ from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import dump as cli_dump
 from oncelog.api.cli import groups as cli_groups
 from oncelog.api.cli import jobs as cli_jobs
+from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
 from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli import status as cli_status
@@ -98,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_groups.add_commands(commands)
     cli_jobs.add_commands(commands)
     cli_transactions.add_commands(commands)
+    cli_metrics.add_commands(commands)
     _add_rotate_key(commands)
     _add_dump(commands)
     _add_accept_cut(commands)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.core import ConsumerCore
 from oncelog.api.consuming.handover import Handover
@@ -42,8 +43,14 @@ class AsyncConsumer(ProcessBound):
 
     make_there = "pass its settings and make one there with cluster.consumer(...)"
 
-    def __init__(self, router: Router, settings: ConsumerSettings, random: Random) -> None:
-        self._core = ConsumerCore(router=router, settings=settings, random=random)
+    def __init__(
+        self,
+        router: Router,
+        settings: ConsumerSettings,
+        random: Random,
+        reports: CallReports = NO_REPORTS,
+    ) -> None:
+        self._core = ConsumerCore(router=router, settings=settings, random=random, reports=reports)
         self._handover = Handover()
 
     @property
@@ -331,9 +338,14 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
     make_there = "pass its settings and make one there with cluster.consumer(...)"
 
     def __init__(
-        self, router: Router, loop_thread: LoopThread, settings: ConsumerSettings, random: Random
+        self,
+        router: Router,
+        loop_thread: LoopThread,
+        settings: ConsumerSettings,
+        random: Random,
+        reports: CallReports = NO_REPORTS,
     ) -> None:
-        super().__init__(loop_thread, AsyncConsumer(router, settings, random))
+        super().__init__(loop_thread, AsyncConsumer(router, settings, random, reports))
 
     @property
     def settings(self) -> ConsumerSettings:

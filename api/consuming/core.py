@@ -21,9 +21,11 @@ from typing import Final, TypeVar
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata
+from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
 from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.consuming.lag_report import LagReport
 from oncelog.api.consuming.membership import GroupMembership
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.offsets import (
@@ -59,7 +61,14 @@ _log = logging.getLogger(__name__)
 class ConsumerCore:
     """Everything behind ``Consumer`` and ``AsyncConsumer``. Belongs to one event loop."""
 
-    def __init__(self, *, router: Router, settings: ConsumerSettings, random: Random) -> None:
+    def __init__(
+        self,
+        *,
+        router: Router,
+        settings: ConsumerSettings,
+        random: Random,
+        reports: CallReports = NO_REPORTS,
+    ) -> None:
         self.settings = settings
         self.router = router
         self.random = random
@@ -67,6 +76,7 @@ class ConsumerCore:
         self.fetcher = Fetcher(
             router=router, settings=settings, random=random, on_change=self._wake.set
         )
+        self._lags = LagReport(reports, self.fetcher, settings.group_id)
         self._membership: GroupMembership | None = None
         self._maintenance: asyncio.Task[None] | None = None
         self._commit_lock = asyncio.Lock()
@@ -156,6 +166,7 @@ class ConsumerCore:
         Raises non-retriable errors; the next poll then continues.
         """
         self.check_open()
+        self._lags.begin()
         membership = self._membership
         if membership is None:
             if not self.fetcher.partitions:
@@ -457,6 +468,7 @@ class ConsumerCore:
         if self._is_closed:
             return
         self._is_closed = True
+        self._lags.stop()
         await self._give_up()
         await self.fetcher.close()
 

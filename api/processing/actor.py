@@ -59,7 +59,7 @@ def _connect(producer: ProducerSettings, consumer: ConsumerSettings) -> Clients:
     router = Router(ActorTransport(RayTransport(), reports), SystemClock())
     return Clients(
         producer=Producer(router, loop_thread, producer, random=chance),
-        consumer=Consumer(router, loop_thread, consumer, chance),
+        consumer=Consumer(router, loop_thread, consumer, chance, reports),
         close=loop_thread.close,
     )
 

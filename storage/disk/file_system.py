@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -21,6 +21,19 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 
 # fdatasync does not exist on macOS, where fsync is the closest there is.
 _datasync = getattr(os, "fdatasync", os.fsync)
+
+
+class DiskSpace(NamedTuple):
+    """Bytes of a disk: what we may still write, and all."""
+
+    free_bytes: int
+    size_bytes: int
+
+
+def disk_space(path: Path) -> DiskSpace:
+    """The disk that holds ``path``. Raises OSError."""
+    status = os.statvfs(path)
+    return DiskSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
 
 
 class DirectoryLockedError(BlockingIOError):

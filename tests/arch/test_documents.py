@@ -7,6 +7,10 @@ import re
 
 import pytest
 
+from oncelog.actors.process.metrics import METRICS
+from oncelog.api.cli.metrics import kind_text
+from oncelog.api.monitoring.alerts import ALERTS
+
 PAGES = (
     "README.md",
     "docs/ARCHITECTURE.md",
@@ -149,6 +153,25 @@ def test_the_table_of_messages_has_each_request_once(documents, product):
 
 def named_list(text: str) -> list[str]:
     return re.findall(r"`([\w/]+)`", text)
+
+
+def test_the_table_of_metrics_is_that_of_the_code(documents):
+    section = documents["docs/OPERATIONS.md"].split("\n## Metrics\n")[1].split("\n## ")[0]
+    told = [line for line in section.splitlines() if line.startswith("| `ray_oncelog_")]
+    assert told == [metric_row(metric) for metric in METRICS]
+
+
+def metric_row(metric) -> str:
+    first, *others = metric.exported_names
+    stem = first.removesuffix("_bucket_total")
+    names = ", ".join([f"`{first}`", *(f"`{name.removeprefix(stem)}`" for name in others)])
+    cells = (names, kind_text(metric), metric.unit, ", ".join(metric.tags), metric.description)
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_alerts_of_the_page_are_those_that_are_written(documents):
+    told = re.findall(r"^\| `(Oncelog\w+)` \|", documents["docs/OPERATIONS.md"], re.MULTILINE)
+    assert told == [alert.name for alert in ALERTS]
 
 
 def test_every_command_that_a_document_names_exists(root, documents):

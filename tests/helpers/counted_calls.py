@@ -6,7 +6,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 
-from oncelog.actors.process.metrics import METRICS, Metric
+from oncelog.actors.process.histogram import parts
+from oncelog.actors.process.metrics import METRICS, Kind, Metric
+
+COUNTERS = {metric for metric in METRICS if metric.kind is Kind.COUNTER} | {
+    part for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in parts(metric)
+}
 
 
 class Counted:
@@ -20,7 +25,7 @@ class Counted:
         raise AssertionError(f"{metric.name}={value} {tags}: calls are counted, not set")
 
     def add(self, metric: Metric, amount: float, tags: Mapping[str, str]) -> None:
-        assert metric in METRICS
+        assert metric in COUNTERS
         assert tuple(tags) == metric.tags
         self.amounts[(metric.name, *tags.values())] += amount
         self.reported.set()

@@ -8,8 +8,10 @@ from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.process.background import ThreadBackground
-from oncelog.actors.process.metrics import METRICS, TAGS
+from oncelog.actors.process.histogram import parts
+from oncelog.actors.process.metrics import METRICS, Kind
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
@@ -22,22 +24,31 @@ from oncelog.actors.protocol.messages.cluster import (
     TopicMetadata,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys
-from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem
 from oncelog.storage.model import TopicPartition
 
 FLIGHTS = TopicPartition("flights", 0)
 KEY = b"k" * 32
 NOW_MS = 1_700_000_000_000
+HISTOGRAM_PARTS = {
+    part for metric in METRICS if metric.kind is Kind.HISTOGRAM for part in parts(metric)
+}
 
 
 class World:
-    """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells."""
+    """Clock, transport and sink of one server. ``leader_epoch`` is what the controller tells.
+
+    ``told`` has the name of each figure that was set or added to, in order; ``figures`` their last
+    values, those of a counter in sum, whatever the tags.
+    """
 
     def __init__(self) -> None:
         self.time_ms = NOW_MS
         self.figures: dict[str, float] = {}
+        self.told: list[str] = []
         self.leader_epoch = 1
         self.is_led = False
+        self.disk_space: Any = lambda _path: DiskSpace(free_bytes=30, size_bytes=100)
         self.deaths: list[BaseException] = []
         self.tags: set[tuple[tuple[str, str], ...]] = set()
 
@@ -46,9 +57,19 @@ class World:
 
     def set(self, metric: Any, value: float, tags: Any) -> None:
         assert metric in METRICS
-        assert tuple(tags) == TAGS
+        assert metric.kind is Kind.GAUGE
+        self._note(metric, value, tags)
+
+    def add(self, metric: Any, amount: float, tags: Any) -> None:
+        assert metric.kind is Kind.COUNTER
+        assert metric in METRICS or metric in HISTOGRAM_PARTS
+        self._note(metric, self.figures.get(metric.name, 0) + amount, tags)
+
+    def _note(self, metric: Any, value: float, tags: Any) -> None:
+        assert tuple(tags) == metric.tags
         self.figures[metric.name] = value
         self.tags.add(tuple(tags.items()))
+        self.told.append(metric.name)
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         assert actor == "controller"
@@ -92,11 +113,13 @@ class World:
             incarnation="i",
             process_id=1,
             metrics=self,
+            disk_figures=DiskFigures(self.disk_space),
             die=self.deaths.append,
         )
         return kind(config, surroundings)
 
 
 async def stop(server: Any) -> None:
+    server.figures.stop()
     await server.maintenance.stop()
     await server.stop_serving(remove_data=False)

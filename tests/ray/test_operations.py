@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
+from oncelog.actors.process.metrics import METRICS
 from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.tickets import issue_ticket
@@ -167,38 +168,59 @@ def test_figures_are_on_the_endpoint_that_prometheus_reads(
 ) -> None:
     import ray
 
-    with cluster.producer() as producer:
-        producer.send(topic, value=b"counted", partition=0).result(30)
+    with cluster.producer(transactional_id="counted") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, value=b"counted", partition=0)
+        producer.commit_transaction()
+    with pytest.raises(OncelogError):
+        cluster.admin().create_topic(topic)
     status = typed("status", "--json")
     (shown,) = [one for one in status["topics"] if one["name"] == topic]
     assert shown["partitions"][0]["late_transaction_count"] == 0
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    produced = 'method="produce"'
+    ours, produced = f'topic="{topic}"', 'method="produce"'
+    at_zero = {"cut_bytes", "damaged_place_count"}
+    at_zero |= {"high_watermark_lag", "partition_late_transaction_count"}
     wanted = {
-        ("ray_oncelog_last_stable_offset_lag", f'topic="{topic}"'),
-        ("ray_oncelog_producer_id_count",),
-        ("ray_oncelog_active_transactional_id_count",),
-        ("ray_oncelog_partition_late_transaction_count",),
+        *(
+            (name,)
+            for metric in METRICS
+            if metric.name not in at_zero
+            for name in metric.exported_names
+        ),
+        ("ray_oncelog_open_transaction_count", ours, 'partition="1"'),
+        ("ray_oncelog_appended_records_total", ours, 'partition="0"', 'broker="1"'),
+        ("ray_oncelog_consumer_lag", ours, 'group="counting"'),
+        ("ray_oncelog_transaction_end_duration_ms_bucket_total", 'step="markers"', 'le="+Inf"'),
         # Nobody but this program calls ``produce``.
         ("ray_oncelog_calls_total", produced, 'side="caller"'),
         ("ray_oncelog_calls_total", produced, 'side="callee"'),
-        ("ray_oncelog_call_request_bytes_total", produced, 'side="callee"'),
-        ("ray_oncelog_call_duration_ms_sum_total", produced, 'side="callee"'),
         ("ray_oncelog_call_duration_ms_bucket_total", produced, 'side="caller"', 'le="+Inf"'),
     }
     deadline = time.monotonic() + 120
     missing = wanted
-    while missing and time.monotonic() < deadline:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        missing = {
-            (name, *labels)
-            for name, *labels in wanted
-            if not any(
-                line.startswith(name) and all(label in line for label in labels) for line in lines
-            )
-        }
+    with (
+        cluster.producer(transactional_id="left open") as producer,
+        cluster.consumer(group_id="counting", auto_offset_reset="earliest") as consumer,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, value=b"held back", partition=1).result(30)
+        consumer.assign(TopicPartition(topic, 0))
+        while missing and time.monotonic() < deadline:
+            consumer.poll(1_000)
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                lines = answer.read().decode().splitlines()
+            missing = {
+                (name, *labels)
+                for name, *labels in wanted
+                if not any(
+                    line.startswith(f"{name}{{") and all(label in line for label in labels)
+                    for line in lines
+                )
+            }
     assert not missing
 
 

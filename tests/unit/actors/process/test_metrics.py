@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_world import FLIGHTS, KEY, World, stop
 
+from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinatorServer
-from oncelog.actors.process.metrics import METRICS, TransactionAges
-from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest, ProduceRequest
+from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.metrics import (
+    METRICS,
+    OPEN_TRANSACTION_COUNT,
+    REPLICA_OFFLINE,
+    Kind,
+    TransactionAges,
+)
+from oncelog.actors.protocol.messages.cluster import ShutdownRequest
+from oncelog.actors.protocol.messages.partition import (
+    DescribeReplicaRequest,
+    FetchRequest,
+    ProduceRequest,
+)
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     InitProducerIdRequest,
 )
 from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.transactions.end_durations import EndDurations, EndStep
+from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from oncelog.storage.model import TRANSACTION_STATE_TOPIC, IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
 
 LATE_MS = 900_000 + 300_000
@@ -86,7 +105,9 @@ def test_every_metric_has_a_name_of_its_own_and_says_what_it_is() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.description.endswith(".")
-        assert not metric.name.endswith("_ms") or metric.unit == "ms"
+        assert metric.name.endswith("_ms") is (metric.unit == "ms")
+        assert metric.name.endswith("_bytes") is (metric.unit == "bytes")
+        assert bool(metric.bounds) is (metric.kind is Kind.HISTOGRAM)
 
 
 def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, caplog: Any) -> None:
@@ -97,20 +118,24 @@ def test_a_partition_tells_what_open_transactions_hold_back(tmp_path: Path, capl
         reply = await server.produce(request(world, is_transactional=True))
         assert reply.error is ErrorCode.NONE
         server.report_metrics()
-        assert world.figures == {
+        gauges = {metric.name for metric in METRICS if metric.kind is Kind.GAUGE}
+        assert {name: value for name, value in world.figures.items() if name in gauges} == {
+            "replica_offline": 0,
+            "leader_epoch": 1,
+            "log_size_bytes": server.replica.log.size_bytes,
+            "segment_count": 1,
             "producer_id_count": 1,
             "open_transaction_count": 1,
             "last_stable_offset": 0,
             "last_stable_offset_lag": 2,
-            "cut_bytes": 0,
-            "oldest_open_transaction_age_ms": 0,
-            "partition_late_transaction_count": 0,
-            "damaged_place_count": 0,
+            "disk_free_bytes": 30,
+            "disk_size_bytes": 100,
         }
-        assert world.tags == {(("topic", "flights"), ("partition", "0"), ("broker", "1"))}
+        assert (("topic", "flights"), ("partition", "0"), ("broker", "1")) in world.tags
         world.time_ms += LATE_MS
         server.report_metrics()
-        assert world.figures["partition_late_transaction_count"] == 0
+        assert world.figures["oldest_open_transaction_age_ms"] == LATE_MS
+        assert "partition_late_transaction_count" not in world.figures
         world.time_ms += 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.late_transaction_count == 1
@@ -145,13 +170,211 @@ def test_a_coordinator_tells_how_many_ids_are_active(tmp_path: Path) -> None:
         assert world.figures["active_transactional_id_count"] == 1
         described = await server.describe_replica(DescribeReplicaRequest())
         assert described.active_transactional_id_count == 1
+        assert "transaction_end_duration_ms_count" not in world.figures
+        server.end_durations.observe(EndStep.DECISION, monotonic_s())
+        server.report_metrics()
+        assert world.figures["transaction_end_duration_ms_count"] == 1
         await stop(server)
 
     asyncio.run(scenario())
 
 
+def test_what_is_written_and_read_is_added_up_and_reported_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        for _ in range(2):
+            produced = request(world, is_transactional=True)
+            await server.produce(produced)  # The second is a duplicate, which is not appended.
+        await server.fetch(
+            FetchRequest(
+                topic_partition=FLIGHTS,
+                fetch_offset=0,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            )
+        )
+        server.report_metrics()
+        assert world.figures["appended_bytes"] == len(produced.batch)
+        assert world.figures["appended_records"] == 2
+        assert world.figures["fetched_bytes"] == len(produced.batch)
+        assert world.figures["fetched_records"] == 2
+        assert world.figures["sync_duration_ms_count"] == 1
+        assert world.figures["sync_duration_ms_sum"] > 0
+        first, world.told = world.told, []
+        server.report_metrics()
+        counters = {metric.name for metric in METRICS if metric.kind is Kind.COUNTER}
+        assert counters & set(first)
+        assert not counters & set(world.told), "nothing has happened since"
+        assert "sync_duration_ms_count" not in world.told
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_appended_and_not_synced_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        written = asyncio.ensure_future(server.produce(request(world, is_transactional=True)))
+        await asyncio.sleep(0)
+        server.report_metrics()
+        assert world.figures["high_watermark_lag"] == 2
+        await written
+        server.report_metrics()
+        assert world.figures["high_watermark_lag"] == 0
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_a_gauge_that_rests_at_zero_is_told_above_it_and_once_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        told = []
+        for value in (0, 3, 3, 0, 0, 2):
+            server.figures.set(OPEN_TRANSACTION_COUNT, value)
+            told.append(len(world.told))
+        assert told == [0, 1, 2, 3, 3, 4]
+        assert world.figures == {"open_transaction_count": 2}
+        server.figures.set(REPLICA_OFFLINE, 0)
+        server.figures.set(REPLICA_OFFLINE, 0)
+        assert world.told[-2:] == ["replica_offline"] * 2, "Ray would forget it"
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        server.replica.refuse("as a test")
+        server.report_metrics()
+        assert world.figures["replica_offline"] == 1
+        assert "last_stable_offset" not in world.figures
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_server_that_cannot_start_tells_that_its_replica_is_offline(
+    tmp_path: Path, is_waiting: bool
+) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        server.report_metrics()
+        assert world.figures["replica_offline"] == 0, "it is starting"
+        await server._start_task
+        if is_waiting:
+            server.replica.waits_for = "room on the disk"
+        else:
+            server.failure = "could not start"
+        server.report_metrics()
+        assert world.figures["replica_offline"] == 1
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> None:
+    world, asked = World(), []
+
+    def space_of(path: Path) -> DiskSpace:
+        asked.append(path)
+        if len(asked) == 3:
+            raise OSError(errno.EIO, "as a test")
+        return DiskSpace(free_bytes=len(asked), size_bytes=9)
+
+    config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d")
+    disk = DiskFigures(space_of)
+    for now_s in (100.0, 101.0, 109.9, 110.0, 119.0, 120.0, 121.0):
+        disk.report(config, world, now_s)
+    assert len(asked) == 3
+    assert set(asked) == {Path("d")}
+    assert world.figures == {"disk_free_bytes": 2, "disk_size_bytes": 9}
+    assert disk_space(Path()).size_bytes >= disk_space(Path()).free_bytes > 0
+
+
+def test_ends_of_transactions_are_timed_by_step() -> None:
+    durations = EndDurations()
+    began_s = monotonic_s()
+    assert durations.observe(EndStep.MARKERS, began_s) >= began_s
+    durations.observe(EndStep.DECISION, began_s)
+    world = World()
+    durations.report(world, 7)
+    assert world.figures["transaction_end_duration_ms_count"] == 2
+    told = {dict(tags)["step"] for tags in world.tags}
+    assert told == {"markers", "decision"}
+    assert {dict(tags)["broker"] for tags in world.tags} == {"7"}
+
+
+def test_a_report_that_fails_is_a_bug_of_the_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World()
+        died = asyncio.Event()
+
+        class Server(PartitionServer):
+            def report_metrics(self) -> None:
+                died.set()
+                raise ZeroDivisionError
+
+        server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=1)
+        await asyncio.wait_for(died.wait(), 30)
+        await server._start_task
+        assert [type(death) for death in world.deaths] == [ZeroDivisionError]
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_replicas_of_a_process_report_at_times_of_their_own_and_until_they_are_stopped(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world, began_s = World(), asyncio.get_running_loop().time()
+        due_s = []
+        for number in range(20):
+            replica = Replica(
+                config=ReplicaConfig(topic="t", partition=number, broker_id=1, data_dir="d"),
+                filesystem=RealFileSystem(),
+                clock=world,
+                background=ThreadBackground(),
+                epoch_source=world.call,
+            )
+            figures = ReplicaFigures(
+                replica=replica,
+                clock=world,
+                metrics=world,
+                disk=NO_DISK,
+                has_failed=lambda: False,
+                on_bug=world.deaths.append,
+            )
+            figures.start(lambda: None)
+            due_s.append(figures._timer.when() - began_s)
+            figures.stop()
+        assert 0 < min(due_s) < 3
+        assert 7 < max(due_s) < 11
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        topic_id = server.replica.known_topic_id()
+        reply = await server.shutdown(ShutdownRequest(topic_id=topic_id))
+        assert reply.error is ErrorCode.NONE
+        assert server.figures._timer.cancelled()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("interval_ms", [1, 60_000])
-def test_figures_are_set_by_maintenance(tmp_path: Path, interval_ms: int) -> None:
+def test_figures_are_reported_by_themselves(tmp_path: Path, interval_ms: int) -> None:
     async def scenario() -> None:
         world = World()
         reported = asyncio.Event()
@@ -163,9 +386,11 @@ def test_figures_are_set_by_maintenance(tmp_path: Path, interval_ms: int) -> Non
 
         server = world.server(Server, FLIGHTS, tmp_path, metrics_interval_ms=interval_ms)
         await server._start_task
-        if interval_ms == 1:
+        for _ in range(2 if interval_ms == 1 else 0):
+            reported.clear()
             await asyncio.wait_for(reported.wait(), 30)
         await stop(server)
         assert bool(world.figures) is (interval_ms == 1)
+        assert server.figures._timer.cancelled()
 
     asyncio.run(scenario())

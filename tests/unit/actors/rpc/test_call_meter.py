@@ -11,6 +11,7 @@ from called_server import TIMEOUT_MS, Server, fetch, listener_of, produce
 from counted_calls import Counted
 
 from oncelog.actors.launch.processes import ActorProcess
+from oncelog.actors.process.metrics import DURATION_BOUNDS_MS
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import (
     DescribeReplicaRequest,
@@ -22,7 +23,6 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.call_meter import (
-    BOUNDS_MS,
     CALLEE,
     CALLER,
     OTHER,
@@ -125,7 +125,7 @@ def test_buckets_are_cumulative_and_their_bounds_inclusive() -> None:
             one_call(meter, clock, took_ms)
         meter.report()
         buckets = counted.buckets("produce", CALLER)
-        assert list(buckets) == [str(bound) for bound in BOUNDS_MS] + ["+Inf"]
+        assert list(buckets) == [str(bound) for bound in DURATION_BOUNDS_MS] + ["+Inf"]
         assert [buckets[le] for le in ("0.1", "200", "500", "1000", "30000", "+Inf")] == [
             *(1, 1, 2, 3, 3),
             4,

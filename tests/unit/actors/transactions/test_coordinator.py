@@ -27,6 +27,7 @@ from oncelog.actors.protocol.messages.transaction import (
     Winner,
 )
 from oncelog.actors.protocol.tickets import ClusterKeys, TicketVerdict, check_ticket
+from oncelog.actors.transactions.end_durations import EndStep
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
@@ -64,6 +65,7 @@ def test_a_transaction_from_init_to_reading_it(world: Any) -> None:
         reply = await end(coordinator, producer_id, epoch)
         assert (reply.error, reply.visible) == (ErrorCode.NONE, True)
         assert (reply.producer_id, reply.producer_epoch) == (producer_id, epoch + 1)
+        assert [coordinator.end_durations.count(step) for step in EndStep] == [1, 1, 1]
         assert (await leader.fetch(fetch)).records
         late = await leader.produce(produce)  # The batch is a duplicate by sequence no more.
         assert late.error is ErrorCode.INVALID_PRODUCER_EPOCH

@@ -1,0 +1,210 @@
+"""The figures that operators watch of one replica, and of the disk it is on.
+
+What ``process/metrics.py`` has a name for. A report of an idle replica takes some 30 µs; those of
+a process are spread over the interval, so that many do not hold up its event loop together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.process.metrics import (
+    APPENDED_BYTES,
+    APPENDED_RECORDS,
+    CUT_BYTES,
+    DAMAGED_PLACE_COUNT,
+    DISK_FREE_BYTES,
+    DISK_SIZE_BYTES,
+    FETCHED_BYTES,
+    FETCHED_RECORDS,
+    HIGH_WATERMARK_LAG,
+    LAST_STABLE_OFFSET,
+    LAST_STABLE_OFFSET_LAG,
+    LATE_GRACE_MS,
+    LATE_TRANSACTION_COUNT,
+    LEADER_EPOCH,
+    LOG_SIZE_BYTES,
+    NO_METRICS,
+    OLDEST_OPEN_TRANSACTION_AGE_MS,
+    OPEN_TRANSACTION_COUNT,
+    PRODUCER_ID_COUNT,
+    REPLICA_OFFLINE,
+    SEGMENT_COUNT,
+    Metric,
+    MetricSink,
+    TransactionAges,
+)
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import DiskSpace, disk_space
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+PHASES: Final = 2**32
+"""How many moments of the interval a replica's reports may come at."""
+
+
+class DiskFigures:
+    """The space on the disk of the data directory: once per interval for all replicas there.
+
+    ``space_of`` is None where there is no disk to look at.
+    """
+
+    def __init__(self, space_of: Callable[[Path], DiskSpace] | None = disk_space) -> None:
+        self._space_of = space_of
+        self._due_s = 0.0
+
+    def report(self, config: ReplicaConfig, metrics: MetricSink, now_s: float) -> None:
+        """Set the figures if that is due. Without any if the disk does not answer."""
+        if self._space_of is None or now_s < self._due_s:
+            return
+        self._due_s = now_s + config.cluster.metrics_interval_ms / 1_000
+        try:
+            space = self._space_of(Path(config.data_dir))
+        except OSError as error:
+            _logger.warning("cannot tell the space on the disk of %s: %s", config.data_dir, error)
+            return
+        tags = {"broker": str(config.broker_id)}
+        metrics.set(DISK_FREE_BYTES, space.free_bytes, tags)
+        metrics.set(DISK_SIZE_BYTES, space.size_bytes, tags)
+
+
+NO_DISK: Final = DiskFigures(None)
+
+
+class ReplicaFigures:
+    """Reports the figures of one replica, every ``metrics_interval_ms``, also while it is offline.
+
+    ``has_failed`` says that its server could not start; ``on_bug`` gets what a report raises.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica: Replica,
+        clock: Clock,
+        metrics: MetricSink,
+        disk: DiskFigures,
+        has_failed: Callable[[], bool],
+        on_bug: Callable[[BaseException], None],
+    ) -> None:
+        config = replica.config
+        self.ages = TransactionAges(
+            late_after_ms=config.cluster.transaction_max_timeout_ms + LATE_GRACE_MS
+        )
+        self.metrics = metrics
+        self._replica = replica
+        self._clock = clock
+        self._disk = disk
+        self._has_failed = has_failed
+        self._on_bug = on_bug
+        self._tags = {
+            "topic": config.topic,
+            "partition": str(config.partition),
+            "broker": str(config.broker_id),
+        }
+        self._reported: dict[str, int] = {}
+        """What was reported of each counter, by its name."""
+        self._raised: set[str] = set()
+        """Which of those gauges that rest at zero are above it."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- when -----------------------------------------------------------------------------
+
+    def start(self, report: Callable[[], None]) -> None:
+        """Call ``report`` once an interval from now on; the first time within one."""
+        phase = crc32(repr(sorted(self._tags.items())).encode())
+        self._wait(report, (phase + 1) / PHASES)
+
+    def _wait(self, report: Callable[[], None], intervals: float) -> None:
+        delay_s = intervals * self._replica.config.cluster.metrics_interval_ms / 1_000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._report_now, report)
+
+    def _report_now(self, report: Callable[[], None]) -> None:
+        try:
+            report()
+        except Exception as bug:
+            self._on_bug(bug)
+        else:
+            self._wait(report, 1.0)
+
+    def stop(self) -> None:
+        """Report no more. A second call does nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- what -----------------------------------------------------------------------------
+
+    def observe_transactions(self) -> None:
+        """Update the ages of open transactions; log when one is late."""
+        known_count = self.ages.late_count
+        ongoing = self._replica.machine.producers.transactions.ongoing
+        self.ages.observe(ongoing, self._clock.now_ms())
+        if self.ages.late_count > known_count:
+            _logger.warning(
+                "%s: %d transactions are open for longer than any may be; look with "
+                "`oncelog transactions find-hanging`",
+                self._replica.topic_partition,
+                self.ages.late_count,
+            )
+
+    def report(self) -> None:
+        """Report what every replica has."""
+        replica = self._replica
+        is_offline = bool(replica.failure or replica.waits_for) or self._has_failed()
+        self.set(REPLICA_OFFLINE, int(is_offline))
+        self._disk.report(replica.config, self.metrics, asyncio.get_running_loop().time())
+        self._report_tallies()
+        if replica.availability() is ErrorCode.NONE:
+            self.observe_transactions()
+            if self.metrics is not NO_METRICS:
+                self._report_log()
+
+    def _report_tallies(self) -> None:
+        tallies = self._replica.tallies
+        self._add(APPENDED_BYTES, tallies.appended_bytes)
+        self._add(APPENDED_RECORDS, tallies.appended_records)
+        self._add(FETCHED_BYTES, tallies.fetched_bytes)
+        self._add(FETCHED_RECORDS, tallies.fetched_records)
+        tallies.sync_durations.report(self.metrics, {"broker": self._tags["broker"]})
+
+    def _report_log(self) -> None:
+        replica, machine, log = self._replica, self._replica.machine, self._replica.log
+        self.set(LEADER_EPOCH, replica.leader_epoch)
+        self.set(LOG_SIZE_BYTES, log.size_bytes)
+        self.set(SEGMENT_COUNT, log.segment_count)
+        self.set(HIGH_WATERMARK_LAG, machine.log_end_offset - machine.high_watermark)
+        self.set(LAST_STABLE_OFFSET, machine.last_stable_offset)
+        self.set(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
+        self.set(OPEN_TRANSACTION_COUNT, machine.open_transaction_count)
+        self.set(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
+        self.set(LATE_TRANSACTION_COUNT, self.ages.late_count)
+        self.set(PRODUCER_ID_COUNT, machine.producer_count)
+        self.set(DAMAGED_PLACE_COUNT, len(replica.damage.places(machine.log_start_offset)))
+        cut = replica.directory.cut
+        self.set(CUT_BYTES, 0 if cut is None else cut.cut_bytes)
+
+    def set(self, metric: Metric, value: float) -> None:
+        """Set one gauge of this replica, unless it rests at zero and has said so."""
+        if metric.rests_at_zero:
+            if value:
+                self._raised.add(metric.name)
+            elif metric.name not in self._raised:
+                return
+            else:
+                self._raised.remove(metric.name)
+        self.metrics.set(metric, value, self._tags)
+
+    def _add(self, metric: Metric, total: int) -> None:
+        """Add to a counter by how much ``total`` has grown since it was last reported."""
+        amount = total - self._reported.get(metric.name, 0)
+        if amount:
+            self._reported[metric.name] = total
+            self.metrics.add(metric, amount, self._tags)

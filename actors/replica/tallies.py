@@ -1,0 +1,28 @@
+"""What happens in one replica, added up: whole numbers, a few per batch and none per record.
+
+They only grow; ``launch/figures.py`` reports by how much.
+"""
+
+from __future__ import annotations
+
+from oncelog.actors.process.histogram import Histogram
+from oncelog.actors.process.metrics import SYNC_DURATION_MS
+
+
+class ReplicaTallies:
+    """Totals of one replica since its process began."""
+
+    __slots__ = (
+        "appended_bytes",
+        "appended_records",
+        "fetched_bytes",
+        "fetched_records",
+        "sync_durations",
+    )
+
+    def __init__(self) -> None:
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.fetched_bytes = 0
+        self.fetched_records = 0
+        self.sync_durations = Histogram(SYNC_DURATION_MS)

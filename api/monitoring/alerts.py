@@ -1,0 +1,146 @@
+"""Alert rules for Prometheus: what an operator should be told without looking."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from oncelog.actors.process import metrics as m
+from oncelog.api.monitoring.queries import (
+    PARTITION,
+    REPLICA,
+    highest,
+    highest_lately,
+    lowest,
+    rate,
+)
+from oncelog.storage.errors import ErrorCode
+
+ALERTS_FILE: Final = "oncelog_alerts.yml"
+
+DISK_FREE_MIN: Final = 0.1
+"""The part of a disk that should be free."""
+
+FAILED_CALLS_MAX: Final = 0.05
+"""The part of the calls of a method that may fail."""
+
+FAILURES: Final = (
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+)
+"""Codes that are no part of normal operation if they last."""
+
+PARTITION_NAME: Final = "{{ $labels.topic }}-{{ $labels.partition }}"
+REPLICA_NAME: Final = f"{PARTITION_NAME} at broker {{{{ $labels.broker }}}}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One rule: tell ``summary`` once ``expression`` has had an answer for so long."""
+
+    name: str
+    expression: str
+    lasts: str
+    severity: str
+    summary: str
+    advice: str
+
+
+def _stable_lag() -> str:
+    return highest(m.LAST_STABLE_OFFSET_LAG, *PARTITION)
+
+
+def _failed_calls() -> str:
+    codes = "|".join(code.name for code in FAILURES)
+    failed = rate(m.CALL_ERRORS, "method", where=f'side="caller", error=~"{codes}"', window="5m")
+    made = rate(m.CALLS, "method", where='side="caller"', window="5m")
+    return f"{failed} / {made} > {FAILED_CALLS_MAX}"
+
+
+def _silent() -> str:
+    before = highest_lately(m.REPLICA_OFFLINE, *REPLICA, window="1h")
+    return f"{before} unless {highest(m.REPLICA_OFFLINE, *REPLICA)}"
+
+
+ALERTS: Final = (
+    Alert(
+        name="OncelogReplicaOffline",
+        expression=f"{highest(m.REPLICA_OFFLINE, *REPLICA)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary=f"{REPLICA_NAME} is offline",
+        advice="`oncelog status` tells why; see OPERATIONS, A disk that failed.",
+    ),
+    Alert(
+        name="OncelogReplicaSilent",
+        expression=_silent(),
+        lasts="2m",
+        severity="warning",
+        summary=f"{REPLICA_NAME} reports no more",
+        advice="Its process is gone or hangs, or its topic was deleted: see `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogLateTransaction",
+        expression=f"{highest(m.LATE_TRANSACTION_COUNT, *PARTITION)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary=f"{PARTITION_NAME} has a transaction that does not end",
+        advice="Readers of committed records stop there: `oncelog transactions find-hanging`.",
+    ),
+    Alert(
+        name="OncelogLastStableOffsetLagGrows",
+        expression=f"{_stable_lag()} > 0 and deriv(({_stable_lag()})[10m:1m]) > 0",
+        lasts="15m",
+        severity="warning",
+        summary=f"{PARTITION_NAME} holds back more and more records",
+        advice="A transaction stays open: `oncelog transactions list --state Ongoing`.",
+    ),
+    Alert(
+        name="OncelogDamagedPlace",
+        expression=f"{highest(m.DAMAGED_PLACE_COUNT, *REPLICA)} > 0",
+        lasts="0m",
+        severity="critical",
+        summary=f"Records of {PARTITION_NAME} cannot be read",
+        advice="`oncelog status` tells the offset; see OPERATIONS, Records that cannot be read.",
+    ),
+    Alert(
+        name="OncelogDiskNearlyFull",
+        expression=(
+            f"{lowest(m.DISK_FREE_BYTES, 'broker')} / {highest(m.DISK_SIZE_BYTES, 'broker')} "
+            f"< {DISK_FREE_MIN}"
+        ),
+        lasts="5m",
+        severity="warning",
+        summary="The disk of broker {{ $labels.broker }} is nearly full",
+        advice="Make room or shorten retention: a full disk refuses every write.",
+    ),
+    Alert(
+        name="OncelogCallErrors",
+        expression=_failed_calls(),
+        lasts="10m",
+        severity="warning",
+        summary="Calls of {{ $labels.method }} fail",
+        advice="See the codes on the dashboard, and `oncelog status`.",
+    ),
+)
+
+
+def alerts_yaml() -> str:
+    """The rules, as a file that the ``rule_files`` of Prometheus name."""
+    lines = ["groups:", "  - name: oncelog", "    rules:"]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            f"        expr: {json.dumps(alert.expression)}",
+            f"        for: {alert.lasts}",
+            "        labels:",
+            f"          severity: {alert.severity}",
+            "        annotations:",
+            f"          summary: {json.dumps(alert.summary)}",
+            f"          description: {json.dumps(alert.advice)}",
+        ]
+    return "\n".join(lines) + "\n"
