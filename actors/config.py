@@ -394,3 +394,15 @@ class HostConfig:
             cluster_id=self.cluster_id,
             pin=self.pin,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """What the actor by which a broker joins is started with."""
+
+    broker_id: int
+    data_dir: str
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    cluster_id: str = ""
+    rack: str = ""
+    pin: Pin | None = None

@@ -83,6 +83,11 @@ def actor_of(tp: TopicPartition, broker_id: int) -> str:
     return partition_actor(tp.topic, tp.partition, broker_id)
 
 
+def broker_actor(broker_id: int) -> str:
+    """Ray name of the actor by which a broker joins."""
+    return f"broker:{broker_id}"
+
+
 def host_actor(host: int, broker_id: int) -> str:
     """Ray name of an actor that holds several replicas of a broker."""
     return f"partitions:{host}@{broker_id}"
@@ -130,6 +135,6 @@ def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | 
 
 
 CONTROLLER_ACTOR = "controller"
-LOG_ACTORS = (CONTROLLER_ACTOR, "partitions:", "partition:", "transaction:", "group:")
+LOG_ACTORS = (CONTROLLER_ACTOR, "broker:", "partitions:", "partition:", "transaction:", "group:")
 """How the names of actors that hold logs begin."""
 NAMESPACE = "oncelog"

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 LOCAL_BROKER_ID: Final = 1
-"""The one broker there is: everything is on its node."""
+"""The broker on whose node a cluster is founded, and its controller stays."""
 
 BROKER_LABEL: Final = "broker"
 """The node label that says which broker a node is."""
+
+RACK_LABEL: Final = "rack"
+"""The node label that says what may fail together."""
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
 """Set by Ray on every node."""
@@ -58,6 +61,12 @@ class Pin:
             BY_NODE_ID: node["NodeID"],
         }[self.kind]
         return bool(node["Alive"]) and found == self.value
+
+
+def broker_of(node: Mapping[str, Any]) -> int | None:
+    """The number that an entry of ``ray.nodes()`` is labelled with; ``None`` if it has none."""
+    label = str(node["Labels"].get(BROKER_LABEL, ""))
+    return int(label) if label.isascii() and label.isdecimal() and int(label) > 0 else None
 
 
 def pin_of(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Pin:

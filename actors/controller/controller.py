@@ -16,6 +16,7 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
+from oncelog.actors.controller.broker_watch import BrokerWatch
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import (
     SMALL_MACHINE,
@@ -51,6 +52,8 @@ from oncelog.actors.protocol.messages.cluster import (
     LearnKeysRequest,
     MetadataReply,
     MetadataRequest,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
     RotateClusterKeyReply,
     RotateClusterKeyRequest,
     ShutdownReply,
@@ -107,6 +110,11 @@ class Controller:
             placements=self.machine.placements,
             tasks=self._tasks,
         )
+        self._brokers = BrokerWatch(
+            launcher=launcher,
+            own=replica.config.broker_id,
+            registered=self.machine.brokers,
+        )
         self._machine_size = machine_size
         self._config = config
         self._process_id = process_id
@@ -126,6 +134,7 @@ class Controller:
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
         await self._end_undeclared()
         self._runtime.is_loaded = True
+        self._tasks.spawn(self._brokers.watch())
         await self._actors.start(self.machine.placements())
 
     async def _found(self) -> bool:
@@ -163,7 +172,9 @@ class Controller:
         )
         replica_config = self.replica.config
         broker = BrokerRegistered(
-            broker_id=replica_config.broker_id, data_dir=replica_config.data_dir
+            broker_id=replica_config.broker_id,
+            data_dir=replica_config.data_dir,
+            directory_id=identity.directory_id,
         )
         topic_ids = (self._token_bytes(16).hex(), self._token_bytes(16).hex())
         await self._runtime.execute(
@@ -204,7 +215,7 @@ class Controller:
         return MetadataReply(
             cluster_id=founded.cluster_id if founded else "",
             controller_epoch=self._runtime.coordinator_epoch,
-            brokers=self.machine.brokers(),
+            brokers=self._brokers.described(),
             topics=self.machine.metadata(request.topics),
             transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
             offsets_partitions=founded.offsets_partitions if founded else 0,
@@ -233,7 +244,7 @@ class Controller:
             request.name,
             request,
             lambda _now_ms: self.machine.decide_create_topic(
-                request, self._rules(dict(request.settings))
+                request, self._rules(dict(request.settings)), self._brokers.live
             ),
         )
 
@@ -243,7 +254,9 @@ class Controller:
         def decide(_now_ms: int) -> Decision[CreatePartitionsReply]:
             known = self.machine.metadata([request.name])
             settings = dict(known[0].settings) if known else {}
-            return self.machine.decide_create_partitions(request, self._rules(settings))
+            return self.machine.decide_create_partitions(
+                request, self._rules(settings), self._brokers.live
+            )
 
         return await self._execute_and_start(request.name, request, decide)
 
@@ -295,6 +308,18 @@ class Controller:
                 alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
                 await self._actors.end(placements, alone)
             return reply
+
+    async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
+        """Let a broker take part, or remember why it may not."""
+        if request.problem:
+            self._brokers.note(request.broker_id, request.problem)
+            return RegisterBrokerReply()
+        reply = await self._execute(
+            request, lambda _now_ms: self.machine.decide_register_broker(request)
+        )
+        if reply.error in {ErrorCode.NONE, ErrorCode.INVALID_REQUEST}:
+            self._brokers.note(request.broker_id, reply.detail)
+        return reply
 
     async def hosted_replicas(self, request: HostedReplicasRequest) -> HostedReplicasReply:
         """List what a host is to hold."""

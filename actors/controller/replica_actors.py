@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from oncelog.actors.controller.broker_watch import BrokerLauncher
 from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import Transport, host_actor
 from oncelog.actors.protocol.cluster.hosts import (
@@ -32,8 +33,8 @@ TELL_RETRY_MS: Final = 500
 """How soon a host that was not reached is told again."""
 
 
-class Launcher(Protocol):
-    """Starts and ends the actors of replicas."""
+class Launcher(BrokerLauncher, Protocol):
+    """Starts and ends the actors of replicas, and sees nodes."""
 
     async def start(self, placements: Sequence[Placement]) -> None:
         """Ensure that an actor runs for each replica, its own or its host's. Idempotent."""

@@ -159,7 +159,7 @@ def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[L
     if len(brokers) != 1:
         raise ConnectionFailedError(
             f"nodes have labels {BROKER_LABEL}=N, and {len(brokers)} of them {BROKER_LABEL}="
-            f"{wanted}: exactly one must, as everything is on broker {wanted}"
+            f"{wanted}: exactly one must, as the controller is on broker {wanted}"
         )
     if owners and brokers[0] not in owners:
         raise ConnectionFailedError(
@@ -215,7 +215,10 @@ def _prepare_here(data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str
             return str(error)
         else:
             if identity.broker_id != LOCAL_BROKER_ID:
-                return f"it is that of broker {identity.broker_id}, and there is only broker 1 yet"
+                return (
+                    f"it is that of broker {identity.broker_id}: the log starts on the node of "
+                    f"broker {LOCAL_BROKER_ID}"
+                )
             return identity
     return "another program is about to start a log there: try again"
 

@@ -12,16 +12,20 @@ from typing import Any, Final
 
 import ray
 
-from oncelog.actors.config import HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import NAMESPACE, actor_of, host_actor
-from oncelog.actors.launch.processes import ActorProcess, HostProcess, process_of
+from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
+from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.interfaces import NAMESPACE, actor_of, broker_actor, host_actor
+from oncelog.actors.launch.processes import ActorProcess, BrokerProcess, HostProcess, process_of
+from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 
 MAX_CONCURRENCY: Final = 100_000
 """Calls one actor may hold at once: most are long polls, which cost nothing while they wait."""
 
 
-def launch_actor(kind: type[ActorProcess], name: str, config: ReplicaConfig | HostConfig) -> Any:
+def launch_actor(
+    kind: type[ActorProcess], name: str, config: ReplicaConfig | HostConfig | BrokerConfig
+) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
     It outlives its creator. Ray restarts it on that node only, and never repeats a call by itself.
@@ -47,10 +51,11 @@ def launch_actor(kind: type[ActorProcess], name: str, config: ReplicaConfig | Ho
 
 
 class RayLauncher:
-    """``Launcher`` on Ray: every actor is where the controller is, which has ``config``."""
+    """``Launcher`` on Ray: an actor is on its broker's node; ``config`` is the controller's."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         self._config = config
+        self._begun_brokers: set[int] = set()
 
     async def start(self, placements: Sequence[Placement]) -> None:
         """See ``Launcher.start``."""
@@ -65,7 +70,11 @@ class RayLauncher:
         for tp, _, broker_id, host in placements:
             if host == OWN_ACTOR:
                 config = dataclasses.replace(
-                    self._config, topic=tp.topic, partition=tp.partition, broker_id=broker_id
+                    self._config,
+                    topic=tp.topic,
+                    partition=tp.partition,
+                    broker_id=broker_id,
+                    pin=self._pin_of(broker_id),
                 )
                 launch_actor(process_of(tp.topic), actor_of(tp, broker_id), config)
 
@@ -76,8 +85,42 @@ class RayLauncher:
             data_dir=self._config.data_dir,
             cluster=self._config.cluster,
             cluster_id=self._config.cluster_id,
-            pin=self._config.pin,
+            pin=self._pin_of(broker_id),
         )
+
+    async def nodes(self) -> list[BrokerNode]:
+        """See ``BrokerLauncher.nodes``."""
+        nodes = await asyncio.to_thread(ray.nodes)
+        return [
+            BrokerNode(broker_id=broker_id, rack=node["Labels"].get(RACK_LABEL, ""))
+            for node in nodes
+            if node["Alive"] and (broker_id := broker_of(node)) is not None
+        ]
+
+    async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        """See ``BrokerLauncher.start_brokers``."""
+        new = [node for node in nodes if node.broker_id not in self._begun_brokers]
+        if new:
+            await asyncio.to_thread(self._start_brokers, new)
+
+    def _start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        for node in nodes:
+            config = BrokerConfig(
+                broker_id=node.broker_id,
+                data_dir=self._config.data_dir,
+                cluster=self._config.cluster,
+                cluster_id=self._config.cluster_id,
+                rack=node.rack,
+                pin=self._pin_of(node.broker_id),
+            )
+            launch_actor(BrokerProcess, broker_actor(node.broker_id), config)
+            self._begun_brokers.add(node.broker_id)
+
+    def _pin_of(self, broker_id: int) -> Pin | None:
+        """The controller's own node; of others, the one with their label, wherever that is."""
+        if broker_id == self._config.broker_id:
+            return self._config.pin
+        return Pin(BY_LABEL, str(broker_id))
 
     async def end(self, actors: list[str]) -> None:
         """Kill actors for good, by name."""

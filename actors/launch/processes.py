@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import ray
 
-from oncelog.actors.config import CONNECTIONS, HostConfig, ReplicaConfig
+from oncelog.actors.config import CONNECTIONS, BrokerConfig, HostConfig, ReplicaConfig
 from oncelog.actors.interfaces import host_actor
 from oncelog.actors.launch.assembly import (
     GroupCoordinatorServer,
@@ -27,6 +27,7 @@ from oncelog.actors.launch.assembly import (
     TransactionCoordinatorServer,
     server_of,
 )
+from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.launch.host import Host
 from oncelog.actors.process.background import (
@@ -74,12 +75,12 @@ def die_of_bug(error: BaseException) -> NoReturn:
     os._exit(EXIT_STATUS_OF_BUG)
 
 
-def call_reports(config: ReplicaConfig | HostConfig) -> CallReports:
+def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallReports:
     """Where the calls that a process makes and answers are counted."""
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
-def production(config: ReplicaConfig | HostConfig) -> Surroundings:
+def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Surroundings:
     """The surroundings of a Ray actor; also sets up logging."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     return Surroundings(
@@ -245,6 +246,28 @@ class HostProcess(ActorProcess):
             process_id=os.getpid(),
             is_serving=not idle,
             detail="; ".join(idle[:3]),
+            answered_calls=self.dispatch.answered_calls,
+        )
+
+
+class BrokerProcess(ActorProcess):
+    """The process by which a broker joins."""
+
+    server_class = Broker
+
+    def __init__(self, config: BrokerConfig) -> None:
+        broker = Broker(config, production(config))
+        super().__init__(broker, calls=config.cluster.calls, reports=call_reports(config))
+        broker.begin()
+
+    @ray.method(concurrency_group="health")
+    async def health(self) -> Health:
+        """Tell whether the broker is registered."""
+        broker: Broker = self.server
+        return Health(
+            process_id=os.getpid(),
+            is_serving=broker.is_registered,
+            detail=broker.problem,
             answered_calls=self.dispatch.answered_calls,
         )
 

@@ -10,7 +10,7 @@ metadata log be begun. The mark goes once the first record of that log is durabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +32,14 @@ _VERSION: Final = "0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryIdentity:
-    """Whose a data directory is. ``is_founding``: its metadata log may still have to be begun."""
+    """Whose a data directory is. ``is_founding``: its metadata log may still have to be begun.
+
+    ``directory_id`` is its own, drawn once; "" in one that an earlier build made.
+    """
 
     cluster_id: str
     broker_id: int
+    directory_id: str = ""
     is_founding: bool = False
 
     def to_bytes(self) -> bytes:
@@ -44,6 +48,7 @@ class DirectoryIdentity:
             f"version={_VERSION}",
             f"broker.id={self.broker_id}",
             f"cluster.id={self.cluster_id}",
+            *([f"directory.id={self.directory_id}"] if self.directory_id else []),
             *(["founding=true"] if self.is_founding else []),
         ]
         return "".join(f"{line}\n" for line in lines).encode()
@@ -61,6 +66,7 @@ class DirectoryIdentity:
             return cls(
                 cluster_id=fields["cluster.id"],
                 broker_id=int(fields["broker.id"]),
+                directory_id=fields.get("directory.id", ""),
                 is_founding=fields.get("founding") == "true",
             )
         except (KeyError, ValueError) as error:
@@ -108,6 +114,36 @@ def prepare(
         lock.release()
 
 
+def join(
+    filesystem: FileSystem,
+    data_dir: Path,
+    *,
+    cluster_id: str,
+    broker_id: int,
+    new_directory_id: str,
+) -> DirectoryIdentity:
+    """Whose the directory is; an empty one becomes that of this broker. Durable on return.
+
+    CorruptDataError for one with logs that names nobody, or another cluster or broker. OSError.
+    """
+    filesystem.make_directory(data_dir)
+    lock = filesystem.lock(data_dir / LOCK_FILE)
+    try:
+        identity = read_identity(filesystem, data_dir)
+        if identity is None:
+            _refuse_remains(filesystem, data_dir)
+            identity = DirectoryIdentity(cluster_id=cluster_id, broker_id=broker_id)
+        refused = _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
+        if refused is not None:
+            raise CorruptDataError(refused)
+        if not identity.directory_id:
+            identity = replace(identity, directory_id=new_directory_id)
+            write_identity(filesystem, data_dir, identity)
+        return identity
+    finally:
+        lock.release()
+
+
 def refusal(
     filesystem: FileSystem, data_dir: Path, *, cluster_id: str, broker_id: int
 ) -> str | None:
@@ -122,10 +158,18 @@ def refusal(
             f"{data_dir} is not the data directory of {wanted}: it has no {IDENTITY_FILE}. Is its "
             "disk mounted, and is this the right node?"
         )
-    if (identity.cluster_id, identity.broker_id) != (cluster_id, broker_id):
-        found = f"cluster {identity.cluster_id}, broker {identity.broker_id}"
-        return f"{data_dir} is that of {found}, not of {wanted}"
-    return None
+    return _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
+
+
+def _difference(
+    data_dir: Path, identity: DirectoryIdentity, *, cluster_id: str, broker_id: int
+) -> str | None:
+    """Why a directory is not that of a broker; ``None`` if it is."""
+    if (identity.cluster_id, identity.broker_id) == (cluster_id, broker_id):
+        return None
+    wanted = f"cluster {cluster_id}, broker {broker_id}"
+    found = f"cluster {identity.cluster_id}, broker {identity.broker_id}"
+    return f"{data_dir} is that of {found}, not of {wanted}"
 
 
 def has_log(filesystem: FileSystem, directory: Path) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
-from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import BrokerMetadata, MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.cli.connect import find, quiet_libraries
 from oncelog.api.cli.output import STATUS_ERROR, CliError, report, say, size_text, table
@@ -95,8 +95,8 @@ class ClusterStatus:
 
     @property
     def data_dirs(self) -> list[str]:
-        """Data directory of each broker."""
-        return [broker.data_dir for broker in self.metadata.brokers]
+        """Every data directory of a broker; mostly all have theirs at one path."""
+        return sorted({broker.data_dir for broker in self.metadata.brokers if broker.data_dir})
 
 
 # --- asking -----------------------------------------------------------------------------------
@@ -215,7 +215,21 @@ def as_text(seen: ClusterStatus) -> str:
         ((actor.name, str(_process(actor) or "-"), actor.state) for actor in seen.actors),
     )
     head = "\n".join(f"{name:<10} {value}" for name, value in facts)
-    return f"{head}\n\n{table(_HEADINGS, map(_row, seen.actors))}\n\n{actors}"
+    brokers = table(
+        ("broker", "rack", "data dir", "state"),
+        (
+            (broker.broker_id, broker.rack or "-", broker.data_dir or "-", _broker_state(broker))
+            for broker in metadata.brokers
+        ),
+    )
+    parts = (head, table(_HEADINGS, map(_row, seen.actors)), actors, brokers)
+    return "\n\n".join(parts if metadata.brokers else parts[:-1])
+
+
+def _broker_state(broker: BrokerMetadata) -> str:
+    if broker.problem:
+        return f"takes no part: {broker.problem}"
+    return "alive" if broker.is_live else "gone: its node is not in the cluster"
 
 
 def _state(seen: ClusterStatus) -> str:
@@ -257,6 +271,15 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "dashboard": seen.dashboard_url or None,
         "version": seen.metadata.version or None,
         "codec": seen.codec,
+        "brokers": [
+            {
+                "broker_id": broker.broker_id,
+                "data_dir": broker.data_dir or None,
+                "rack": broker.rack or None,
+                "state": _broker_state(broker),
+            }
+            for broker in seen.metadata.brokers
+        ],
         "topics": [{"name": name, "partitions": held} for name, held in topics.items()],
         "actors": [
             {"name": actor.name, "process_id": _process(actor), "state": actor.state}

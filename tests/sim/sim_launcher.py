@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sim_process import Process
     from sim_world import World, WorldSettings
 
+    from oncelog.actors.controller.broker_watch import BrokerNode
+
 _FOUNDED: dict[str, dict[str, Directory]] = {}
 """Disks of clusters with their topics, by what they were founded with: most worlds begin alike."""
 
@@ -47,6 +49,14 @@ class SimLauncher:
             )
             config = host.replica(tp.topic, tp.partition) if number == OWN_ACTOR else host
             self._world.driver.soon(self._world.start_actor, holder_of(placement), config)
+
+    async def nodes(self) -> list[BrokerNode]:
+        """See ``BrokerLauncher.nodes``: there is one broker, the controller's own."""
+        return []
+
+    async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        """See ``BrokerLauncher.start_brokers``."""
+        raise AssertionError(f"no node is labelled here, not even {nodes}")
 
     async def end(self, actors: list[str]) -> None:
         """See ``Launcher.end``."""

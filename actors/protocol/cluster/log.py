@@ -36,10 +36,12 @@ class ClusterKeyRotated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker and the data directory it writes to."""
+    """A broker and the data directory it writes to; a later one of that broker replaces it."""
 
     broker_id: int
     data_dir: str
+    directory_id: str = ""
+    rack: str = ""
 
 
 class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,13 +26,14 @@ start of a replica gets one epoch, however often it asks. A topic id is never us
 | rotate_cluster_key | of the current version | a new key, version + 1 |
 | rotate_cluster_key | of the version before (a retry) | NONE, nothing logged |
 | rotate_cluster_key | of another version | INVALID_REQUEST |
+| register_broker | | see ``registration`` |
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, TypeAlias
 
 from msgspec import structs
@@ -52,6 +53,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
     encode_cluster_record,
 )
+from oncelog.actors.protocol.cluster.registration import BrokerState, decide_register_broker
 from oncelog.actors.protocol.cluster.state import (
     PartitionState,
     TopicState,
@@ -77,6 +79,8 @@ from oncelog.actors.protocol.messages.cluster import (
     DeleteTopicRequest,
     HostedReplica,
     MetadataReply,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
     RotateClusterKeyReply,
     RotateClusterKeyRequest,
     TopicMetadata,
@@ -96,6 +100,9 @@ from oncelog.storage.model import (
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
 
+REPLICATION_FACTOR_MAX: Final = 1
+"""Replicas copy nothing yet."""
+
 ALONE: Final = HostRules()
 """Every replica in an actor of its own."""
 
@@ -110,7 +117,7 @@ class ClusterMachine:
     def __init__(self) -> None:
         self.founded: ClusterFounded | None = None
         self.keys = NO_KEYS
-        self._brokers: dict[int, str] = {}
+        self._brokers: dict[int, BrokerState] = {}
         self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
         self._next_producer_id = 0
@@ -145,15 +152,18 @@ class ClusterMachine:
         return _decision(MetadataReply(), founded, broker, *topics)
 
     def decide_create_topic(
-        self, request: CreateTopicRequest, rules: HostRules = ALONE
+        self,
+        request: CreateTopicRequest,
+        rules: HostRules = ALONE,
+        live: Collection[int] | None = None,
     ) -> Decision[CreateTopicReply]:
-        """Place a new topic's partitions on the brokers, round robin, and there by ``rules``."""
+        """Place a new topic's partitions on ``live`` brokers (all), and there by ``rules``."""
         error, detail = self._check_new_topic(request)
         if error is not ErrorCode.NONE:
             return refused(request, error, detail)
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
-        replicas = self._placed(range(request.partitions), request.replication_factor)
+        replicas = self._placed(request.partitions, live)
         record = TopicCreated(
             name=request.name,
             topic_id=request.topic_id,
@@ -178,10 +188,10 @@ class ClusterMachine:
             return ErrorCode.INVALID_PARTITIONS, (
                 f"partitions={request.partitions}: give 1 to {TOPIC_PARTITIONS_MAX}"
             )
-        if not 1 <= request.replication_factor <= len(self._brokers):
+        if request.replication_factor != REPLICATION_FACTOR_MAX:
             return ErrorCode.INVALID_REPLICATION_FACTOR, (
-                f"replication_factor={request.replication_factor}: "
-                f"give 1 to {len(self._brokers)}, the number of brokers"
+                f"replication_factor={request.replication_factor}: give "
+                f"{REPLICATION_FACTOR_MAX}, partitions are not replicated yet"
             )
         if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
             return ErrorCode.INVALID_REQUEST, f"topic id {request.topic_id!r} cannot be used"
@@ -210,9 +220,12 @@ class ClusterMachine:
         )
 
     def decide_create_partitions(
-        self, request: CreatePartitionsRequest, rules: HostRules = ALONE
+        self,
+        request: CreatePartitionsRequest,
+        rules: HostRules = ALONE,
+        live: Collection[int] | None = None,
     ) -> Decision[CreatePartitionsReply]:
-        """Place more partitions of a topic that users own, after the existing ones, round robin."""
+        """Place more partitions of a topic that users own; see ``decide_create_topic``."""
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             detail = f"{request.name!r} is an internal topic"
@@ -229,8 +242,7 @@ class ClusterMachine:
                 f"have fewer; give {count + 1} to {TOPIC_PARTITIONS_MAX}"
             )
             return refused(request, ErrorCode.INVALID_PARTITIONS, detail)
-        followers = len(topic.partitions[0].replicas)
-        replicas = self._placed(range(count, request.partitions), followers)
+        replicas = self._placed(request.partitions - count, live)
         record = PartitionsCreated(
             topic_id=topic.topic_id,
             first_partition=count,
@@ -239,15 +251,29 @@ class ClusterMachine:
         )
         return _decision(CreatePartitionsReply(), record)
 
-    def _placed(self, partitions: Iterable[int], replica_count: int) -> tuple[tuple[int, ...], ...]:
-        """The brokers of each of ``partitions``, round robin."""
-        brokers = sorted(self._brokers)
-        return tuple(
-            tuple(
-                brokers[(partition + follower) % len(brokers)] for follower in range(replica_count)
-            )
-            for partition in partitions
-        )
+    def _placed(self, count: int, live: Collection[int] | None) -> tuple[tuple[int, ...], ...]:
+        """The broker of each of ``count`` partitions: that of the live ones with the fewest."""
+        brokers = [one for one in sorted(self._brokers) if live is None or one in live]
+        loads = Counter(dict.fromkeys(brokers or sorted(self._brokers), 0))
+        for placement in self.placements():
+            if (
+                placement.broker_id in loads
+                and placement.topic_partition.topic not in INTERNAL_TOPICS
+            ):
+                loads[placement.broker_id] += 1
+        placed = []
+        for _ in range(count):
+            broker_id = min(loads, key=lambda one: (loads[one], one))
+            loads[broker_id] += 1
+            placed.append((broker_id,))
+        return tuple(placed)
+
+    def decide_register_broker(
+        self, request: RegisterBrokerRequest
+    ) -> Decision[RegisterBrokerReply]:
+        """See ``registration``."""
+        known = self._brokers.get(request.broker_id)
+        return decide_register_broker(request, known, self._cluster().cluster_id)
 
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
         """Delete a topic that users own."""
@@ -343,8 +369,8 @@ class ClusterMachine:
                     f"key {rotated.key_version} does not follow {self.keys.version}",
                 )
                 self.keys = self.keys.rotated(rotated.cluster_key, rotated.rotated_ms)
-            case BrokerRegistered(broker_id=broker_id, data_dir=data_dir):
-                self._brokers[broker_id] = data_dir
+            case BrokerRegistered() as registered:
+                self._brokers[registered.broker_id] = BrokerState.of(registered)
             case TopicCreated() as created:
                 self._apply_created(created)
             case TopicConfigured(topic_id=topic_id, settings=settings):
@@ -409,10 +435,10 @@ class ClusterMachine:
         return tuple(described(self._topics[name]) for name in wanted if name in self._topics)
 
     def brokers(self) -> tuple[BrokerMetadata, ...]:
-        """Every broker, by id."""
+        """Every registered broker, by id."""
         return tuple(
-            BrokerMetadata(broker_id=broker_id, data_dir=data_dir)
-            for broker_id, data_dir in sorted(self._brokers.items())
+            BrokerMetadata(broker_id=broker_id, data_dir=broker.data_dir, rack=broker.rack)
+            for broker_id, broker in sorted(self._brokers.items())
         )
 
     def placements(self, name: str | None = None) -> list[Placement]:

@@ -41,10 +41,17 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker: a Ray node with a data directory."""
+    """One broker: a Ray node with a data directory.
+
+    ``is_live``: its node was alive when the controller last looked. ``problem``: why it may not
+    take part, "" if it does; one that never did has no ``data_dir``.
+    """
 
     broker_id: int
     data_dir: str
+    rack: str = ""
+    is_live: bool = True
+    problem: str = ""
 
 
 class MetadataReply(Reply, frozen=True, kw_only=True):
@@ -260,6 +267,27 @@ class HoldReplicasRequest(Request[HoldReplicasReply], frozen=True, kw_only=True)
 
     method = "hold_replicas"
     reply_type = HoldReplicasReply
+
+
+class RegisterBrokerReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the broker takes part: partitions may be placed on it."""
+
+
+class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=True):
+    """A broker tells whose its data directory is, when its process starts.
+
+    ``problem``: why it has none that it may use; then the rest but its number means nothing.
+    """
+
+    method = "register_broker"
+    reply_type = RegisterBrokerReply
+
+    broker_id: int
+    cluster_id: str = ""
+    data_dir: str = ""
+    directory_id: str = ""
+    rack: str = ""
+    problem: str = ""
 
 
 class ShutdownReply(Reply, frozen=True, kw_only=True):

@@ -63,6 +63,9 @@ class World:
     async def end(self, actors: Any) -> None:
         pass
 
+    async def nodes(self) -> list[Any]:
+        return []
+
     async def running(self) -> list[str]:
         return []
 

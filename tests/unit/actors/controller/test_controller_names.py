@@ -70,6 +70,9 @@ class World:
             await self._happens("end", actor)
             self.actors.discard(actor)
 
+    async def nodes(self) -> list[Any]:
+        return []
+
     async def running(self) -> list[str]:
         if gate := self.gates.get(("look", "all")):
             await gate.wait()
