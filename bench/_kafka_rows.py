@@ -108,16 +108,20 @@ BEYOND: Final = {
 
 
 def chosen(names: Sequence[str], partitions_max: int | None = None) -> tuple[Row, ...]:
-    """The rows whose names begin with one of ``names``; all if none is given.
+    """The rows of these names, or whose names begin with one and a dash; all if none is given.
 
     ValueError names one that fits no row.
     """
     for name in names:
-        if not any(row.name.startswith(name) for row in ROWS):
+        if not any(_fits(row, name) for row in ROWS):
             known = ", ".join(row.name for row in ROWS)
-            raise ValueError(f"no row begins with {name!r}: there are {known}")
-    found = [row for row in ROWS if not names or row.name.startswith(tuple(names))]
+            raise ValueError(f"there is no row {name!r}, only {known}")
+    found = [row for row in ROWS if not names or any(_fits(row, name) for name in names)]
     return tuple(row for row in found if _count_of(row) <= (partitions_max or PARTITIONS[-1]))
+
+
+def _fits(row: Row, name: str) -> bool:
+    return row.name == name or row.name.startswith(f"{name}-")
 
 
 def _count_of(row: Row) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from _measure import Report
 from _processes import family, kill, spawn, tail
@@ -55,6 +56,8 @@ class Findings:
         """Run one sample to its end and note what it told under ``side``."""
         # What a sample that crashed has left behind becomes ours, so that it can be found.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # In sessions of their own they would outlive a benchmark that is told to end.
+        signal.signal(signal.SIGTERM, _end)
         with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
             log = Path(directory) / "log"
             process = spawn([sys.executable, HERE / script, *arguments], log)
@@ -110,6 +113,10 @@ class Findings:
         if values:
             return str(Summary.of(values))
         return "failed" if (name, side) in self.failures else ABSENT
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _told(log: Path) -> Iterable[dict[str, Any]]:

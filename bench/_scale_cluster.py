@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from _processes import busy_cores, memory_mb
 from _samples import take, tell
-from _servers import OncelogServer
+from _servers import OncelogServer, patient_admin
 
 import oncelog
 from oncelog.storage.exceptions import GroupIdNotFoundError
@@ -79,7 +79,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _led_s(cluster: Any, count: int) -> float:
     """Until every partition can be written; of an existing topic, too."""
-    make = cluster.admin().create_topic
+    make = patient_admin(cluster).create_topic
     return _timed(lambda: make(TOPIC, partitions=count, exist_ok=True))
 
 
@@ -118,7 +118,7 @@ def run_topics(count: int, directory: Path) -> None:
 
 
 def _make_topics(cluster: Any, count: int) -> None:
-    admin = cluster.admin()
+    admin = patient_admin(cluster)
     for number in range(count):
         admin.create_topic(f"{TOPIC}-{number}")
 

@@ -9,6 +9,8 @@ from typing import Final
 
 from _processes import kill_family, spawn, stop, wait_for
 
+import oncelog
+from oncelog.api.admin.admin import Admin
 from oncelog.api.cli import head
 from oncelog.api.session import connection
 
@@ -17,6 +19,7 @@ CPUS: Final = 2
 
 START_TIMEOUT_S: Final = 300.0
 STOP_TIMEOUT_S: Final = 300.0
+ADMIN_TIMEOUT_MS: Final = 1_500_000
 
 
 class Server:
@@ -77,6 +80,14 @@ class OncelogServer(Server):
         if found is None:
             raise RuntimeError("does not run")
         return found.address
+
+
+def patient_admin(cluster: oncelog.Cluster) -> Admin:
+    """An admin that waits for very many partitions to be led."""
+    context = cluster.context
+    return Admin(
+        context.router, context.loop_thread, random=context.random, timeout_ms=ADMIN_TIMEOUT_MS
+    )
 
 
 class EmptyRay(Server):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from _servers import CPUS, OncelogServer
+from _servers import CPUS, OncelogServer, patient_admin
 
 import oncelog
 from oncelog.actors.config import FlushPolicy
@@ -136,7 +136,7 @@ class OncelogSide:
 
     def create_topic(self, name: str, partitions: int) -> None:
         """See ``Side``."""
-        self._cluster.admin().create_topic(name, partitions=partitions, flush=self._flush)
+        patient_admin(self._cluster).create_topic(name, partitions=partitions, flush=self._flush)
 
     def transactions(self, topic: str, producers: int, seconds: float) -> int:
         """See ``Side``; all on one event loop."""

@@ -81,7 +81,9 @@ def note_beyond(findings: Findings, sides: Sequence[str]) -> dict[str, str]:
 def main() -> int:
     """Run, print and keep what was found; 1 if a row failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="by its beginning")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="ROW", help="or several at once, as send"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=DEFAULT_SIDES)

@@ -56,16 +56,17 @@ def test_a_table_has_a_column_per_side_and_no_stray_bars():
     ]
 
 
-def test_rows_are_chosen_by_how_their_names_begin():
+def test_rows_are_chosen_by_name_or_family():
     from _kafka_rows import ROWS, chosen
 
     assert chosen([]) == ROWS
     assert [row.name for row in chosen(["paced", "memory-6"])] == ["memory-6", "paced"]
+    assert [row.name for row in chosen(["consume-100"])] == ["consume-100"]
     assert {row.group for row in chosen(["idle"], partitions_max=6)} == {
         "partitions-0",
         "partitions-6",
     }
-    with pytest.raises(ValueError, match="no row begins with 'nothing'"):
+    with pytest.raises(ValueError, match="there is no row 'nothing'"):
         chosen(["nothing"])
 
 
