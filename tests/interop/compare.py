@@ -12,7 +12,6 @@ compared with ``tests/golden/kafka``, which ``--rewrite`` makes anew for review.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -24,13 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 import sample_logs  # noqa: E402
+from kafka_jars import KAFKA_VERSION, fetch_jars  # noqa: E402
 
 from oncelog.storage.log.producer_snapshot import decode_snapshot  # noqa: E402
 
-KAFKA_VERSION = "4.0.0"
 GOLDEN = ROOT / "tests" / "golden" / "kafka"
 TOOL = "kafka.tools.DumpLogSegments"
-DOWNLOAD_TIMEOUT_S = 600
 JAVA_TIMEOUT_S = 120
 INDEX_SUFFIXES = (".index", ".timeindex", ".txnindex")
 DECODERS = {
@@ -72,26 +70,6 @@ def say(text: str) -> None:
     """Print one line now."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def fetch_jars() -> Path:
-    """The directory of the jars, filled on first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jars = cache / "oncelog" / f"kafka-{KAFKA_VERSION}"
-    if not jars.exists():
-        partial = jars.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        say(f"interop: downloading Kafka {KAFKA_VERSION} to {jars}")
-        subprocess.run(
-            [
-                *("mvn", "--quiet", "--batch-mode", "--file", ROOT / "tests/interop/pom.xml"),
-                *("dependency:copy-dependencies", f"-DoutputDirectory={partial}"),
-            ],
-            check=True,
-            timeout=DOWNLOAD_TIMEOUT_S,
-        )
-        partial.rename(jars)
-    return jars
 
 
 class Kafka:

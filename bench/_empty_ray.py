@@ -1,0 +1,25 @@
+"""A Ray cluster started as oncelog starts its own, with nothing in it, until SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from oncelog.api.cli import head
+from oncelog.api.session import connection
+
+
+def main() -> None:
+    """Start Ray, leave a file that says so, wait, stop Ray."""
+    mark, cpus = Path(sys.argv[1]), int(sys.argv[2])
+    connection.start_ray(num_cpus=cpus, dashboard_port=None)
+    import ray
+
+    signals = head.catch_signals()
+    mark.touch()
+    head.wait_for_signal(signals)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Kafka's own classes, downloaded with Maven into a cache directory, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+KAFKA_VERSION = "4.0.0"
+DOWNLOAD_TIMEOUT_S = 600
+
+
+def fetch_jars() -> Path:
+    """The directory of the jars, filled on first use."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jars = cache / "oncelog" / f"kafka-{KAFKA_VERSION}"
+    if not jars.exists():
+        partial = jars.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        sys.stdout.write(f"downloading Kafka {KAFKA_VERSION} to {jars}\n")
+        sys.stdout.flush()
+        subprocess.run(
+            [
+                *("mvn", "--quiet", "--batch-mode", "--file", Path(__file__).parent / "pom.xml"),
+                *("dependency:copy-dependencies", f"-DoutputDirectory={partial}"),
+            ],
+            check=True,
+            timeout=DOWNLOAD_TIMEOUT_S,
+        )
+        partial.rename(jars)
+    return jars

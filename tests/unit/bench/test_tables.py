@@ -1,0 +1,88 @@
+"""The pure half of the benchmarks: summaries, tables, and which rows are chosen."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def bench_modules(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+
+
+def test_a_summary_shows_the_median_and_the_range():
+    from _table import Summary
+
+    assert str(Summary.of([4.0, 1.0, 2.5])) == "2.50 (1.00 to 4.00)"
+    assert str(Summary.of([0.01234])) == "0.012"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.500"), (-1.256, "-1.26"), (12.34, "12.3"), (123_456.7, "123,457")]
+)
+def test_small_values_keep_more_digits(value, text):
+    from _table import rounded
+
+    assert rounded(value) == text
+
+
+def test_a_percentile_is_a_value_that_occurred():
+    from _table import percentile
+
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert percentile(values, 0.5) == 3.0
+    assert percentile(values, 1.0) == 5.0
+
+
+def test_what_is_beyond_a_base_is_taken_round_by_round():
+    from _table import beyond
+
+    assert beyond([3.0, 5.0], [1.0, 2.0]) == [2.0, 3.0]
+    assert beyond([3.0, 5.0], [1.0]) == [2.0]
+
+
+def test_a_table_has_a_column_per_side_and_no_stray_bars():
+    from _table import markdown
+
+    assert markdown(["", "ours", "theirs"], {"a|b": ["1", "2"]}).splitlines() == [
+        "|  | ours | theirs |",
+        "| --- | ---: | ---: |",
+        "| a/b | 1 | 2 |",
+    ]
+
+
+def test_rows_are_chosen_by_name_or_family():
+    from _kafka_rows import ROWS, chosen
+
+    assert chosen([]) == ROWS
+    assert [row.name for row in chosen(["paced", "memory-6"])] == ["memory-6", "paced"]
+    assert [row.name for row in chosen(["consume-100"])] == ["consume-100"]
+    assert {row.group for row in chosen(["idle"], partitions_max=6)} == {
+        "partitions-0",
+        "partitions-6",
+    }
+    with pytest.raises(ValueError, match="there is no row 'nothing'"):
+        chosen(["nothing"])
+
+
+def test_rows_of_one_cluster_stand_together():
+    from _kafka_rows import ROWS
+
+    groups = [row.group for row in ROWS]
+    assert groups == sorted(groups, key=groups.index)
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_a_cell_tells_a_failure_from_what_was_not_measured():
+    from _samples import Findings
+
+    findings = Findings()
+    findings.values["start", "ours"] += [1.0, 3.0, 2.0]
+    findings.failures["start", "theirs"] = "it broke"
+    table = findings.table("", ["ours", "theirs", "others"], {"start": "start, s", "idle": "idle"})
+    assert table.splitlines()[2:] == ["| start, s | 2.00 (1.00 to 3.00) | failed | - |"]
