@@ -25,6 +25,10 @@ DASHBOARD_TIMEOUT_S: Final = 60.0
 """How long whoever asks for the dashboard's address waits for it."""
 
 
+_begun: Final[list[DelayedStarts]] = []
+"""At most one: those before have ended."""
+
+
 class DelayedStarts:
     """What is still to be started of one Ray head."""
 
@@ -33,7 +37,8 @@ class DelayedStarts:
         self._are_done = threading.Event()
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Start it all beside this program, and call ``then``."""
+        """Start it all beside this program, and call ``then``; nothing once Ray is shut down."""
+        _begun.append(self)
         # Ray's processes end with the thread that started them: this one ends with the program.
         threading.Thread(target=self._run, args=(then,), name="ray-head", daemon=True).start()
 
@@ -47,14 +52,18 @@ class DelayedStarts:
 
     def _run(self, then: Callable[[], None]) -> None:
         for start in self._starts:
+            if not _is_up():
+                break
             try:
                 start()
             except Exception as error:
-                # Ray runs without any of them; what it says may be a whole log.
-                reason = str(error).strip().splitlines()
-                _logger.warning("part of Ray's head did not start: %s", reason[:1] or repr(error))
+                # Ray runs without any of them, and a program that ends needs none.
+                if _is_up():
+                    reason = str(error).strip().splitlines() or [repr(error)]
+                    _logger.warning("part of Ray's head did not start: %s", reason[0])
         self._are_done.set()
-        then()
+        if _is_up():
+            then()
         threading.Event().wait()
 
 
@@ -63,6 +72,9 @@ def delayed() -> Iterator[DelayedStarts]:
     """Within this, a Ray head that is started by this thread leaves ``DELAYED`` out."""
     from ray._private.node import Node
 
+    # What an earlier head still starts uses Ray's state of this process.
+    while _begun:
+        _begun.pop().wait()
     starts = DelayedStarts()
     known = {name: getattr(Node, name) for name in DELAYED if hasattr(Node, name)}
     for name, method in known.items():
@@ -72,6 +84,12 @@ def delayed() -> Iterator[DelayedStarts]:
     finally:
         for name, method in known.items():
             setattr(Node, name, method)
+
+
+def _is_up() -> bool:
+    import ray
+
+    return bool(ray.is_initialized())
 
 
 def _later(starts: DelayedStarts, method: Callable[..., None]) -> Callable[..., None]:

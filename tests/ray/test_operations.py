@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, partition_actor
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, leader_address
 from oncelog.actors.process.metrics import METRICS
-from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest
+from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest, MetadataRequest
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.tickets import issue_ticket
 from oncelog.actors.rpc.call_meter import MeteredCall
@@ -87,7 +87,10 @@ async def write_hanging(topic: str, topic_id: str) -> None:
         transactional_id="nobody",
         ticket=ticket,
     )
-    reply = await transport.call(partition_actor(topic, 0, 1), request, timeout_ms=30_000)
+    asked = MetadataRequest(topics=(topic,))
+    (found,) = (await transport.call(CONTROLLER_ACTOR, asked, timeout_ms=30_000)).topics
+    actor, _, key = str(leader_address(found, found.partitions[0])).partition("/")
+    reply = await transport.call(actor, request, timeout_ms=30_000, key=key)
     assert reply.error is ErrorCode.NONE
 
 
