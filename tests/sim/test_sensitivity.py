@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sim_coordinator_mutants import COORDINATOR_MUTANTS
 from sim_group_mutants import GROUP_MUTANTS
+from sim_host_mutants import HOST_MUTANTS
 from sim_job_mutants import JOB_MUTANTS
 from sim_log_watch import WATCHED
 from sim_media_mutants import MEDIA_MUTANTS
@@ -20,7 +21,15 @@ from oncelog.actors.protocol.invariants import INVARIANTS
 
 FIRST_SEED = 1_000
 DURATION_S = 10.0
-EVERYBODY = SABOTEURS + GROUP_MUTANTS + JOB_MUTANTS + MUTANTS + COORDINATOR_MUTANTS + MEDIA_MUTANTS
+EVERYBODY = (
+    SABOTEURS
+    + GROUP_MUTANTS
+    + HOST_MUTANTS
+    + JOB_MUTANTS
+    + MUTANTS
+    + COORDINATOR_MUTANTS
+    + MEDIA_MUTANTS
+)
 
 
 @pytest.mark.slow
