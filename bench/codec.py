@@ -37,7 +37,6 @@ from oncelog.storage.records.codec import (
     RecordInput,
     decode_columns,
     decode_records,
-    decode_tuples,
     encode_columns,
     encode_records,
 )
@@ -183,8 +182,7 @@ def size_cases(label: str, value_bytes: int, count: int, backend: str) -> Iterat
         (0.5, 0.8),
     )
     yield case("decode columns", lambda: decode_columns([batch]), their_decode, (6, 6), nothing)
-    yield case("decode tuples", lambda: decode_tuples(batch), their_decode, (1.6, 3), (0.35, 1))
-    yield case("decode records", lambda: decode_records(batch), their_decode, nothing, nothing)
+    yield case("decode records", lambda: decode_records(batch), their_decode, (1.6, 3), (0.35, 1))
 
 
 def header_cases(backend: str) -> Iterator[Case]:
@@ -209,7 +207,7 @@ def header_cases(backend: str) -> Iterator[Case]:
         yield Case(f"{name}, 2 headers", backend, count, ours, lambda: aiokafka_encode(theirs))
     for name, ours in (
         ("decode columns", lambda: decode_columns([batch])),
-        ("decode tuples", lambda: decode_tuples(batch)),
+        ("decode records", lambda: decode_records(batch)),
     ):
         yield Case(f"{name}, 2 headers", backend, count, ours, lambda: aiokafka_decode(batch))
 

@@ -23,7 +23,7 @@ from oncelog.storage.records import codec as record_codec
 from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import BatchHeader, seal
 from oncelog.storage.records.client_batch import check_client_batch
-from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.records.codec import decode_columns, decode_records, encode_records
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong
@@ -78,7 +78,7 @@ def sealed(block: bytes, count: int, last_offset_delta: int) -> bytes:
 def results(batch: bytes) -> list[Any]:
     """Rows and columns of a batch; None for damage."""
     found: list[Any] = []
-    for decode in (lambda: decode_tuples(batch), lambda: decode_columns([batch]).to_pydict()):
+    for decode in (lambda: decode_records(batch), lambda: decode_columns([batch]).to_pydict()):
         try:
             found.append(decode())
         except CorruptDataError:
