@@ -91,11 +91,14 @@ class PlainRows(Generic[RowT]):
 
     def take(self, count_max: int) -> list[RowT]:
         """See ``Rows``."""
-        chosen = self._decoded[self._taken : self._taken + count_max]
-        self._taken += len(chosen)
         row_type, leading = self._row_type, self._leading
         # The type's own ``__new__`` has a Python frame, which would double the cost.
-        return [tuple.__new__(row_type, (*leading, *row)) for row in chosen]
+        rows = [
+            tuple.__new__(row_type, (*leading, *row))
+            for row in self._decoded[self._taken : self._taken + count_max]
+        ]
+        self._taken += len(rows)
+        return rows
 
 
 def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:

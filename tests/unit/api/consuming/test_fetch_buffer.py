@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.records.batch import patch, seal
+from oncelog.storage.records.batch import patch, seal, seal_in_place
 from oncelog.storage.records.codec import encode_records
 
 TP = TopicPartition("t", 0)
@@ -50,6 +53,29 @@ def test_taking_part_of_a_batch_leaves_the_position_at_the_next_record(partition
     assert taken_offsets(partition, 2) == [0, 1]
     assert partition.position == 2
     assert taken_offsets(partition) == [2]
+
+
+def test_a_record_is_what_its_constructor_makes(partition):
+    add(partition, batch(0, b"0", b"1"))
+
+    for record in partition.take_records(10):
+        made = ConsumerRecord(*record)
+        assert type(record) is ConsumerRecord
+        assert (record, hash(record), repr(record)) == (made, hash(made), repr(made))
+        assert pickle.loads(pickle.dumps(record)) == record
+        assert record.topic_partition == TP
+
+
+def test_a_batch_whose_last_record_is_damaged_delivers_none_of_its_records(partition):
+    damaged = bytearray(batch(2, b"2", b"3"))
+    damaged[-1:] = b""
+    seal_in_place(damaged, record_count=2, base_timestamp_ms=0, max_timestamp_ms=0, base_offset=2)
+    add(partition, batch(0, b"0", b"1") + damaged)
+
+    assert taken_offsets(partition, 3) == [0, 1]
+    with pytest.raises(CorruptDataError, match="offset 2"):
+        partition.take_records(1)
+    assert partition.position == 2
 
 
 def test_records_below_the_position_are_dropped(partition):
