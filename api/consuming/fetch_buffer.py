@@ -21,6 +21,7 @@ from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, OncelogError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import Buffer
+from oncelog.storage.records.codec import decode_columns, decode_rows
 from oncelog.storage.records.rows import Rows
 
 if TYPE_CHECKING:
@@ -190,8 +191,6 @@ class AssignedPartition:
 
     def _decode(self, piece: _Piece) -> Rows[ConsumerRecord]:
         """The records of the piece's next batch that are not below the position."""
-        from oncelog.storage.records.codec import decode_rows
-
         batch = piece.visible.batches[piece.batches_taken]
         try:
             return decode_rows(
@@ -201,6 +200,8 @@ class AssignedPartition:
                 row_type=ConsumerRecord,
                 leading=(self.topic_partition.topic, self.topic_partition.partition),
                 first_offset=self.position or 0,
+                # Done when it came in, unless the reader's settings say otherwise.
+                checks_crc=False,
             )
         except CorruptDataError as error:
             raise self._undecodable(batch, error) from error
@@ -241,8 +242,6 @@ class AssignedPartition:
         Together they may decompress to more than one Arrow array can hold, and sound batches must
         not wait for a damaged one. ``CorruptRecordError`` if the first is damaged.
         """
-        from oncelog.storage.records.codec import decode_columns
-
         while True:
             try:
                 return decode_columns(_runs(piece, batches))

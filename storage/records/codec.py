@@ -117,13 +117,14 @@ def decode_rows(
     row_type: type[RowT],
     leading: tuple[str | int, ...] = (),
     first_offset: int = INT64_MIN,
+    checks_crc: bool = True,
 ) -> Rows[RowT]:
     """``decode_records``, but each is made when it is taken, as a named tuple of ``row_type``.
 
     Its fields are ``leading``, then those of a ``Record``. Records before ``first_offset`` are
-    checked like the others and left out.
+    checked like the others and left out. Without ``checks_crc`` the batch must be whole.
     """
-    block = open_block(buffer, header, position)
+    block = open_block(buffer, header, position, checks_crc=checks_crc)
     if record_kernel is not None:
         return record_kernel.rows_of(block, header, row_type, leading, first_offset)
     if header.record_count < COLUMNAR_RECORDS_MIN:
