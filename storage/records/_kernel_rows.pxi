@@ -1,5 +1,10 @@
 # Bytes to records one by one, as named tuples. Part of _kernel.pyx.
 
+cdef enum:
+    # Records between the one that is checked and the one that is brought near.
+    AHEAD = 8
+
+
 cdef class Rows:
     """The records of one uncompressed block; see ``rows.Rows``."""
 
@@ -19,6 +24,7 @@ cdef class Rows:
         cdef const uint8_t *at
         cdef int64_t least_delta = 0
         cdef Problem problem
+        cdef Py_ssize_t ahead
         if not issubclass(row_type, tuple) or row_type is tuple:
             raise TypeError(f"{row_type} is no named tuple")
         self.view = View(block)
@@ -34,7 +40,11 @@ cdef class Rows:
             problem = get_checked(&self.batch, at, least_delta, &fields, &totals)
             if problem != FITS:
                 raise corrupt(base_offset, PROBLEMS[problem])
+            # Records far apart are no pattern to the processor; most are as long as the one before.
+            ahead = AHEAD * (fields.end - at)
             at = fields.end
+            if ahead < self.batch.end - at:
+                BRING_NEAR(at + ahead)
             least_delta = fields.offset - base_offset + 1
             if fields.offset < first_offset:
                 self.at, self.least_delta = at, least_delta
