@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import subprocess
 import sys
 import threading
@@ -60,21 +59,38 @@ def test_waiting_on_the_loop_for_itself_is_refused_and_not_a_deadlock(
         loop_thread.run(waits())
 
 
+class Interrupted:
+    """A lock whose wait ends with Ctrl-C. A signal might come just before the wait, in vain."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def acquire(self) -> None:
+        raise KeyboardInterrupt
+
+    def release(self) -> None:
+        self.released.set()
+
+
 def test_an_interrupted_wait_cancels_what_runs_and_the_loop_goes_on(
     loop_thread: LoopThread,
 ) -> None:
     called: list[str] = []
-    waiting = threading.main_thread().ident
-    assert waiting is not None
+    started = threading.Event()
 
-    async def interrupts() -> None:
-        signal.pthread_kill(waiting, signal.SIGINT)
+    async def waits() -> None:
+        started.set()
         await until_cancelled(called)
 
+    call = loop_thread.submit(waits())
+    assert started.wait(5)
+    lock = Interrupted()
+    call._has_ended = lock  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        loop_thread.run(interrupts())
-    assert loop_thread.run(name_of_thread()) == "test-loop"
+        call.result()
+    assert lock.released.wait(5)
     assert called == ["cancelled"]
+    assert loop_thread.run(name_of_thread()) == "test-loop"
 
 
 def test_an_error_that_nobody_waits_for_any_more_is_not_reported(
