@@ -41,7 +41,7 @@ EXTENSIONS = [
         LAYOUT,
         *(
             f"storage/records/_kernel_{part}.pxi"
-            for part in ("bytes", "crc", "batch", "encode", "decode", "scan")
+            for part in ("bytes", "crc", "batch", "encode", "decode", "rows", "scan")
         ),
     ),
     extension("oncelog.api.batching._open_batches", "api/batching/_open_batches.pyx", LAYOUT),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from oncelog.storage.records.block import RecordBlock, seal_block
-from oncelog.storage.records.codec import RecordInput, decode_tuples, encode_records
+from oncelog.storage.records.codec import RecordInput, decode_records, encode_records
 from oncelog.storage.records.varint import encode_varlong
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class BlockRows:
         return RecordRows(
             [
                 (key, value, timestamp_ms, tuple(headers))
-                for _, timestamp_ms, key, value, headers in decode_tuples(batch)
+                for _, timestamp_ms, key, value, headers in decode_records(batch)
             ]
         ).split()
 

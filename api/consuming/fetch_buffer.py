@@ -21,6 +21,8 @@ from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, OncelogError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import Buffer
+from oncelog.storage.records.codec import decode_columns, decode_rows
+from oncelog.storage.records.rows import Rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,13 +33,12 @@ PIECES_MAX: Final = 2
 
 @dataclass(slots=True)
 class _Piece:
-    """One filtered fetch reply, how much of it is taken, and its current batch decoded."""
+    """One filtered fetch reply, how much of it is taken, and the rest of its current batch."""
 
     records: Buffer
     visible: VisibleBatches
     batches_taken: int = 0
-    decoded: list[ConsumerRecord] | None = None
-    decoded_taken: int = 0
+    rows: Rows[ConsumerRecord] | None = None
 
     @property
     def is_taken(self) -> bool:
@@ -149,22 +150,18 @@ class AssignedPartition:
         self._finish_taken_pieces()
         while self._pieces and len(taken) < count_max:
             piece = self._pieces[0]
-            if piece.decoded is None:
+            if piece.rows is None:
                 try:
-                    piece.decoded = self._decode(piece)
+                    piece.rows = self._decode(piece)
                 except OncelogError:
                     if taken:
                         return taken
                     raise
-                piece.decoded_taken = 0
-            start = piece.decoded_taken
-            records = piece.decoded[start : start + count_max - len(taken)]
-            taken.extend(records)
-            piece.decoded_taken += len(records)
-            if piece.decoded_taken == len(piece.decoded):
-                self._finish_batch(piece)
+            taken += piece.rows.take(count_max - len(taken))
+            if piece.rows.left:
+                self.position = taken[-1].offset + 1
             else:
-                self.position = records[-1].offset + 1
+                self._finish_batch(piece)
             self._finish_taken_pieces()
         return taken
 
@@ -192,23 +189,22 @@ class AssignedPartition:
             self._finish_taken_pieces()
         return taken
 
-    def _decode(self, piece: _Piece) -> list[ConsumerRecord]:
+    def _decode(self, piece: _Piece) -> Rows[ConsumerRecord]:
         """The records of the piece's next batch that are not below the position."""
-        from oncelog.storage.records.codec import decode_tuples
-
         batch = piece.visible.batches[piece.batches_taken]
-        topic, partition = self.topic_partition.topic, self.topic_partition.partition
-        position = self.position or 0
         try:
-            records = decode_tuples(piece.records, batch.header, batch.position)
+            return decode_rows(
+                piece.records,
+                batch.header,
+                batch.position,
+                row_type=ConsumerRecord,
+                leading=(self.topic_partition.topic, self.topic_partition.partition),
+                first_offset=self.position or 0,
+                # Done when it came in, unless the reader's settings say otherwise.
+                checks_crc=False,
+            )
         except CorruptDataError as error:
             raise self._undecodable(batch, error) from error
-        return [
-            # ``ConsumerRecord(...)`` without its Python frame, which would double the cost.
-            tuple.__new__(ConsumerRecord, (topic, partition, *record))
-            for record in records
-            if record[0] >= position
-        ]
 
     def _undecodable(self, batch: VisibleBatch, error: CorruptDataError) -> CorruptRecordError:
         offset = max(batch.header.base_offset, self.position or 0)
@@ -229,7 +225,7 @@ class AssignedPartition:
         offsets = columns.column("offset")
         if len(offsets) and offsets[0].as_py() < (self.position or 0):
             columns = columns.filter(pc.greater_equal(offsets, self.position))
-        piece.decoded = None
+        piece.rows = None
         if count_max is not None and columns.num_rows > count_max:
             # The last batch is left in its piece and decoded again from the new position.
             columns = columns.slice(0, count_max)
@@ -246,8 +242,6 @@ class AssignedPartition:
         Together they may decompress to more than one Arrow array can hold, and sound batches must
         not wait for a damaged one. ``CorruptRecordError`` if the first is damaged.
         """
-        from oncelog.storage.records.codec import decode_columns
-
         while True:
             try:
                 return decode_columns(_runs(piece, batches))
@@ -262,7 +256,7 @@ class AssignedPartition:
     def _finish_batch(self, piece: _Piece) -> None:
         self.position = piece.visible.batches[piece.batches_taken].header.next_offset
         piece.batches_taken += 1
-        piece.decoded = None
+        piece.rows = None
 
     def _finish_taken_pieces(self) -> None:
         """Drop what is fully taken and step over what the reader must not see."""

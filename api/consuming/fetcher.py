@@ -194,8 +194,10 @@ class Fetcher:
         return partitions[first:] + partitions[:first]
 
     def _make_room(self) -> None:
-        for event in self._room.values():
-            event.set()
+        """Wake the tasks that may fetch now; to wake all would cost as much as a poll."""
+        for topic_partition, event in self._room.items():
+            if self._may_fetch(self._partitions[topic_partition]):
+                event.set()
 
     # --- fetching -----------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """What ``_kernel.pyx`` offers. Buffers are bytes-like; columns have Arrow's memory layout."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 from oncelog.storage.records.batch import Buffer
-from oncelog.storage.records.rows import RecordInput, RecordTuple
+from oncelog.storage.records.rows import RecordInput, RowT
 
 INTERFACE: int
 """Of these functions; ``scan_kernel`` accepts only the one it was written for."""
@@ -64,16 +64,29 @@ def decode_columns(
     ``limit`` bytes.
     """
 
-def decode_rows(
-    block: Buffer,
-    count: int,
-    base_offset: int,
-    last_delta: int,
-    base_time: int,
-    max_time: int,
-    is_append_time: bool,
-) -> list[RecordTuple]:
-    """The records of one uncompressed block. Raises ``CorruptDataError``."""
+class Rows(Generic[RowT]):
+    """``rows.Rows`` of one uncompressed block: of all but the records before ``first_offset``.
+
+    Raises ``CorruptDataError`` if any record is damaged, ``TypeError`` if ``row_type`` is no type
+    of named tuples. ``leading`` holds text and numbers only.
+    """
+
+    def __init__(
+        self,
+        block: Buffer,
+        count: int,
+        base_offset: int,
+        last_delta: int,
+        base_time: int,
+        max_time: int,
+        is_append_time: bool,
+        row_type: type[RowT],
+        leading: tuple[str | int, ...],
+        first_offset: int,
+    ) -> None: ...
+    @property
+    def left(self) -> int: ...
+    def take(self, count_max: int) -> list[RowT]: ...
 
 CRC_METHODS: tuple[str, ...]
 """Of ``"tables"``, ``"instruction"`` and ``"folding"`` what this processor can do; fastest last."""

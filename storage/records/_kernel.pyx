@@ -13,7 +13,7 @@ from cpython.bytearray cimport (
 )
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
-from cpython.ref cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
     uint64_t,
@@ -35,9 +35,21 @@ cdef extern from "Python.h":
     object PyUnicode_DecodeUTF8(const char *, Py_ssize_t, const char *)
     object PyTuple_Pack(Py_ssize_t, ...)
     PyObject *Py_None
+    ctypedef struct PyTypeObject:
+        pass
+    ctypedef object (*newfunc)(PyTypeObject *, object, PyObject *)
+    PyTypeObject PyTuple_Type
+    const int Py_tp_new
+    void *PyType_GetSlot(PyTypeObject *, int)
+    void PyObject_GC_UnTrack(void *)
+    PyObject *PyTuple_New(Py_ssize_t) except NULL
+    # New references, which the tuple takes over.
+    int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *) except -1
+    PyObject *PyLong_FromLongLong(long long) except NULL
+    PyObject *PyBytes_New "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     const Py_ssize_t PY_SSIZE_T_MAX
 
-INTERFACE = 5
+INTERFACE = 6
 """Changes with the functions below, so that a module built from older source is not used."""
 
 # Read here because this half of the storage layer does not know the operating system.
@@ -55,4 +67,5 @@ include "_kernel_crc.pxi"
 include "_kernel_batch.pxi"
 include "_kernel_encode.pxi"
 include "_kernel_decode.pxi"
+include "_kernel_rows.pxi"
 include "_kernel_scan.pxi"

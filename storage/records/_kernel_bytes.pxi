@@ -1,5 +1,16 @@
 # Numbers and bytes: what encoding and decoding share. Part of _kernel.pyx.
 
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    #define BRING_NEAR(address) __builtin_prefetch(address)
+    #else
+    #define BRING_NEAR(address) ((void)(address))
+    #endif
+    """
+    void BRING_NEAR(const void *) noexcept nogil
+
+
 cdef inline uint32_t big32(const uint8_t *at) noexcept nogil:
     return (
         <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | <uint32_t>at[3]

@@ -114,6 +114,17 @@ cdef bint check_headers(const Fields *fields, HeaderTotals *totals) noexcept nog
     return at == fields.end
 
 
+cdef inline Problem get_checked(
+    const Batch *batch, const uint8_t *at, int64_t least_delta, Fields *fields,
+    HeaderTotals *totals,
+) noexcept nogil:
+    """``get_record``, with the inside of its headers checked and counted."""
+    cdef Problem problem = get_record(batch, at, least_delta, fields)
+    if problem == FITS and fields.header_count and not check_headers(fields, totals):
+        return LEAVES_RECORD
+    return problem
+
+
 cdef object corrupt(int64_t base_offset, object what):
     return CorruptDataError(f"batch at offset {base_offset}: {what}")
 
@@ -352,13 +363,10 @@ def decode_columns(buffers, checksum, open_compressed, int64_t block_limit, int6
             at = batch.at
             least_delta = 0
             for index in range(batch.count):
-                problem = get_record(batch, at, least_delta, &fields)
-                if problem == FITS and fields.header_count:
-                    header_starts[row] = fields.headers
-                    if not check_headers(&fields, &totals):
-                        problem = LEAVES_RECORD
+                problem = get_checked(batch, at, least_delta, &fields, &totals)
                 if problem != FITS:
                     break
+                header_starts[row] = fields.headers
                 least_delta = fields.offset - batch.base_offset + 1
                 offset_at[row] = fields.offset
                 time_at[row] = fields.time
@@ -416,62 +424,3 @@ cdef object copied_headers(
     if has_changed:
         raise CorruptDataError("the buffer changes while it is read")
     return count, keys.copied(), values.copied()
-
-
-def decode_rows(block, int32_t count, int64_t base_offset, int32_t last_delta, int64_t base_time,
-                int64_t max_time, bint is_append_time):
-    cdef View view = View(block)
-    cdef Batch batch = Batch(
-        view.at, view.at + view.size, base_offset, base_time, max_time, last_delta, count,
-        is_append_time,
-    )
-    cdef list rows = []
-    cdef object nothing = ()
-    cdef Fields fields
-    cdef HeaderTotals totals = HeaderTotals(0, 0)
-    cdef const uint8_t *at = view.at
-    cdef int64_t least_delta = 0
-    cdef Problem problem
-    cdef object offset, time, key, value, headers
-    for _ in range(count):
-        problem = get_record(&batch, at, least_delta, &fields)
-        headers = nothing
-        if problem == FITS and fields.header_count:
-            if check_headers(&fields, &totals):
-                headers = header_tuples(&fields)
-            else:
-                problem = LEAVES_RECORD
-        if problem != FITS:
-            raise corrupt(base_offset, PROBLEMS[problem])
-        key = value = None
-        if fields.key_length >= 0:
-            key = PyBytes_FromStringAndSize(<char *>fields.key, fields.key_length)
-        if fields.value_length >= 0:
-            value = PyBytes_FromStringAndSize(<char *>fields.value, fields.value_length)
-        offset, time = fields.offset, fields.time
-        rows.append(PyTuple_Pack(
-            5, <PyObject *>offset, <PyObject *>time, <PyObject *>key, <PyObject *>value,
-            <PyObject *>headers,
-        ))
-        least_delta = fields.offset - base_offset + 1
-        at = fields.end
-    if at != batch.end:
-        raise corrupt(base_offset, PROBLEMS[LEAVES_BATCH])
-    return rows
-
-
-cdef tuple header_tuples(const Fields *fields):
-    cdef list headers = []
-    cdef const uint8_t *at = fields.headers
-    cdef const uint8_t *start = NULL
-    cdef int64_t length = 0
-    cdef object key, value
-    for _ in range(fields.header_count):
-        at = get_bytes(at, fields.end, &start, &length)
-        key = PyUnicode_DecodeUTF8(<char *>start, length, "replace")
-        at = get_bytes(at, fields.end, &start, &length)
-        value = None
-        if length >= 0:
-            value = PyBytes_FromStringAndSize(<char *>start, length)
-        headers.append(PyTuple_Pack(2, <PyObject *>key, <PyObject *>value))
-    return tuple(headers)

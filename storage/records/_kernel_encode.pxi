@@ -328,16 +328,6 @@ cdef class Scratch:
         return 0
 
 
-cdef extern from *:
-    """
-    #if defined(__GNUC__)
-    #define BRING_NEAR(address) __builtin_prefetch(address)
-    #else
-    #define BRING_NEAR(address) ((void)(address))
-    #endif
-    """
-    void BRING_NEAR(const void *) noexcept nogil
-
 cdef enum:
     BLOCK_ROWS = 16
     COPIES_AHEAD = 4

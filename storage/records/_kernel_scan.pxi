@@ -135,9 +135,9 @@ cdef bint has_whole(const uint8_t *at, Py_ssize_t size, const Head *head) noexce
     batch.base_offset, batch.last_delta, batch.count = 0, head.record_count - 1, head.record_count
     batch.base_time, batch.max_time, batch.is_append_time = head.base_time, 0, False
     for index in range(head.record_count):
-        if get_record(&batch, batch.at, index, &fields) != FITS or fields.offset != index:
+        if get_checked(&batch, batch.at, index, &fields, &totals) != FITS:
             return False
-        if fields.header_count and not check_headers(&fields, &totals):
+        if fields.offset != index:
             return False
         batch.at = fields.end
     return batch.at == batch.end

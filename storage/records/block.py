@@ -15,7 +15,7 @@ from oncelog.storage.records.batch import (
     seal_in_place,
 )
 from oncelog.storage.records.compression import Codec, compress, decompress
-from oncelog.storage.records.layout import HEADER_BYTES, RECORD_BYTES_MIN
+from oncelog.storage.records.layout import CODEC_MASK, HEADER_BYTES, RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,19 +59,24 @@ def seal_block(block: RecordBlock, **options: Unpack[BatchOptions]) -> bytearray
     return batch
 
 
-def open_block(buffer: Buffer, header: BatchHeader, position: int = 0) -> Buffer:
+def open_block(
+    buffer: Buffer, header: BatchHeader, position: int = 0, *, checks_crc: bool = True
+) -> Buffer:
     """The uncompressed records of the batch at ``position``; a view of ``buffer`` if they were.
 
     Raises ``CorruptDataError`` if the batch is cut off, its CRC is wrong, its records do not
     decompress, or are too few bytes for their count.
+    Without ``checks_crc`` the batch must be whole.
     """
-    if not crc_matches(buffer, header, position):
+    if checks_crc and not crc_matches(buffer, header, position):
         raise CorruptDataError(f"batch at offset {header.base_offset} is cut off or has a bad CRC")
     stored = memoryview(buffer)[position + HEADER_BYTES : position + header.size_bytes]
-    try:
-        data = decompress(header.codec, stored, limit_bytes=BLOCK_BYTES_MAX)
-    except CorruptDataError as error:
-        raise CorruptDataError(f"batch at offset {header.base_offset}: {error}") from error
+    data: Buffer = stored
+    if header.attributes & CODEC_MASK or len(stored) > BLOCK_BYTES_MAX:
+        try:
+            data = decompress(header.codec, stored, limit_bytes=BLOCK_BYTES_MAX)
+        except CorruptDataError as error:
+            raise CorruptDataError(f"batch at offset {header.base_offset}: {error}") from error
     # The count is trusted for allocations from here on.
     if not 0 <= header.record_count * RECORD_BYTES_MIN <= len(data):
         raise CorruptDataError(

@@ -10,7 +10,6 @@ with the kernel for any, so that a process which only keeps its own small log st
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,13 +18,16 @@ from oncelog.storage.records.batch import BatchHeader, BatchOptions, Buffer, par
 from oncelog.storage.records.block import open_block, seal_block
 from oncelog.storage.records.rows import (
     COLUMNAR_RECORDS_MIN,
+    INT64_MIN,
     Headers,
+    PlainRows,
     Record,
     RecordInput,
-    RecordTuple,
-    decode_rows,
+    Rows,
+    RowT,
     encode_rows,
 )
+from oncelog.storage.records.rows import decode_rows as decode_few_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,16 +38,13 @@ __all__ = [
     "Headers",
     "Record",
     "RecordInput",
-    "RecordTuple",
+    "Rows",
     "decode_columns",
     "decode_records",
-    "decode_tuples",
+    "decode_rows",
     "encode_columns",
     "encode_records",
 ]
-
-_new_record = functools.partial(tuple.__new__, Record)
-"""``Record._make`` without its Python frame: a third of the time."""
 
 if scan_kernel.kernel is not None:
     from oncelog.storage.records import kernel as record_kernel
@@ -105,23 +104,38 @@ def decode_records(
     Control batches decode too; it is the caller who must not show them to users.
     Raises ``CorruptDataError`` if anything in the batch breaks the format.
     """
-    return list(map(_new_record, decode_tuples(buffer, header, position)))
-
-
-def decode_tuples(
-    buffer: Buffer, header: BatchHeader | None = None, position: int = 0
-) -> Sequence[RecordTuple]:
-    """What ``decode_records`` gives, as tuples of the same fields: the fastest for many records."""
     if header is None:
         header = parse_header(buffer, position)
-    block = open_block(buffer, header, position)
-    if record_kernel is not None:
-        return record_kernel.decode_rows(block, header)
-    if header.record_count < COLUMNAR_RECORDS_MIN:
-        return decode_rows(bytes(block), header)
-    from oncelog.storage.records import scan as record_scan
+    return decode_rows(buffer, header, position, row_type=Record).take(header.record_count)
 
-    return record_scan.decode_many_rows(block, header)
+
+def decode_rows(
+    buffer: Buffer,
+    header: BatchHeader,
+    position: int,
+    *,
+    row_type: type[RowT],
+    leading: tuple[str | int, ...] = (),
+    first_offset: int = INT64_MIN,
+    checks_crc: bool = True,
+) -> Rows[RowT]:
+    """``decode_records``, but each is made when it is taken, as a named tuple of ``row_type``.
+
+    Its fields are ``leading``, then those of a ``Record``. Records before ``first_offset`` are
+    checked like the others and left out. Without ``checks_crc`` the batch must be whole.
+    """
+    block = open_block(buffer, header, position, checks_crc=checks_crc)
+    if record_kernel is not None:
+        return record_kernel.rows_of(block, header, row_type, leading, first_offset)
+    if header.record_count < COLUMNAR_RECORDS_MIN:
+        decoded = decode_few_rows(bytes(block), header)
+    else:
+        from oncelog.storage.records.scan import decode_many_rows
+
+        decoded = decode_many_rows(block, header)
+    if first_offset > header.base_offset:
+        decoded = [row for row in decoded if row[0] >= first_offset]
+    return PlainRows(decoded, row_type, leading)
 
 
 def decode_columns(buffers: Sequence[Buffer]) -> pa.RecordBatch:

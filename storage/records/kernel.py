@@ -15,7 +15,7 @@ from oncelog.storage.records import block as record_block
 from oncelog.storage.records.batch import BatchHeader, Buffer, parse_header
 from oncelog.storage.records.block import RecordBlock, open_block
 from oncelog.storage.records.layout import HEADER_BYTES
-from oncelog.storage.records.rows import RecordInput, RecordTuple
+from oncelog.storage.records.rows import RecordInput, Rows, RowT
 
 
 def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
@@ -26,9 +26,15 @@ def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:
     return RecordBlock(batch, len(records), base_timestamp_ms, max_timestamp_ms)
 
 
-def decode_rows(block: Buffer, header: BatchHeader) -> list[RecordTuple]:
-    """What ``rows.decode_rows`` makes of ``block``, as plain tuples."""
-    return _kernel.decode_rows(
+def rows_of(
+    block: Buffer,
+    header: BatchHeader,
+    row_type: type[RowT],
+    leading: tuple[str | int, ...],
+    first_offset: int,
+) -> Rows[RowT]:
+    """The records of ``block``; see ``codec.decode_rows``."""
+    return _kernel.Rows(
         block,
         header.record_count,
         header.base_offset,
@@ -36,6 +42,9 @@ def decode_rows(block: Buffer, header: BatchHeader) -> list[RecordTuple]:
         header.base_timestamp_ms,
         header.max_timestamp_ms,
         header.is_log_append_time,
+        row_type,
+        leading,
+        first_offset,
     )
 
 

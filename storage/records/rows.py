@@ -9,7 +9,7 @@ value. Deltas are against the batch's base timestamp and base offset. Source: KI
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records.batch import HEAD_ROOM, BatchHeader
@@ -54,6 +54,51 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: RecordHeaders = ()
+
+
+RowT = TypeVar("RowT", bound="tuple[Any, ...]")
+
+
+class Rows(Protocol[RowT]):
+    """The records of one batch, checked already, each made when it is taken.
+
+    So only a few are young at a time: a batch of thousands would leave the processor's cache.
+    """
+
+    @property
+    def left(self) -> int:
+        """How many are not taken yet."""
+
+    def take(self, count_max: int) -> list[RowT]:
+        """The next of them, up to ``count_max``."""
+
+
+class PlainRows(Generic[RowT]):
+    """``Rows`` from decoded tuples."""
+
+    def __init__(
+        self, decoded: list[RecordTuple], row_type: type[RowT], leading: tuple[str | int, ...]
+    ) -> None:
+        self._decoded = decoded
+        self._row_type = row_type
+        self._leading = leading
+        self._taken = 0
+
+    @property
+    def left(self) -> int:
+        """See ``Rows``."""
+        return len(self._decoded) - self._taken
+
+    def take(self, count_max: int) -> list[RowT]:
+        """See ``Rows``."""
+        row_type, leading = self._row_type, self._leading
+        # The type's own ``__new__`` has a Python frame, which would double the cost.
+        rows = [
+            tuple.__new__(row_type, (*leading, *row))
+            for row in self._decoded[self._taken : self._taken + count_max]
+        ]
+        self._taken += len(rows)
+        return rows
 
 
 def encode_rows(records: Sequence[RecordInput]) -> RecordBlock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_INTERFACE: Final = 5
+_INTERFACE: Final = 6
 
 __all__ = ["kernel"]
 

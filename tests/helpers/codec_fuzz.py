@@ -22,7 +22,7 @@ import pyarrow as pa
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
 from oncelog.storage.records.batch import parse_header, seal
-from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.records.codec import Record, decode_columns, decode_records, encode_records
 from oncelog.storage.records.compression import Codec, compress
 from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong
@@ -130,7 +130,7 @@ def rows_of(columns: pa.RecordBatch) -> list[Any]:
 
 def check_batch(batch: bytes) -> bool:
     """Whether the batch is sound; rows and columns must agree."""
-    rows = outcome(lambda: decode_tuples(exact(batch)))
+    rows = outcome(lambda: decode_records(exact(batch)))
     columns = outcome(lambda: decode_columns([exact(batch)]))
     if columns is not None:
         columns.validate(full=True)
@@ -151,14 +151,14 @@ def check_bombs() -> None:
     zeros = bytes(BOMB_BYTES)
     for codec in (Codec.GZIP, Codec.LZ4, Codec.ZSTD):
         bomb = seal_plain(compress(codec, zeros), codec, 1)
-        assert outcome(lambda bomb=bomb: decode_tuples(bomb)) is None
+        assert outcome(lambda bomb=bomb: decode_records(bomb)) is None
         assert outcome(lambda bomb=bomb: decode_columns([bomb])) is None
     del zeros
     # As many records as may be: memory for each is asked for before the second is found wrong.
     record = bytes.fromhex("0c000000010100")
     count = 100 * MIB // len(record)
     bomb = seal_plain(compress(Codec.ZSTD, record * count), Codec.ZSTD, count)
-    for decode in (lambda: decode_tuples(bomb), lambda: decode_columns([bomb])):
+    for decode in (lambda: decode_records(bomb), lambda: decode_columns([bomb])):
         try:
             assert outcome(decode) is None
         except MemoryError:
@@ -215,8 +215,10 @@ def check_columns(kernel: Any, chance: random.Random) -> None:
         )
     except ValueError:
         return
-    rows = kernel.decode_rows(memoryview(batch)[HEADER_BYTES:], count, 0, count, 0, 0, False)
-    assert len(rows) == count
+    block = memoryview(batch)[HEADER_BYTES:]
+    rows = kernel.Rows(block, count, 0, count, 0, 0, False, Record, (), chance.randrange(count + 2))
+    left = rows.left
+    assert len(rows.take(chance.randrange(left + 2)) + rows.take(left)) == left <= count
 
 
 def run_of_batches(chance: random.Random) -> bytes:

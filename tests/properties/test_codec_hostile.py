@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pyarrow as pa
@@ -21,9 +21,14 @@ from hypothesis import strategies as st
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.records import codec as record_codec
 from oncelog.storage.records import scan_kernel
-from oncelog.storage.records.batch import BatchHeader, seal
+from oncelog.storage.records.batch import BatchHeader, parse_header, patch, seal
 from oncelog.storage.records.client_batch import check_client_batch
-from oncelog.storage.records.codec import decode_columns, decode_tuples, encode_records
+from oncelog.storage.records.codec import (
+    decode_columns,
+    decode_records,
+    decode_rows,
+    encode_records,
+)
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
 from oncelog.storage.records.varint import encode_varlong
@@ -52,6 +57,8 @@ BLOCKS = st.lists(
     ),
     max_size=5,
 ).map(b"".join)
+NULLABLE = st.none() | st.binary(max_size=100)
+PAIRS = st.lists(st.tuples(st.text(max_size=5), NULLABLE), max_size=2)
 KEYS = st.lists(
     st.sampled_from(["", "a", "ä", "c0af", "eda080", "f4908080", "e282", "ff", "efbfbd"]),
     max_size=4,
@@ -78,7 +85,7 @@ def sealed(block: bytes, count: int, last_offset_delta: int) -> bytes:
 def results(batch: bytes) -> list[Any]:
     """Rows and columns of a batch; None for damage."""
     found: list[Any] = []
-    for decode in (lambda: decode_tuples(batch), lambda: decode_columns([batch]).to_pydict()):
+    for decode in (lambda: decode_records(batch), lambda: decode_columns([batch]).to_pydict()):
         try:
             found.append(decode())
         except CorruptDataError:
@@ -116,6 +123,45 @@ def test_hostile_batches_end_in_an_error_within_little_memory(
 def test_kernel_and_python_agree_on_every_block(block: bytes, count: int, last: int) -> None:
     batch = sealed(block, count, last)
     assert results(batch) == results_in_python(batch)
+
+
+class Placed(NamedTuple):
+    """A record and where it was read."""
+
+    place: str
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@pytest.mark.skipif(not HAS_KERNEL, reason="kernel not built")
+@given(
+    st.lists(st.tuples(NULLABLE, NULLABLE, st.integers(0, 2**40), PAIRS), min_size=1, max_size=30),
+    st.lists(st.integers(0, 12), max_size=8),
+    st.integers(90, 140),
+)
+def test_kernel_and_python_take_the_same_records(
+    rows: list[Any], portions: list[int], first_offset: int
+) -> None:
+    batch = encode_records(rows)
+    patch(batch, base_offset=100, leader_epoch=0)
+
+    def taken() -> list[Any]:
+        found = decode_rows(
+            batch,
+            parse_header(batch),
+            0,
+            row_type=Placed,
+            leading=("here",),
+            first_offset=first_offset,
+        )
+        return [found.left] + [(found.take(count), found.left) for count in portions]
+
+    by_kernel = taken()
+    with mock.patch.object(record_codec, "record_kernel", None):
+        assert taken() == by_kernel
 
 
 @given(BLOCKS, st.integers(1, 5))

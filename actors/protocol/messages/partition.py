@@ -65,7 +65,8 @@ class ProduceRequest(Request[ProduceReply], frozen=True, kw_only=True):
 class FetchReply(Reply, frozen=True, kw_only=True):
     """Raw batches, starting with the one that holds ``fetch_offset``, and the log's bounds.
 
-    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches.
+    ``aborted_transactions`` is ``None`` for read_uncommitted. ``records`` holds whole batches; a
+    reply that came over a connection has a view of them, which can be neither hashed nor pickled.
     With ``CORRUPT_MESSAGE`` the records from ``fetch_offset`` to ``resume_offset`` (exclusive)
     cannot be read; -1 if the leader cannot tell.
     """
@@ -75,7 +76,7 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     log_start_offset: int = NO_OFFSET
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     resume_offset: int = NO_OFFSET
-    records: bytes = b""
+    records: Batch = b""
 
 
 class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):

@@ -56,7 +56,9 @@ def test_messages_of_any_size_pass_both_ways(size_bytes):
         read = [connection.call(fetch(size_bytes), timeout_ms=TIMEOUT_MS) for _ in range(3)]
         assert [reply.base_offset for reply in await asyncio.gather(*sent)] == [0, 1, 2]
         assert server.batches == [batch] * 3
-        assert {reply.records for reply in await asyncio.gather(*read)} == {b"r" * size_bytes}
+        replies = await asyncio.gather(*read)
+        assert [reply.records for reply in replies] == [b"r" * size_bytes] * 3
+        assert all(isinstance(reply.records, memoryview) for reply in replies), "a copy"
 
     on_connection(body)
 

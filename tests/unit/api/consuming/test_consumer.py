@@ -15,11 +15,13 @@ from oncelog.api.consuming.consumer import AsyncConsumer, Consumer
 from oncelog.api.records import OffsetAndTimestamp
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.exceptions import (
+    CorruptRecordError,
     IllegalStateError,
     InvalidRequestError,
     InvalidTopicError,
 )
 from oncelog.storage.model import TopicPartition
+from oncelog.storage.records.codec import encode_records
 
 TP = TopicPartition("t", 0)
 SOURCES = os.path.dirname(api.__file__)
@@ -422,3 +424,17 @@ def test_every_public_method_exists_on_both_faces():
 
     assert names <= set(dir(AsyncConsumer))
     assert asyncio.iscoroutinefunction(AsyncConsumer.poll)
+
+
+def test_a_reader_may_do_without_checksums(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    damaged = encode_records([(None, b"value", 1_000, ())])
+    damaged[-2] ^= 1
+    log._add(damaged)
+
+    async def steps(consumer):
+        return [record.value for record in await consumer.poll(1_000)]
+
+    assert scenario_with(fake_cluster, run, steps, check_crcs=False) == [b"valud"]
+    with pytest.raises(CorruptRecordError):
+        scenario_with(fake_cluster, run, steps)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from oncelog.api.consuming.aborted_filter import visible_batches
 from oncelog.api.consuming.fetch_buffer import AssignedPartition
+from oncelog.api.records import ConsumerRecord
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
-from oncelog.storage.records.batch import patch, seal
+from oncelog.storage.records.batch import patch, seal, seal_in_place
 from oncelog.storage.records.codec import encode_records
 
 TP = TopicPartition("t", 0)
@@ -50,6 +53,17 @@ def test_taking_part_of_a_batch_leaves_the_position_at_the_next_record(partition
     assert taken_offsets(partition, 2) == [0, 1]
     assert partition.position == 2
     assert taken_offsets(partition) == [2]
+
+
+def test_a_record_is_what_its_constructor_makes(partition):
+    add(partition, batch(0, b"0", b"1"))
+
+    for record in partition.take_records(10):
+        made = ConsumerRecord(*record)
+        assert type(record) is ConsumerRecord
+        assert (record, hash(record), repr(record)) == (made, hash(made), repr(made))
+        assert pickle.loads(pickle.dumps(record)) == record
+        assert record.topic_partition == TP
 
 
 def test_records_below_the_position_are_dropped(partition):
@@ -105,14 +119,14 @@ def test_an_empty_reply_is_not_held(partition):
 
 
 def test_a_damaged_batch_stays_where_it_is_and_is_raised_once_it_is_first(partition):
-    records = bytearray(batch(0, b"0") + batch(1, b"1"))
-    visible = visible_batches(bytes(records), fetch_offset=0, aborted_transactions=())
-    records[-1] ^= 1
-    partition.add(bytes(records), visible)
+    """Its checksum is right and its last record is not: none of its records is delivered."""
+    damaged = bytearray(batch(1, b"1", b"2"))[:-1]
+    seal_in_place(damaged, record_count=2, base_timestamp_ms=0, max_timestamp_ms=0, base_offset=1)
+    add(partition, batch(0, b"0") + damaged)
 
     assert taken_offsets(partition) == [0]
     for _ in range(2):
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(CorruptDataError, match="offset 1"):
             partition.take_records(10)
     assert partition.position == 1
 

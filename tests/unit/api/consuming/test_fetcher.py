@@ -55,6 +55,27 @@ def test_a_reply_is_fetched_ahead_and_one_more_but_no_third(fake_cluster, run):
     assert run(scenario()) == ([0, 1], [0, 1, 2])
 
 
+def test_taking_wakes_no_partition_that_has_all_it_may_hold(fake_cluster, run):
+    (log,) = fake_cluster.create("t")
+    for _ in range(3):
+        log.append(b"one", b"two")
+
+    async def scenario():
+        fetcher = new_fetcher(
+            fake_cluster, ConsumerSettings(max_partition_fetch_bytes=1, fetch_max_bytes=10_000)
+        )
+        fetcher.assign([TP])
+        fetcher.seek(TP, 0)
+        await settle()
+        is_woken = []
+        for _ in range(2):
+            fetcher.take_records(1)
+            is_woken.append(fetcher._room[TP].is_set())
+        return is_woken
+
+    assert run(scenario()) == [False, True]
+
+
 def test_no_fetch_begins_while_the_replies_held_reach_the_bound(fake_cluster, run):
     first, second = fake_cluster.create("t", 2)
     first.append(b"x" * 100)
