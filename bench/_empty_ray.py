@@ -12,7 +12,9 @@ from oncelog.api.session import connection
 def main() -> None:
     """Start Ray, leave a file that says so, wait, stop Ray."""
     mark, cpus = Path(sys.argv[1]), int(sys.argv[2])
-    connection.start_ray(num_cpus=cpus, dashboard_port=None)
+    rest = connection.start_ray(num_cpus=cpus, dashboard_port=None)
+    rest.begin(then=lambda: None)
+    rest.wait()
     import ray
 
     signals = head.catch_signals()
