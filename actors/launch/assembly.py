@@ -112,6 +112,8 @@ class ReplicaServer:
         self.is_stopped = False
         self.expected_log: ExpectedLog | None = None
         """What the controller has just said of the log, so that it need not be asked at once."""
+        self.only_topic_id = ""
+        """If set, the topic that it serves; to a later one of the same name it is nobody."""
         self.replica = Replica(
             config=config,
             filesystem=surroundings.filesystem,
@@ -178,12 +180,12 @@ class ReplicaServer:
             return expected
         reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
-            for known in topic.partitions:
-                if known.partition == self.config.partition:
-                    return ExpectedLog(
-                        topic_id=topic.topic_id,
-                        has_been_led=known.leader_epoch != NO_LEADER_EPOCH,
-                    )
+            known = topic.find(self.config.partition)
+            if known is not None and self.only_topic_id in {"", topic.topic_id}:
+                return ExpectedLog(
+                    topic_id=topic.topic_id,
+                    has_been_led=known.leader_epoch != NO_LEADER_EPOCH,
+                )
         return None
 
     async def refresh_settings(self) -> None:

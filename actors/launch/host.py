@@ -180,6 +180,7 @@ class Host:
         server.expected_log = ExpectedLog(
             topic_id=replica.topic_id, has_been_led=replica.has_been_led
         )
+        server.only_topic_id = replica.topic_id
         held.append(server)
         self._servers[key] = server
 

@@ -177,6 +177,7 @@ class Replica(ReplicaLog):
                     self.directory.check_log(expected)
                 await self.directory.lock(is_wanted=lambda: not self._is_stopped)
                 if expected is not None:
+                    await self._confirm(expected)
                     await self._claim(expected)
                 self.failure = None
                 return
@@ -196,6 +197,22 @@ class Replica(ReplicaLog):
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)
         return None
+
+    async def _confirm(self, expected: ExpectedLog) -> None:
+        """Ask again, now that nobody else can make files, before those of another topic go.
+
+        What was expected may be old: of a topic that was deleted, and made again elsewhere, while
+        this replica waited for the directory. MissingLogError: then the files are not ours to
+        remove. OSError.
+        """
+        if self._log_source is None or not self.directory.is_of_another_topic(expected):
+            return
+        confirmed = await self._log_source()
+        if confirmed is None or confirmed.topic_id != expected.topic_id:
+            raise MissingLogError(
+                f"{self.config.directory} has the log of another topic than {expected.topic_id}, "
+                "and the controller does not say that this is the newer one"
+            )
 
     async def _claim(self, expected: ExpectedLog) -> None:
         async with self._opening:

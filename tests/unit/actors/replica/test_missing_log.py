@@ -20,6 +20,7 @@ from oncelog.actors.replica.data_directory import (
     prepare,
     write_identity,
 )
+from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
@@ -171,3 +172,47 @@ def test_a_prepared_directory_is_founded_in_once(tmp_path: Path) -> None:
     assert first.is_founding
     write_identity(DISK, tmp_path, dataclasses.replace(first, is_founding=False))
     assert not prepare(DISK, tmp_path, broker_id=1, new_cluster_id="2" * 32).is_founding
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_one(
+    harness: Any, is_known: bool
+) -> None:
+    """The first answer is old by the time the directory is free: the topic has another id now, and
+    its files are there. So it was for a replica in a host that missed the deletion.
+    """
+
+    async def body() -> None:
+        directory = await led_once(harness)
+        kept = {path.name: path.read_bytes() for path in directory.glob("*.log")}
+        newest = harness.topic_id
+        answers = [ExpectedLog(topic_id="e" * 32, has_been_led=False)]
+        later = ExpectedLog(topic_id=newest, has_been_led=True) if is_known else None
+
+        async def log_source() -> ExpectedLog | None:
+            return answers.pop() if answers else later
+
+        replica = Replica(
+            config=harness.replica.config,
+            filesystem=DISK,
+            clock=harness.clock,
+            background=ThreadBackground(),
+            epoch_source=harness.epoch_source,
+            log_source=log_source,
+        )
+        refused = asyncio.Event()
+        refuse = replica._go_offline
+
+        def go_offline(reason: str) -> None:
+            refuse(reason)
+            refused.set()
+
+        replica._go_offline = go_offline  # type: ignore[method-assign]
+        starting = asyncio.ensure_future(replica.start())
+        await refused.wait()
+        assert {path.name: path.read_bytes() for path in directory.glob("*.log")} == kept
+        await replica.stop()
+        await starting
+        assert {path.name: path.read_bytes() for path in directory.glob("*.log")} == kept
+
+    play(body())
