@@ -170,6 +170,36 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     expected_epoch: int
 
 
+class AlterIsrReply(Reply, frozen=True, kw_only=True):
+    """What the controller has recorded of the partition, also when it refuses.
+
+    ``partition_version`` rises with each record of the partition; on ``NONE`` it is the new one.
+    """
+
+    leader_epoch: int = NO_LEADER_EPOCH
+    partition_version: int = -1
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+class AlterIsrRequest(Request[AlterIsrReply], frozen=True, kw_only=True):
+    """A leader wants ``isr`` to be the in-sync replicas, durably; itself is among them.
+
+    Nothing changes unless ``leader_epoch`` and ``partition_version`` are the current ones, so a
+    late copy does no harm. Source: KIP-497.
+    """
+
+    method = "alter_isr"
+    reply_type = AlterIsrReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    broker_id: int
+    leader_epoch: int
+    partition_version: int
+    isr: tuple[int, ...]
+
+
 class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the key of ``key_version`` is durable; reachable actors already know it."""
 
