@@ -227,6 +227,12 @@ class InvalidReplicaAssignmentError(OncelogError):
     code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
 
+class ReassignmentInProgressError(OncelogError):
+    """The partition is being moved to other brokers; wait for that, or cancel it."""
+
+    code = ErrorCode.REASSIGNMENT_IN_PROGRESS
+
+
 class StaleBrokerEpochError(OncelogError):
     """The broker has registered again since; it asks for its new epoch."""
 

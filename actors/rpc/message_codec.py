@@ -16,6 +16,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages import (
     admin,
+    brokers,
     cluster,
     group,
     partition,
@@ -27,7 +28,7 @@ from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReques
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.records.batch import Buffer
 
-_MODULES: Final = (partition, replication, transaction, group, cluster, admin)
+_MODULES: Final = (partition, replication, transaction, group, cluster, brokers, admin)
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()
 
