@@ -7,9 +7,20 @@ replicas have, and says in ``BrokenPromiseError`` when the two part.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from cluster_worlds import TOPIC_ID, ClusterWorld
+
+from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect, first_elections
+from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
+from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    ReassignPartitionRequest,
+    RegisterBrokerRequest,
+)
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.bounds import Role
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -28,8 +39,19 @@ from oncelog.storage.records.batch import BatchHeader, iterate_batches, parse_he
 from oncelog.storage.segments.leader_epochs import epoch_span
 
 PARTITION = TopicPartition("t", 0)
-TOPIC_ID = "a" * 32
 PRODUCER_COUNT = 3
+DISTURBANCES = (
+    *("time",) * 3,
+    *("election",) * 3,
+    *("crash",) * 3,
+    *("fence",) * 2,
+    "restart",
+    *("start",) * 5,
+    *("move",) * 2,
+    *("tell",) * 3,
+    "deletion",
+)
+"""What a step does that is no traffic; the more often the more likely."""
 
 
 class BrokenPromiseError(AssertionError):
@@ -179,47 +201,89 @@ class Replica:
         return verdict
 
 
-@dataclass
-class Controller:
-    """The recorded assignment, changed by compare-and-set."""
+class Controller(ClusterWorld):
+    """The controller's machine and rules, for a topic of one partition on brokers 1 to 3 of 4."""
 
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    leader: int = -1
-    leader_epoch: int = -1
-    version: int = 0
+    def __init__(self, broker_count: int) -> None:
+        super().__init__()
+        self.register(*range(1, broker_count + 1))
+        self.create((1, 2, 3), topic_id=TOPIC_ID, name=PARTITION.topic)
+        self.apply(first_elections(self.machine.topics.values(), self.machine.broker_states))
+
+    @property
+    def topic(self) -> TopicState:
+        return self.machine.topics[PARTITION.topic]
+
+    @property
+    def partition(self) -> PartitionState:
+        return self.topic.partitions[0]
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        return self.partition.isr
+
+    @property
+    def leader(self) -> int:
+        return self.partition.leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.partition.leader_epoch
+
+    def is_fenced(self, broker_id: int) -> bool:
+        return self.machine.broker_states[broker_id].is_fenced
 
     def assignment(self) -> Assignment:
         return Assignment(
             leader_epoch=self.leader_epoch,
-            partition_version=self.version,
-            replicas=self.replicas,
+            partition_version=self.partition.version,
+            replicas=self.partition.replicas,
             isr=self.isr,
         )
 
-    def answer(self, error: ErrorCode) -> AlterIsrReply:
-        return AlterIsrReply(
-            error=error,
-            leader_epoch=self.leader_epoch,
-            partition_version=self.version,
-            replicas=self.replicas,
-            isr=self.isr,
+    def alter_isr(self, broker_id: int, leader_epoch: int, proposal: IsrProposal) -> AlterIsrReply:
+        request = AlterIsrRequest(
+            topic_partition=PARTITION,
+            topic_id=TOPIC_ID,
+            broker_id=broker_id,
+            leader_epoch=leader_epoch,
+            partition_version=proposal.partition_version,
+            isr=proposal.isr,
         )
-
-    def alter_isr(self, leader_epoch: int, proposal: IsrProposal, alive: set[int]) -> AlterIsrReply:
-        if leader_epoch != self.leader_epoch:
-            return self.answer(ErrorCode.FENCED_LEADER_EPOCH)
-        if proposal.partition_version != self.version:
-            return self.answer(ErrorCode.INVALID_UPDATE_VERSION)
-        if set(proposal.isr) - set(self.isr) - alive:
-            return self.answer(ErrorCode.INELIGIBLE_REPLICA)
-        self.isr = proposal.isr
-        self.version += 1
-        return self.answer(ErrorCode.NONE)
+        machine = self.machine
+        reply = self.run(decide_alter_isr(machine.topics, machine.broker_states, request))
+        self.apply(complete(self.topic, 0, machine.broker_states))
+        return reply
 
     def elect(self, leader: int) -> None:
-        self.leader, self.leader_epoch = leader, self.leader_epoch + 1
-        self.version += 1
+        """Another leader for no reason, as balancing and draining choose one."""
+        isr = self.isr if leader in self.isr else (leader,)
+        self.apply([elect(self.topic, 0, leader, isr)])
+
+    def fence(self, broker_id: int) -> None:
+        machine = self.machine
+        if not self.is_fenced(broker_id):
+            self.apply(fence(machine.topics, machine.broker_states, broker_id))
+
+    def start(self, broker_id: int) -> None:
+        """The broker registers, as it does when it starts."""
+        request = RegisterBrokerRequest(
+            broker_id=broker_id, directory_id=f"directory {broker_id}", data_dir="/d"
+        )
+        machine = self.machine
+        self.run(decide_register(machine.topics, machine.broker_states, request))
+
+    def beat(self, broker_id: int) -> None:
+        machine = self.machine
+        epoch = machine.broker_states[broker_id].broker_epoch
+        request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
+        self.run(decide_heartbeat(machine.topics, machine.broker_states, request))
+
+    def reassign(self, replicas: tuple[int, ...]) -> None:
+        """Begin, or cancel, a move of the partition."""
+        machine = self.machine
+        request = ReassignPartitionRequest(topic_partition=PARTITION, replicas=replicas)
+        self.run(decide_reassign(machine.topics, machine.broker_states, request))
 
 
 @dataclass
@@ -244,6 +308,7 @@ class Ballot:
     """A proposal on its way, or (with ``reply``) its answer."""
 
     leader: LeaderReplication
+    broker_id: int
     leader_epoch: int
     proposal: IsrProposal
     reply: AlterIsrReply | None = None
@@ -255,7 +320,7 @@ class World:
 
     random: random.Random
     replica_type: type[Replica] = Replica
-    broker_count: int = 3
+    broker_count: int = 4
     settings: ReplicationSettings = field(default_factory=ReplicationSettings)
     elects_outside: bool = False
     has_deletions: bool = True
@@ -264,7 +329,8 @@ class World:
     def __post_init__(self) -> None:
         ids = tuple(range(1, self.broker_count + 1))
         self.replicas = {broker_id: self.replica_type(broker_id) for broker_id in ids}
-        self.controller = Controller(replicas=ids, isr=ids)
+        self.controller = Controller(self.broker_count)
+        self.led_epoch = -1
         self.calls: list[Call] = []
         self.answers: list[Answer] = []
         self.ballots: list[Ballot] = []
@@ -273,21 +339,38 @@ class World:
         self.committers: dict[int, int] = {}
         self.watermarks: dict[int, int] = {}
         self.content = 0
-        self.fail_over()
+        self.begin_to_lead()
 
     # --- steps -------------------------------------------------------------------------------
 
+    def begin_to_lead(self) -> None:
+        """Whoever was elected begins, if it is up; the old leader does not know yet."""
+        controller = self.controller
+        replica = self.replicas.get(controller.leader)
+        if controller.leader_epoch > self.led_epoch and replica is not None and replica.is_up:
+            replica.lead(controller.assignment(), self.settings, self.now_ms)
+        self.led_epoch = controller.leader_epoch
+
     def fail_over(self) -> None:
-        """Elect a live member of the ISR; the old leader, if it lives, does not know yet."""
-        eligible = [n for n in self.controller.isr if self.replicas[n].is_up]
+        """Elect another member of the ISR."""
+        controller = self.controller
+        eligible = [n for n in controller.isr if not controller.is_fenced(n)]
         if self.elects_outside:
-            eligible = [n for n, replica in self.replicas.items() if replica.is_up]
-        if not eligible:
-            return
-        elected = self.random.choice(eligible)
-        self.controller.elect(elected)
-        replica = self.replicas[elected]
-        replica.lead(self.controller.assignment(), self.settings, self.now_ms)
+            eligible = [n for n in controller.partition.replicas if not controller.is_fenced(n)]
+        if eligible:
+            controller.elect(self.random.choice(eligible))
+
+    def start(self, replica: Replica) -> None:
+        """A broker that was down starts, or one that was thought dead is heard again."""
+        if not replica.is_up:
+            replica.is_up = True
+            self.controller.start(replica.broker_id)
+        self.controller.beat(replica.broker_id)
+
+    def tell(self, replica: Replica) -> None:
+        """The controller tells a leader what it has recorded."""
+        assert replica.leader is not None
+        replica.leader.learn(self.controller.assignment(), self.now_ms)
 
     def leaders(self) -> list[Replica]:
         return [
@@ -352,15 +435,15 @@ class World:
         assert leader is not None
         proposal = leader.proposal(self.now_ms)
         if proposal is not None:
-            self.ballots.append(Ballot(leader, replica.machine.leader_epoch, proposal))
+            epoch = replica.machine.leader_epoch
+            self.ballots.append(Ballot(leader, replica.broker_id, epoch, proposal))
 
     def decide(self, ballot: Ballot) -> None:
         if ballot.reply is not None:
             ballot.leader.proposal_answered(ballot.reply, self.now_ms)
             return
-        alive = {n for n, replica in self.replicas.items() if replica.is_up}
-        reply = self.controller.alter_isr(ballot.leader_epoch, ballot.proposal, alive)
-        self.ballots.append(Ballot(ballot.leader, ballot.leader_epoch, ballot.proposal, reply))
+        reply = self.controller.alter_isr(ballot.broker_id, ballot.leader_epoch, ballot.proposal)
+        self.ballots.append(replace(ballot, reply=reply))
 
     def lose_ballot(self, ballot: Ballot) -> None:
         ballot.leader.proposal_answered(AlterIsrReply(error=ErrorCode.REQUEST_TIMED_OUT), 0)
@@ -380,10 +463,19 @@ class World:
         replica.crash()
         self.answers = [a for a in self.answers if a.call.receiver != replica.broker_id]
 
+    def restart(self, replica: Replica) -> None:
+        """Its process dies and begins again, unnoticed by its broker; a leader needs an epoch."""
+        if replica.is_up:
+            self.crash(replica)
+            replica.is_up = True
+            if self.controller.leader == replica.broker_id:
+                self.fail_over()
+
     # --- a walk ------------------------------------------------------------------------------
 
     def step(self) -> None:
         self._step()
+        self.begin_to_lead()
         self.check()
 
     def _step(self) -> None:
@@ -406,14 +498,27 @@ class World:
             self.propose(leader)
         elif chance < 0.89 and self.ballots:
             self._deliver_some_ballot()
-        elif chance < 0.91:
+        else:
+            self._disturb(draw.choice(DISTURBANCES), replica, leader)
+
+    def _disturb(self, what: str, replica: Replica, leader: Replica | None) -> None:
+        if what == "time":
             self.now_ms += 31_000
-        elif chance < 0.94:
+        elif what == "election":
             self.fail_over()
-        elif chance < 0.96:
+        elif what == "crash":
             self.crash(replica)
-        elif chance < 0.99:
-            replica.is_up = True
+        elif what == "fence":
+            self.controller.fence(replica.broker_id)
+        elif what == "restart":
+            self.restart(replica)
+        elif what == "start":
+            self.start(replica)
+        elif what == "move":
+            ids = self.random.sample(sorted(self.replicas), self.random.choice((0, 2, 3)))
+            self.controller.reassign(tuple(ids))
+        elif leader is not None and what == "tell":
+            self.tell(leader)
         elif leader is not None and self.has_deletions and self._is_current(leader):
             self.delete_records(leader)
 
@@ -427,7 +532,7 @@ class World:
             self.give_up(call)
         if fate < 0.06:
             return
-        if 0.06 <= fate < 0.2:
+        if 0.06 <= fate < 0.3:
             self.calls.append(call)  # A copy that arrives later.
         if fate >= 0.12 or self.random.random() < 0.5:
             self.deliver(call)
@@ -435,9 +540,9 @@ class World:
     def _deliver_some_ballot(self) -> None:
         ballot = self.ballots.pop(self.random.randrange(len(self.ballots)))
         fate = self.random.random()
-        if fate < 0.15:
+        if fate < 0.3:
             self.lose_ballot(ballot)
-            if ballot.reply is None and fate < 0.08:
+            if ballot.reply is None and fate < 0.2:
                 self.ballots.append(ballot)  # Arrives later all the same.
             return
         self.decide(ballot)
@@ -445,14 +550,17 @@ class World:
     def heal(self) -> None:
         """Everything comes up and every call arrives, until nothing is left to do."""
         for replica in self.replicas.values():
-            replica.is_up = True
+            self.start(replica)
         self.calls, self.ballots = [], []
         self.fail_over()
-        leader = self.replicas[self.controller.leader]
-        self.append(leader)
-        for _ in range(60):
+        for turn in range(60):
+            self.begin_to_lead()
+            leader = self.replicas[self.controller.leader]
+            if turn == 0 or leader.end_offset == 0:
+                self.append(leader)
             self.now_ms += 1_000
             self.sync(leader)
+            self.tell(leader)
             self.push(leader)
             for call in self.calls:
                 self.deliver(call)
@@ -465,6 +573,7 @@ class World:
             for ballot in list(self.ballots):
                 self.decide(ballot)
                 self.ballots.remove(ballot)
+            self.begin_to_lead()
             self.check()
 
     # --- promises ----------------------------------------------------------------------------
@@ -529,16 +638,19 @@ class World:
     def check_equal(self) -> None:
         """After healing: all logs are equal, byte for byte, and all is committed."""
         leader = self.replicas[self.controller.leader]
-        start = max(replica.machine.log_start_offset for replica in self.replicas.values())
+        present = [self.replicas[n] for n in self.controller.partition.replicas]
+        start = max(replica.machine.log_start_offset for replica in present)
         end = leader.end_offset
-        for replica in self.replicas.values():
+        for replica in present:
             if replica.content(start, end) != leader.content(start, end):
                 raise BrokenPromiseError(f"{replica.broker_id} differs from its leader")
             if replica.end_offset != end:
                 raise BrokenPromiseError(f"{replica.broker_id} ends at {replica.end_offset}")
             if not self.has_deletions and replica.machine.snapshot() != leader.machine.snapshot():
                 raise BrokenPromiseError(f"{replica.broker_id} knows other producers")
-        if leader.machine.high_watermark != end or len(self.controller.isr) != len(self.replicas):
+        if self.controller.partition.is_moving or len(self.controller.isr) != len(present):
+            raise BrokenPromiseError(f"not all are in sync: {self.controller.partition}")
+        if leader.machine.high_watermark != end:
             raise BrokenPromiseError(f"not all is committed: {leader.machine}")
 
 

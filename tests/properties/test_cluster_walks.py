@@ -186,7 +186,7 @@ def walk(seed: int) -> Walk:
 
 @given(seed=st.integers(0, 2**32))
 def test_elections_and_moves_keep_their_rules_and_replay_as_they_were(seed: int) -> None:
-    assert walk(seed).leaders
+    assert len(walk(seed).log) > len(BROKERS)
 
 
 def test_walks_reach_what_they_are_for() -> None:

@@ -172,14 +172,13 @@ def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> Non
     """An adopted epoch is durable: too rare for a walk, so step by step.
 
     1. Broker 1 leads in epoch 0; batch 0 is everywhere, batch 1 at 1 and 3 only.
-    2. Broker 2 is elected (epoch 1, begins at offset 1). Its push to 3 is on its way.
-    3. Broker 1 is elected (epoch 2, begins at offset 2). Broker 3 adopts epoch 2, and agrees up to
-       batch 1, which is committed once 2 has left the ISR.
-    4. Broker 3 crashes and starts again. The push of epoch 1 arrives: it would cut batch 1.
+    2. Broker 2 is elected (epoch 1, which begins after batch 0). Its push to 3 is on its way.
+    3. Broker 1 is elected (epoch 2). Broker 3 adopts epoch 2 and agrees up to batch 1, which is
+       committed once 2 has left the ISR.
+    4. Replica 3 crashes and starts again. The push of epoch 1 arrives: it would cut batch 1.
     """
-    world = World(random.Random(1), replica_type=kind)
+    world = World(random.Random(1), replica_type=kind, broker_count=3)
     one, two, three = world.replicas.values()
-    lead_next(world, one)
     exchange(world, one, (2, 3))
     world.append(one)
     exchange(world, one, (2, 3))
@@ -213,7 +212,7 @@ def lead_next(world: World, replica: Replica) -> None:
     """Elect this one."""
     world.controller.elect(replica.broker_id)
     replica.leader = None
-    replica.lead(world.controller.assignment(), world.settings, world.now_ms)
+    world.begin_to_lead()
 
 
 def exchange(world: World, leader: Replica, receivers: tuple[int, ...]) -> None:
