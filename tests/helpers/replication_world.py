@@ -6,6 +6,7 @@ replicas have, and says in ``BrokenPromiseError`` when the two part.
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +41,7 @@ from oncelog.storage.segments.leader_epochs import epoch_span
 
 PARTITION = TopicPartition("t", 0)
 PRODUCER_COUNT = 3
+WAKE_CHECKS = 0.02
 DISTURBANCES = (
     *("time",) * 3,
     *("election",) * 3,
@@ -477,6 +479,9 @@ class World:
         self._step()
         self.begin_to_lead()
         self.check()
+        if self.random.random() < WAKE_CHECKS:
+            for replica in self.leaders():
+                self._check_wake(replica)
 
     def _step(self) -> None:
         chance, draw = self.random.random(), self.random
@@ -584,6 +589,17 @@ class World:
         self._check_electable()
         for replica in self.replicas.values():
             self._check_epochs(replica)
+
+    def _check_wake(self, replica: Replica) -> None:
+        """A leader has nothing to do before the time at which it says to ask again."""
+        assert replica.leader is not None
+        wake_ms = replica.leader.wake_ms(self.now_ms)
+        last_ms = self.now_ms + 100_000 if wake_ms is None else wake_ms - 1
+        for now_ms in (self.now_ms, last_ms):
+            if self.now_ms <= now_ms <= last_ms:
+                leader = copy.deepcopy(replica.leader)
+                if leader.pushes(now_ms) or leader.proposal(now_ms):
+                    raise BrokenPromiseError(f"due at {now_ms}, to be asked at {wake_ms}")
 
     def _check_epochs(self, replica: Replica) -> None:
         """The epochs a replica knows are those of its batches."""

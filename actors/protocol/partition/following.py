@@ -126,7 +126,7 @@ class FollowerReplication:
             machine.high_watermark,
             machine.leader_epochs.entries,
         )
-        adopts = machine.role is not Role.FOLLOWER or machine.leader_epoch < request.leader_epoch
+        adopts = machine.leader_epoch < request.leader_epoch
         if log.end_offset < request.log_start_offset == request.previous_end_offset:
             return _restarted(request, batches, adopts=adopts)
         if not _agrees(log, request):
@@ -321,7 +321,7 @@ def _first_missing(
             return position, NO_OFFSET
         if header.next_offset <= log.start_offset:
             continue
-        epoch = log.epoch_at(max(header.base_offset, log.start_offset))
-        if epoch != header.leader_epoch or header.next_offset > log.end_offset:
+        # Of one epoch at one offset there is one batch, so the epoch tells whether it is there.
+        if log.epoch_at(max(header.base_offset, log.start_offset)) != header.leader_epoch:
             return position, header.base_offset
     return len(request.batches), NO_OFFSET

@@ -292,19 +292,26 @@ class LeaderReplication:
             )
             for progress in self._followers.values()
         ]
-        if not self._is_proposing and self._in_sync.proposal is not None:
-            times.append(self._retry_proposal_ms)
-        elif not self._is_proposing:
-            times += [
-                self._followers[broker_id].lags_after_ms(
-                    log_end_offset=log_end_offset, lag_max_ms=self._settings.lag_max_ms
-                )
-                for broker_id in self._in_sync.isr - {self._broker_id}
-            ]
-            if now_ms < self._expand_ms:
-                times.append(self._expand_ms)
+        if not self._is_proposing:
+            times.append(self._proposal_due_ms(now_ms))
         due = [time_ms for time_ms in times if time_ms is not None]
         return max(now_ms, min(due)) if due else None
+
+    def _proposal_due_ms(self, now_ms: int) -> int | None:
+        """When there may be something to propose if nothing happens before."""
+        in_sync = self._in_sync
+        if in_sync.proposal is not None or self._wanted_isr(now_ms) != in_sync.isr:
+            return self._retry_proposal_ms
+        lags = (
+            self._followers[broker_id].lags_after_ms(
+                log_end_offset=self._bounds.log_end_offset, lag_max_ms=self._settings.lag_max_ms
+            )
+            for broker_id in in_sync.isr - {self._broker_id}
+        )
+        times = [time_ms for time_ms in lags if time_ms is not None]
+        if now_ms < self._expand_ms:
+            times.append(self._expand_ms)
+        return max(min(times), self._retry_proposal_ms) if times else None
 
     # --- rules -------------------------------------------------------------------------------
 
@@ -350,8 +357,8 @@ class LeaderReplication:
         }
 
     def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
-        """Push to these, and to whoever may be in sync; forget the others."""
-        wanted = (set(replicas) | self._in_sync.maximal) - {self._broker_id}
+        """Push to these, among whom are all that may be in sync; forget the others."""
+        wanted = set(replicas) - {self._broker_id}
         self._followers = {
             broker_id: self._followers.get(broker_id)
             or FollowerProgress(next_offset=self._bounds.log_end_offset, now_ms=now_ms)

@@ -87,6 +87,10 @@ def test_a_member_that_is_back_does_not_lead_what_another_leads(world: ClusterWo
     assert state(world) == (2, 1, (2, 3))
 
 
+def test_a_member_leads_only_what_nobody_leads(world: ClusterWorld) -> None:
+    assert after_unfencing(world.machine.topics.values(), 2) == ()
+
+
 def test_a_member_that_is_fenced_already_is_not_elected(world: ClusterWorld) -> None:
     world.change(2, fenced=True)
     fence(world, 1)

@@ -219,6 +219,45 @@ def test_what_has_nowhere_to_go_stays(world: ClusterWorld) -> None:
     assert drained(world.machine.topics, world.machine.broker_states) == ()
 
 
+def test_a_partition_that_is_being_moved_is_not_moved_again(world: ClusterWorld) -> None:
+    move(world, 1, 3)
+    world.change(3, draining=True)
+    assert drained(world.machine.topics, world.machine.broker_states) == ()
+
+
+def test_a_leader_that_stays_is_counted_once() -> None:
+    """Brokers 1 and 2 lead one partition each and hold two; the next goes to the first of them."""
+    world = ClusterWorld()
+    world.register(1, 2, 4)
+    world.create((1, 4), (2, 1), (4,))
+    world.change(4, draining=True)
+    moves = drained(world.machine.topics, world.machine.broker_states)
+    assert [item.replicas for item in moves] == [(1, 2), (1,)]
+
+
+def test_new_leaders_are_counted_as_they_are_placed() -> None:
+    """All of 1, 2 and 3 hold one replica after the first move; of these only 2 leads nothing."""
+    world = ClusterWorld()
+    world.register(1, 2, 3, 4)
+    world.create((3, 2), (4,), (4,))
+    world.change(4, draining=True)
+    moves = drained(world.machine.topics, world.machine.broker_states)
+    assert [item.replicas for item in moves] == [(1,), (2,)]
+
+
+def test_a_move_that_could_not_end_is_not_begun(world: ClusterWorld) -> None:
+    world.change(1, draining=True)
+    world.change(2, fenced=True)
+    assert drained(world.machine.topics, world.machine.broker_states) == ()
+
+
+def test_a_replica_that_is_there_may_stay_on_a_broker_that_gets_no_new_ones(
+    world: ClusterWorld,
+) -> None:
+    world.change(2, draining=True)
+    assert move(world, 2, 3).error is ErrorCode.NONE
+
+
 def test_all_replicas_of_a_partition_may_drain(world: ClusterWorld) -> None:
     world.change(1, draining=True)
     world.change(2, draining=True)

@@ -450,6 +450,23 @@ def test_a_leader_that_owes_nothing_need_not_wake(leading: Leading) -> None:
     assert leading.leader.wake_ms(500) is None
 
 
+def test_a_leader_does_not_wake_for_a_proposal_that_must_wait(leading: Leading) -> None:
+    assert len(leading.leader.pushes(0)) == 2
+    now_ms = LAG_MAX_MS + 1
+    assert leading.leader.wake_ms(now_ms) == now_ms
+    leading.leader.proposal(now_ms)
+    leading.leader.proposal_answered(recorded((1, 2), 8, ErrorCode.NETWORK_EXCEPTION), now_ms)
+    assert leading.leader.wake_ms(now_ms) == now_ms + BACKOFF_MIN_MS
+
+
+def test_a_leader_wakes_at_once_for_a_follower_that_may_join(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    assert leading.leader.wake_ms(0) == 0
+    leading.leader.proposal(0)
+    assert leading.leader.wake_ms(0) != 0
+
+
 def test_a_leader_wakes_when_a_silent_member_begins_to_lag(leading: Leading) -> None:
     assert len(leading.leader.pushes(0)) == 2
     assert leading.leader.wake_ms(0) == LAG_MAX_MS + 1
