@@ -2,6 +2,8 @@
 
 Only ``api`` and ``spark_bridge`` raise these. Every class pickles; the docstring of each is the
 advice that its message falls back to.
+
+One file: a class for each code of the one table, and nothing else.
 """
 
 from __future__ import annotations
@@ -217,6 +219,42 @@ class InvalidReplicationFactorError(OncelogError):
     """The replication factor is below 1 or above the number of brokers."""
 
     code = ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+class InvalidReplicaAssignmentError(OncelogError):
+    """The brokers named for a partition's replicas cannot be those."""
+
+    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+class ReassignmentInProgressError(OncelogError):
+    """The partition is being moved to other brokers; wait for that, or cancel it."""
+
+    code = ErrorCode.REASSIGNMENT_IN_PROGRESS
+
+
+class StaleBrokerEpochError(OncelogError):
+    """The broker has registered again since; it asks for its new epoch."""
+
+    code = ErrorCode.STALE_BROKER_EPOCH
+
+
+class DuplicateBrokerRegistrationError(OncelogError):
+    """Another data directory has this broker's number; one of them must have another."""
+
+    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+
+class InvalidUpdateVersionError(OncelogError):
+    """The partition has been changed since; look at what it is now and try again."""
+
+    code = ErrorCode.INVALID_UPDATE_VERSION
+
+
+class IneligibleReplicaError(OncelogError):
+    """The replica cannot be in sync now: its broker is fenced, or it is no replica."""
+
+    code = ErrorCode.INELIGIBLE_REPLICA
 
 
 class InvalidConfigError(OncelogError):

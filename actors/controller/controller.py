@@ -32,6 +32,7 @@ from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -52,8 +53,6 @@ from oncelog.actors.protocol.messages.cluster import (
     LearnKeysRequest,
     MetadataReply,
     MetadataRequest,
-    RegisterBrokerReply,
-    RegisterBrokerRequest,
     RotateClusterKeyReply,
     RotateClusterKeyRequest,
     ShutdownReply,

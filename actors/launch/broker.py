@@ -16,7 +16,7 @@ from oncelog.actors.config import BrokerConfig
 from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
-from oncelog.actors.protocol.messages.cluster import RegisterBrokerRequest
+from oncelog.actors.protocol.messages.brokers import RegisterBrokerRequest
 from oncelog.actors.replica.data_directory import join
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError

@@ -14,12 +14,21 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.messages import admin, cluster, group, partition, transaction
+from oncelog.actors.protocol.messages import (
+    admin,
+    brokers,
+    cluster,
+    group,
+    partition,
+    replication,
+    transaction,
+)
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.partition import FetchReply, ProduceRequest
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.records.batch import Buffer
 
-_MODULES: Final = (partition, transaction, group, cluster, admin)
+_MODULES: Final = (partition, replication, transaction, group, cluster, brokers, admin)
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()
 
@@ -27,7 +36,11 @@ _encoder = msgspec.msgpack.Encoder()
 LONG_BYTES: Final = 16_384
 """A longer last field is a part of its own."""
 
-_LAST_FIELDS: Final[dict[type[Any], str]] = {ProduceRequest: "batch", FetchReply: "records"}
+_LAST_FIELDS: Final[dict[type[Any], str]] = {
+    ProduceRequest: "batch",
+    ReplicateRequest: "batches",
+    FetchReply: "records",
+}
 """Of the messages that carry batches: fields are written in the order of their declaration."""
 
 _BIN32: Final = struct.Struct(">BI")

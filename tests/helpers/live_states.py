@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from oncelog.actors.protocol.cluster import machine as cluster_machine
+from oncelog.actors.protocol.cluster import log as cluster_log
 from oncelog.actors.protocol.cluster.log import ClusterRecord, decode_cluster_record
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group import effects as group_effects
@@ -93,7 +93,7 @@ _ENCODERS: tuple[tuple[Any, str, Compare], ...] = (
     (transactional_ids, "encode_member_value", _member),
     (group_effects, "group_record", _group),
     (group_offsets, "offset_record", _position),
-    (cluster_machine, "encode_cluster_record", _cluster),
+    (cluster_log, "encode_cluster_record", _cluster),
     (PartitionLog, "append", _batch),
 )
 

@@ -12,7 +12,8 @@ import msgpack
 import msgspec
 from msgspec import structs
 
-from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages.base import ReplyT
 from oncelog.storage.exceptions import CorruptDataError
 
 VERSION: Final = 1
@@ -36,12 +37,27 @@ class ClusterKeyRotated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker and the data directory it writes to; a later one of that broker replaces it."""
+    """A broker and the data directory it writes to; replaces an earlier registration of it.
+
+    ``directory_id`` is in a file there, "" if the record is older than such ids. ``broker_epoch``
+    rises over all registrations of all brokers.
+    """
 
     broker_id: int
     data_dir: str
     directory_id: str = ""
     rack: str = ""
+    broker_epoch: int = 0
+    is_fenced: bool = False
+
+
+class BrokerChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered broker was fenced or unfenced, or is to be drained or no longer."""
+
+    broker_id: int
+    broker_epoch: int
+    is_fenced: bool
+    is_draining: bool
 
 
 class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +96,11 @@ class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
-    """A new leader epoch of one partition, given to one start of one replica."""
+    """A new leader epoch of one partition, given to one start of one replica.
+
+    ``incarnation`` is "" if the controller elected by itself. ``leader`` -1: nobody could be
+    elected, and ``isr`` has those who can be when they are back.
+    """
 
     topic_id: str
     partition: int
@@ -88,6 +108,31 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int
     isr: tuple[int, ...]
     incarnation: str
+
+
+class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The in-sync replicas under the current leader; ``partition_version`` is the new one."""
+
+    topic_id: str
+    partition: int
+    partition_version: int
+    isr: tuple[int, ...]
+
+
+class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """All replicas of a partition, in a step of a reassignment; see ``TopicCreated``.
+
+    ``adding`` and ``removing`` are among ``replicas`` until the reassignment is complete.
+    """
+
+    topic_id: str
+    partition: int
+    partition_version: int
+    replicas: tuple[int, ...]
+    hosts: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +145,14 @@ ClusterRecord: TypeAlias = (
     ClusterFounded
     | ClusterKeyRotated
     | BrokerRegistered
+    | BrokerChanged
     | TopicCreated
     | TopicConfigured
     | PartitionsCreated
     | TopicDeleted
     | LeaderElected
+    | IsrChanged
+    | ReplicasChanged
     | ProducerIdsAllocated
 )
 
@@ -112,14 +160,22 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "cluster_founded": ClusterFounded,
     "cluster_key_rotated": ClusterKeyRotated,
     "broker_registered": BrokerRegistered,
+    "broker_changed": BrokerChanged,
     "topic_created": TopicCreated,
     "topic_configured": TopicConfigured,
     "partitions_created": PartitionsCreated,
     "topic_deleted": TopicDeleted,
     "leader_elected": LeaderElected,
+    "isr_changed": IsrChanged,
+    "replicas_changed": ReplicasChanged,
     "producer_ids_allocated": ProducerIdsAllocated,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+def decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
+    """Answer with ``reply`` once ``records`` are committed and applied."""
+    return Decision(reply=reply, records=tuple(encode_cluster_record(r) for r in records))
 
 
 def encode_cluster_record(record: ClusterRecord) -> LogRecord:

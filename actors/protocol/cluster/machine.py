@@ -33,36 +33,40 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from msgspec import structs
 
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
+    BrokerChanged,
     BrokerRegistered,
     ClusterFounded,
     ClusterKeyRotated,
-    ClusterRecord,
+    IsrChanged,
     LeaderElected,
     PartitionsCreated,
     ProducerIdsAllocated,
+    ReplicasChanged,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
+    decision,
     decode_cluster_record,
-    encode_cluster_record,
 )
-from oncelog.actors.protocol.cluster.registration import BrokerState, decide_register_broker
+from oncelog.actors.protocol.cluster.registration import decide_register_broker
 from oncelog.actors.protocol.cluster.state import (
+    BrokerState,
     PartitionState,
     TopicState,
     described,
     partitions_of,
+    registered,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -79,8 +83,6 @@ from oncelog.actors.protocol.messages.cluster import (
     DeleteTopicRequest,
     HostedReplica,
     MetadataReply,
-    RegisterBrokerReply,
-    RegisterBrokerRequest,
     RotateClusterKeyReply,
     RotateClusterKeyRequest,
     TopicMetadata,
@@ -149,7 +151,7 @@ class ClusterMachine:
             )
             for (name, count), topic_id in zip(internal, topic_ids, strict=True)
         ]
-        return _decision(MetadataReply(), founded, broker, *topics)
+        return decision(MetadataReply(), founded, broker, *topics)
 
     def decide_create_topic(
         self,
@@ -171,7 +173,7 @@ class ClusterMachine:
             settings=request.settings,
             hosts=rules.choose(replicas, self._held()),
         )
-        return _decision(CreateTopicReply(topic_id=request.topic_id), record)
+        return decision(CreateTopicReply(topic_id=request.topic_id), record)
 
     def _check_new_topic(self, request: CreateTopicRequest) -> tuple[ErrorCode, str]:
         existing = self._topics.get(request.name)
@@ -215,7 +217,7 @@ class ClusterMachine:
             return refused(request, ErrorCode.INVALID_CONFIG, str(refusal))
         if settings == topic.settings:
             return Decision(reply=AlterTopicReply())
-        return _decision(
+        return decision(
             AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
         )
 
@@ -249,7 +251,7 @@ class ClusterMachine:
             replicas=replicas,
             hosts=rules.choose(replicas, self._held()),
         )
-        return _decision(CreatePartitionsReply(), record)
+        return decision(CreatePartitionsReply(), record)
 
     def _placed(self, count: int, live: Collection[int] | None) -> tuple[tuple[int, ...], ...]:
         """The broker of each of ``count`` partitions: that of the live ones with the fewest."""
@@ -282,7 +284,7 @@ class ClusterMachine:
             return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
         if topic is None:
             return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return _decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
+        return decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))
 
     def decide_become_leader(self, request: BecomeLeaderRequest) -> Decision[BecomeLeaderReply]:
         """Give a started replica the epoch after the one it expects, if that is current (I-08)."""
@@ -310,7 +312,7 @@ class ClusterMachine:
             isr=(request.broker_id,),
             incarnation=request.incarnation,
         )
-        return _decision(self._leadership(topic, epoch), record)
+        return decision(self._leadership(topic, epoch), record)
 
     def _leadership(self, topic: TopicState, leader_epoch: int) -> BecomeLeaderReply:
         founded = self._cluster()
@@ -337,7 +339,7 @@ class ClusterMachine:
         record = ClusterKeyRotated(
             key_version=version + 1, cluster_key=cluster_key, rotated_ms=now_ms
         )
-        return _decision(RotateClusterKeyReply(key_version=version + 1), record)
+        return decision(RotateClusterKeyReply(key_version=version + 1), record)
 
     def decide_allocate_producer_ids(
         self, request: AllocateProducerIdsRequest
@@ -347,7 +349,7 @@ class ClusterMachine:
         if request.broker_id not in self._brokers:
             return refused(request, ErrorCode.BROKER_NOT_AVAILABLE)
         reply = AllocateProducerIdsReply(first_producer_id=first, count=PRODUCER_ID_BLOCK_COUNT)
-        return _decision(
+        return decision(
             reply, ProducerIdsAllocated(next_producer_id=first + PRODUCER_ID_BLOCK_COUNT)
         )
 
@@ -369,8 +371,10 @@ class ClusterMachine:
                     f"key {rotated.key_version} does not follow {self.keys.version}",
                 )
                 self.keys = self.keys.rotated(rotated.cluster_key, rotated.rotated_ms)
-            case BrokerRegistered() as registered:
-                self._brokers[registered.broker_id] = BrokerState.of(registered)
+            case BrokerRegistered(broker_id=broker_id) as broker:
+                self._brokers[broker_id] = registered(broker, self._brokers.get(broker_id))
+            case BrokerChanged(broker_id=broker_id) as broker_changed:
+                self._brokers[broker_id].changed(broker_changed)
             case TopicCreated() as created:
                 self._apply_created(created)
             case TopicConfigured(topic_id=topic_id, settings=settings):
@@ -387,8 +391,8 @@ class ClusterMachine:
                 topic.partitions += partitions_of(added)
             case TopicDeleted(topic_id=topic_id):
                 del self._topics[self._names_by_id[topic_id]]
-            case LeaderElected() as elected:
-                self._apply_elected(elected)
+            case LeaderElected() | IsrChanged() | ReplicasChanged() as changed:
+                self._apply_to_partition(changed)
             case ProducerIdsAllocated(next_producer_id=next_producer_id):
                 invariant(
                     next_producer_id > self._next_producer_id,
@@ -411,21 +415,18 @@ class ClusterMachine:
             partitions=partitions_of(created),
         )
 
-    def _apply_elected(self, elected: LeaderElected) -> None:
-        topic = self._topics.get(self._names_by_id[elected.topic_id])
-        if topic is None or topic.topic_id != elected.topic_id:
-            return  # Deleted while the election was being written.
-        partition = topic.partitions[elected.partition]
-        invariant(
-            elected.leader_epoch > partition.leader_epoch,
-            "I-22",
-            f"leader epoch {elected.leader_epoch} of {topic.name}-{elected.partition} does not "
-            f"rise above {partition.leader_epoch}",
-        )
-        partition.leader = elected.leader
-        partition.leader_epoch = elected.leader_epoch
-        partition.isr = elected.isr
-        partition.incarnation = elected.incarnation
+    def _apply_to_partition(self, record: LeaderElected | IsrChanged | ReplicasChanged) -> None:
+        topic = self._topics.get(self._names_by_id[record.topic_id])
+        if topic is None or topic.topic_id != record.topic_id:
+            return  # Deleted while the record was being written.
+        partition = topic.partitions[record.partition]
+        match record:
+            case LeaderElected():
+                partition.elected(record)
+            case IsrChanged():
+                partition.isr_changed(record)
+            case ReplicasChanged():
+                partition.replicas_changed(record)
 
     # --- read -----------------------------------------------------------------------------
 
@@ -440,6 +441,16 @@ class ClusterMachine:
             BrokerMetadata(broker_id=broker_id, data_dir=broker.data_dir, rack=broker.rack)
             for broker_id, broker in sorted(self._brokers.items())
         )
+
+    @property
+    def topics(self) -> Mapping[str, TopicState]:
+        """Every topic by name: for the rules of elections and reassignments, which only read."""
+        return self._topics
+
+    @property
+    def broker_states(self) -> Mapping[int, BrokerState]:
+        """Every broker by id, likewise."""
+        return self._brokers
 
     def placements(self, name: str | None = None) -> list[Placement]:
         """Every replica that should run, or those of one topic."""
@@ -481,7 +492,3 @@ class ClusterMachine:
         if topic is None or not 0 <= tp.partition < len(topic.partitions):
             return None
         return topic, topic.partitions[tp.partition]
-
-
-def _decision(reply: ReplyT, *records: ClusterRecord) -> Decision[ReplyT]:
-    return Decision(reply=reply, records=tuple(encode_cluster_record(r) for r in records))

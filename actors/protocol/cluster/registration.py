@@ -1,4 +1,6 @@
-"""Which brokers there are: a number and a data directory belong together for good.
+"""Which brokers there are, as long as they send no heartbeats (``brokers`` has those rules).
+
+A number and a data directory belong together for good.
 
 | register_broker | answer |
 |---|---|
@@ -10,30 +12,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from oncelog.actors.protocol.cluster.log import BrokerRegistered, encode_cluster_record
+from oncelog.actors.protocol.cluster.log import BrokerRegistered, decision
+from oncelog.actors.protocol.cluster.state import BrokerState, registered
 from oncelog.actors.protocol.effects import Decision, refused
-from oncelog.actors.protocol.messages.cluster import RegisterBrokerReply, RegisterBrokerRequest
+from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.storage.errors import ErrorCode
-
-
-@dataclass(slots=True, kw_only=True)
-class BrokerState:
-    """A registered broker; ``directory_id`` is "" for one of before directories had any."""
-
-    data_dir: str
-    directory_id: str = ""
-    rack: str = ""
-
-    @classmethod
-    def of(cls, registered: BrokerRegistered) -> BrokerState:
-        """As a record says."""
-        return cls(
-            data_dir=registered.data_dir,
-            directory_id=registered.directory_id,
-            rack=registered.rack,
-        )
 
 
 def decide_register_broker(
@@ -59,6 +42,6 @@ def decide_register_broker(
         directory_id=request.directory_id,
         rack=request.rack,
     )
-    if known == BrokerState.of(record):
+    if known == registered(record, known):
         return Decision(reply=RegisterBrokerReply())
-    return Decision(reply=RegisterBrokerReply(), records=(encode_cluster_record(record),))
+    return decision(RegisterBrokerReply(), record)

@@ -1,24 +1,126 @@
-"""What the controller's machine knows of topics and their partitions."""
+"""What the controller's machine knows of brokers, topics and their partitions.
+
+The methods that take a record are its application, the same live and on replay. Each record of a
+partition raises its version by one, those of earlier releases too, which do not name it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
-from oncelog.actors.protocol.cluster.log import PartitionsCreated, TopicCreated
+from oncelog.actors.protocol.cluster.log import (
+    BrokerChanged,
+    BrokerRegistered,
+    IsrChanged,
+    LeaderElected,
+    PartitionsCreated,
+    ReplicasChanged,
+    TopicCreated,
+)
+from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
+
+NO_LEADER: Final = -1
+"""The leader of a partition that nobody can lead now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerState:
+    """One broker as registered. *Fenced*: it leads nothing and is in sync with nothing."""
+
+    broker_id: int
+    data_dir: str
+    directory_id: str = ""
+    rack: str = ""
+    broker_epoch: int = 0
+    is_fenced: bool = False
+    is_draining: bool = False
+
+    def changed(self, record: BrokerChanged) -> None:
+        """Apply ``record``, unless the broker has registered again since it was decided."""
+        if record.broker_epoch == self.broker_epoch:
+            self.is_fenced = record.is_fenced
+            self.is_draining = record.is_draining
+
+
+def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerState:
+    """The broker as ``record`` has it; a drain outlasts a start of the broker."""
+    return BrokerState(
+        broker_id=record.broker_id,
+        data_dir=record.data_dir,
+        directory_id=record.directory_id,
+        rack=record.rack,
+        broker_epoch=record.broker_epoch,
+        is_fenced=record.is_fenced,
+        is_draining=earlier is not None and earlier.is_draining,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class PartitionState:
-    """One partition: its replicas with their hosts, and who leads in which epoch."""
+    """One partition: its replicas with their hosts, and who leads in which epoch.
+
+    ``adding`` and ``removing`` are those of a reassignment in progress. ``isr`` is empty until the
+    first election.
+    """
 
     replicas: tuple[int, ...]
     hosts: tuple[int, ...] = ()
-    leader: int = -1
+    leader: int = NO_LEADER
     leader_epoch: int = -1
     isr: tuple[int, ...] = ()
     incarnation: str = ""
+    version: int = 0
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas once the reassignment in progress, if there is one, is complete."""
+        return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a reassignment is in progress."""
+        return bool(self.adding or self.removing)
+
+    def elected(self, record: LeaderElected) -> None:
+        """Apply an election: the epoch rises, and the leader is one of the ISR."""
+        invariant(
+            record.leader_epoch > self.leader_epoch,
+            "I-22",
+            f"leader epoch {record.leader_epoch} does not rise above that of {self}",
+        )
+        self.leader = record.leader
+        self.leader_epoch = record.leader_epoch
+        self.isr = record.isr
+        self.incarnation = record.incarnation
+        self._changed(self.version + 1)
+
+    def isr_changed(self, record: IsrChanged) -> None:
+        """Apply a change of the ISR under the same leader."""
+        self.isr = record.isr
+        self._changed(record.partition_version)
+
+    def replicas_changed(self, record: ReplicasChanged) -> None:
+        """Apply a step of a reassignment."""
+        self.replicas = record.replicas
+        self.hosts = record.hosts
+        self.isr = record.isr
+        self.adding = record.adding
+        self.removing = record.removing
+        self._changed(record.partition_version)
+
+    def _changed(self, version: int) -> None:
+        """I-22: replicas differ, the ISR is among them, and the leader in the ISR."""
+        follows = version == self.version + 1
+        is_distinct = len(set(self.replicas)) == len(self.replicas)
+        is_led = self.leader == NO_LEADER or self.leader in self.isr
+        if not (follows and is_distinct and is_led and set(self.isr) <= set(self.replicas)):
+            invariant(False, "I-22", f"version {version} of {self}")
+        self.version = version
 
 
 @dataclass(slots=True, kw_only=True)

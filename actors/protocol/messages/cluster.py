@@ -177,6 +177,36 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     expected_epoch: int
 
 
+class AlterIsrReply(Reply, frozen=True, kw_only=True):
+    """What the controller has recorded of the partition, also when it refuses.
+
+    ``partition_version`` rises with each record of the partition; on ``NONE`` it is the new one.
+    """
+
+    leader_epoch: int = NO_LEADER_EPOCH
+    partition_version: int = -1
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+class AlterIsrRequest(Request[AlterIsrReply], frozen=True, kw_only=True):
+    """A leader wants ``isr`` to be the in-sync replicas, durably; itself is among them.
+
+    Nothing changes unless ``leader_epoch`` and ``partition_version`` are the current ones, so a
+    late copy does no harm. Source: KIP-497.
+    """
+
+    method = "alter_isr"
+    reply_type = AlterIsrReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    broker_id: int
+    leader_epoch: int
+    partition_version: int
+    isr: tuple[int, ...]
+
+
 class RotateClusterKeyReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the key of ``key_version`` is durable; reachable actors already know it."""
 
@@ -267,27 +297,6 @@ class HoldReplicasRequest(Request[HoldReplicasReply], frozen=True, kw_only=True)
 
     method = "hold_replicas"
     reply_type = HoldReplicasReply
-
-
-class RegisterBrokerReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the broker takes part: partitions may be placed on it."""
-
-
-class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=True):
-    """A broker tells whose its data directory is, when its process starts.
-
-    ``problem``: why it has none that it may use; then the rest but its number means nothing.
-    """
-
-    method = "register_broker"
-    reply_type = RegisterBrokerReply
-
-    broker_id: int
-    cluster_id: str = ""
-    data_dir: str = ""
-    directory_id: str = ""
-    rack: str = ""
-    problem: str = ""
 
 
 class ShutdownReply(Reply, frozen=True, kw_only=True):

@@ -141,7 +141,11 @@ class PartitionMachine(PartitionBounds):
             self._verified.clear()
 
     def become_follower(self, leader_epoch: int) -> None:
-        """Follow the leader of ``leader_epoch``; the shell must fail waiting client requests."""
+        """Follow the leader of ``leader_epoch``; the shell must fail waiting client requests.
+
+        An epoch that this replica led without writing is no part of its log any more: what it
+        takes from its leader may be of an older one.
+        """
         invariant(
             leader_epoch >= self.leader_epoch,
             "I-08",
@@ -149,6 +153,7 @@ class PartitionMachine(PartitionBounds):
         )
         self._take_role(Role.FOLLOWER)
         self.leader_epoch = leader_epoch
+        self.leader_epochs.truncate_end(self._log_end_offset)
 
     def check_leader(self, leader_epoch: int = NO_LEADER_EPOCH) -> ErrorCode:
         """Whether this replica leads, in the epoch that a client assumes (-1: any)."""

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReply, ProduceRequest
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.rpc import message_codec
 from oncelog.actors.rpc.message_codec import (
     LONG_BYTES,
@@ -27,6 +28,21 @@ from oncelog.storage.model import TopicPartition
 REQUEST = ProduceRequest(
     topic_partition=TopicPartition("flights", 3), batch=b"\x00" * 100, ticket=b"t"
 )
+
+
+def push_of(batches: object) -> ReplicateRequest:
+    return ReplicateRequest(
+        topic_partition=TopicPartition("flights", 3),
+        topic_id="a" * 32,
+        leader=1,
+        leader_epoch=5,
+        epoch_start_offset=7,
+        previous_end_offset=8,
+        previous_leader_epoch=4,
+        high_watermark=6,
+        log_start_offset=0,
+        batches=batches,
+    )
 
 
 def all_request_types() -> set[type]:
@@ -68,6 +84,7 @@ def test_parts_are_the_message_and_a_long_batch_is_not_copied(size_bytes, kind):
     reply = FetchReply(high_watermark=7, records=batch, aborted_transactions=())
     for message, decode, method in (
         (request, decode_request, "produce"),
+        (push_of(batch), decode_request, "replicate"),
         (reply, decode_reply, "fetch"),
     ):
         parts = encode_in_parts(message)

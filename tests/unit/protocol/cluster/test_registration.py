@@ -13,11 +13,10 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.actors.protocol.messages.cluster import (
     CreatePartitionsRequest,
     CreateTopicRequest,
-    RegisterBrokerReply,
-    RegisterBrokerRequest,
 )
 from oncelog.storage.errors import ErrorCode
 

@@ -1,0 +1,184 @@
+"""Which brokers there are, and which of them live.
+
+Rules. A broker is the directory that it writes to: another directory under its number is refused
+while any partition still counts on the first. Registering fences it, until its first heartbeat, and
+gives it a broker epoch; calls that name an older one are late. A broker that is not heard for
+a session is fenced. Sessions are in memory only: a controller that starts gives every broker a
+whole one.
+
+| request | state | answer |
+|---|---|---|
+| register_broker | unknown, or known without a directory id | registered, fenced |
+| register_broker | known, the same directory | registered anew, fenced: others lead |
+| register_broker | another directory, in sync | DUPLICATE_BROKER_REGISTRATION, and where |
+| register_broker | another directory, fenced and in sync nowhere | registered, fenced: a new disk |
+| register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
+| register_broker | no directory id | INVALID_REQUEST |
+| broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
+| broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
+| broker_heartbeat | fenced | unfenced, durably |
+| broker_heartbeat | else | nothing logged |
+| drain_broker | unknown | BROKER_NOT_AVAILABLE |
+| drain_broker | too few would be left for a topic | INVALID_REPLICATION_FACTOR, and which |
+| drain_broker | as it is already (a retry) | nothing logged |
+| session over | not fenced | fenced |
+
+Source: KIP-631, KIP-841, KIP-858.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oncelog.actors.protocol.cluster.elections import (
+    Brokers,
+    Records,
+    after_draining,
+    after_fencing,
+    after_unfencing,
+)
+from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered, decision
+from oncelog.actors.protocol.cluster.placement import usable_brokers
+from oncelog.actors.protocol.cluster.state import BrokerState, TopicState
+from oncelog.actors.protocol.effects import Decision, refused
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatReply,
+    BrokerHeartbeatRequest,
+    DrainBrokerReply,
+    DrainBrokerRequest,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
+)
+from oncelog.storage.errors import ErrorCode
+
+Topics = Mapping[str, TopicState]
+
+
+class BrokerSessions:
+    """When each broker was last heard, by the controller's clock; decides nothing durable."""
+
+    __slots__ = ("_heard_ms", "_session_ms")
+
+    def __init__(self, brokers: Brokers, *, session_ms: int, now_ms: int) -> None:
+        self._session_ms = session_ms
+        self._heard_ms = dict.fromkeys(brokers, now_ms)
+
+    def heard(self, broker_id: int, now_ms: int) -> None:
+        """A registered broker has registered or sent a heartbeat of its epoch."""
+        self._heard_ms[broker_id] = max(now_ms, self._heard_ms.get(broker_id, now_ms))
+
+    def expired(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
+        """The brokers to fence now."""
+        return tuple(
+            broker_id
+            for broker_id, broker in sorted(brokers.items())
+            if not broker.is_fenced and now_ms >= self._end_ms(broker_id, now_ms)
+        )
+
+    def wake_ms(self, brokers: Brokers, now_ms: int) -> int | None:
+        """When the next session ends; None if every broker is fenced."""
+        ends = (
+            self._end_ms(broker_id, now_ms)
+            for broker_id, broker in brokers.items()
+            if not broker.is_fenced
+        )
+        return min(ends, default=None)
+
+    def _end_ms(self, broker_id: int, now_ms: int) -> int:
+        return self._heard_ms.setdefault(broker_id, now_ms) + self._session_ms
+
+
+def decide_register(
+    topics: Topics, brokers: Brokers, request: RegisterBrokerRequest
+) -> Decision[RegisterBrokerReply]:
+    """Register a broker that has started; others lead what it led."""
+    if not request.directory_id:
+        return refused(request, ErrorCode.INVALID_REQUEST, "a broker needs a directory id")
+    known = brokers.get(request.broker_id)
+    if known is not None and known.directory_id not in ("", request.directory_id):
+        detail = _in_the_way(topics, known)
+        if detail:
+            return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
+    epoch = 1 + max((broker.broker_epoch for broker in brokers.values()), default=-1)
+    record = BrokerRegistered(
+        broker_id=request.broker_id,
+        data_dir=request.data_dir,
+        directory_id=request.directory_id,
+        rack=request.rack,
+        broker_epoch=epoch,
+        is_fenced=True,
+    )
+    moved = after_fencing(topics.values(), request.broker_id, brokers)
+    return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
+
+
+def _in_the_way(topics: Topics, known: BrokerState) -> str:
+    """Why another directory cannot take a broker's number; "" if it can."""
+    who = f"broker {known.broker_id} has the directory {known.data_dir!r}"
+    if not known.is_fenced:
+        return f"{who} and is not fenced"
+    for topic in topics.values():
+        for number, partition in enumerate(topic.partitions):
+            if known.broker_id in partition.isr:
+                return f"{who}, which has the last copy of {topic.name}-{number}"
+    return ""
+
+
+def decide_heartbeat(
+    topics: Topics, brokers: Brokers, request: BrokerHeartbeatRequest
+) -> Decision[BrokerHeartbeatReply]:
+    """A broker lives: if it was fenced it is so no longer, and leads what only it can."""
+    broker = brokers.get(request.broker_id)
+    if broker is None:
+        detail = f"broker {request.broker_id} is not registered"
+        return refused(request, ErrorCode.BROKER_NOT_AVAILABLE, detail)
+    if request.broker_epoch != broker.broker_epoch:
+        detail = f"broker_epoch={request.broker_epoch}: it is {broker.broker_epoch}"
+        return refused(request, ErrorCode.STALE_BROKER_EPOCH, detail)
+    if not broker.is_fenced:
+        return Decision(reply=BrokerHeartbeatReply())
+    record = _changed(broker, is_fenced=False, is_draining=broker.is_draining)
+    led = after_unfencing(topics.values(), request.broker_id)
+    return decision(BrokerHeartbeatReply(), record, *led)
+
+
+def fence(topics: Topics, brokers: Brokers, broker_id: int) -> Records:
+    """The session of a broker is over: it is fenced, and others lead what it led."""
+    broker = brokers[broker_id]
+    record = _changed(broker, is_fenced=True, is_draining=broker.is_draining)
+    return (record, *after_fencing(topics.values(), broker_id, brokers))
+
+
+def decide_drain(
+    topics: Topics, brokers: Brokers, request: DrainBrokerRequest
+) -> Decision[DrainBrokerReply]:
+    """Leaders move off the broker at once; its replicas follow by ``reassignment.drained``."""
+    broker = brokers.get(request.broker_id)
+    if broker is None:
+        detail = f"broker {request.broker_id} is not registered"
+        return refused(request, ErrorCode.BROKER_NOT_AVAILABLE, detail)
+    if broker.is_draining == request.is_draining:
+        return Decision(reply=DrainBrokerReply())
+    record = _changed(broker, is_fenced=broker.is_fenced, is_draining=request.is_draining)
+    if not request.is_draining:
+        return decision(DrainBrokerReply(), record)
+    left = len(usable_brokers(brokers).keys() - {request.broker_id})
+    for topic in topics.values():
+        for partition in topic.partitions:
+            if request.broker_id in partition.target and len(partition.target) > left:
+                detail = (
+                    f"broker {request.broker_id} cannot be drained: topic {topic.name!r} has "
+                    f"{len(partition.target)} replicas, and {left} brokers would be left for them"
+                )
+                return refused(request, ErrorCode.INVALID_REPLICATION_FACTOR, detail)
+    moved = after_draining(topics.values(), request.broker_id, brokers)
+    return decision(DrainBrokerReply(), record, *moved)
+
+
+def _changed(broker: BrokerState, *, is_fenced: bool, is_draining: bool) -> BrokerChanged:
+    return BrokerChanged(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        is_fenced=is_fenced,
+        is_draining=is_draining,
+    )

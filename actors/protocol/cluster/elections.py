@@ -1,0 +1,234 @@
+"""Who leads a partition, and who is in sync with its leader.
+
+Rules. A leader is elected from the live members of the ISR only, with an epoch one above. *Live*
+is a broker that is not fenced. The ISR never becomes empty: its last member stays, so that nobody
+else is elected, and the partition has no leader until that member is back. A member that is fenced
+leaves the ISR in the same decision; its leader learns of it by the version, and until then waits
+for more members than it must. Nothing here changes state: each function gives records.
+
+=====================  =============================  ==========================================
+event                  partition                      records
+=====================  =============================  ==========================================
+broker fenced          led by it, others in the ISR   the first live one leads; ISR without it
+                       live
+broker fenced          led by it, no other live       no leader, epoch + 1; ISR without it,
+                                                      unless that leaves nobody
+broker fenced          another leads, it is in sync   ISR without it
+broker unfenced        no leader, it is in sync       it leads; ISR as it was
+alter_isr              see ``decide_alter_isr``       ISR as proposed
+broker drains          led by it, others in the ISR   the first of them leads
+                       live and not draining
+balance                preferred leader in sync,      it leads
+                       live, not draining
+=====================  =============================  ==========================================
+
+Source: KIP-497, KIP-841; unclean elections are not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec import structs
+
+from oncelog.actors.protocol.cluster.log import (
+    ClusterRecord,
+    IsrChanged,
+    LeaderElected,
+    decision,
+)
+from oncelog.actors.protocol.cluster.state import (
+    NO_LEADER,
+    BrokerState,
+    PartitionState,
+    TopicState,
+)
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
+from oncelog.storage.errors import ErrorCode
+
+BALANCE_ELECTIONS_MAX: Final = 100
+"""Leaders moved in one pass of balancing: each is a short pause of its partition."""
+
+Brokers = Mapping[int, BrokerState]
+Records = tuple[ClusterRecord, ...]
+
+
+def is_live(broker_id: int, brokers: Brokers) -> bool:
+    """Whether a broker is registered and not fenced."""
+    broker = brokers.get(broker_id)
+    return broker is not None and not broker.is_fenced
+
+
+def candidates(partition: PartitionState, brokers: Brokers) -> tuple[int, ...]:
+    """Who may be elected, best first: preferred leaders first, those that drain last."""
+    live = [n for n in partition.replicas if n in partition.isr and is_live(n, brokers)]
+    return tuple(sorted(live, key=lambda broker_id: brokers[broker_id].is_draining))
+
+
+def elect(
+    topic: TopicState, number: int, leader: int, isr: tuple[int, ...] | None = None
+) -> LeaderElected:
+    """The record that makes ``leader`` lead (-1: nobody), with this ISR or as it is."""
+    partition = topic.partitions[number]
+    return LeaderElected(
+        topic_id=topic.topic_id,
+        partition=number,
+        leader=leader,
+        leader_epoch=partition.leader_epoch + 1,
+        isr=partition.isr if isr is None else isr,
+        incarnation="",
+    )
+
+
+# --- brokers come and go -----------------------------------------------------------------------
+
+
+def after_fencing(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
+    """What follows from fencing a broker, for every partition that it leads or is in sync in."""
+    records = [
+        _without(topic, number, broker_id, brokers)
+        for topic, number, partition in _partitions(topics)
+        if broker_id in partition.isr
+    ]
+    return tuple(record for record in records if record is not None)
+
+
+def _without(
+    topic: TopicState, number: int, broker_id: int, brokers: Brokers
+) -> ClusterRecord | None:
+    partition = topic.partitions[number]
+    isr = tuple(n for n in partition.isr if n != broker_id) or partition.isr
+    if partition.leader == broker_id:
+        live = [n for n in candidates(partition, brokers) if n != broker_id]
+        return elect(topic, number, live[0] if live else NO_LEADER, isr)
+    if isr == partition.isr:
+        return None
+    return IsrChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + 1,
+        isr=isr,
+    )
+
+
+def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
+    """The broker leads what nobody leads and it is in sync in, from the first election on."""
+    return tuple(
+        elect(topic, number, broker_id)
+        for topic, number, partition in _partitions(topics)
+        if partition.leader == NO_LEADER and broker_id in partition.isr
+    )
+
+
+def first_elections(topics: Iterable[TopicState], brokers: Brokers) -> Records:
+    """Leaders for partitions that never had one: their replicas are empty, and so in sync."""
+    records = []
+    for topic, number, partition in _partitions(topics):
+        live = [n for n in partition.replicas if is_live(n, brokers)]
+        if not partition.isr and live:
+            leader = min(live, key=lambda n: brokers[n].is_draining)
+            records.append(elect(topic, number, leader, tuple(live)))
+    return tuple(records)
+
+
+# --- leaders move ------------------------------------------------------------------------------
+
+
+def after_draining(topics: Iterable[TopicState], broker_id: int, brokers: Brokers) -> Records:
+    """Leaders move off a broker that drains, where another may lead that does not."""
+    records = []
+    for topic, number, partition in _partitions(topics):
+        if partition.leader == broker_id:
+            others = [
+                n
+                for n in candidates(partition, brokers)
+                if n != broker_id and not brokers[n].is_draining
+            ]
+            if others:
+                records.append(elect(topic, number, others[0]))
+    return tuple(records)
+
+
+def balance(topics: Iterable[TopicState], brokers: Brokers) -> Records:
+    """Preferred leaders lead again where they can; at most ``BALANCE_ELECTIONS_MAX`` at once."""
+    records = []
+    for topic, number, partition in _partitions(topics):
+        preferred = partition.target[0]
+        if (
+            partition.leader not in (NO_LEADER, preferred)
+            and preferred in candidates(partition, brokers)
+            and not brokers[preferred].is_draining
+        ):
+            records.append(elect(topic, number, preferred))
+    return tuple(records[:BALANCE_ELECTIONS_MAX])
+
+
+# --- the ISR -----------------------------------------------------------------------------------
+
+
+def decide_alter_isr(
+    topics: Mapping[str, TopicState], brokers: Brokers, request: AlterIsrRequest
+) -> Decision[AlterIsrReply]:
+    """A leader's change of the ISR, if what it names is current; else why not, and what is."""
+    topic = topics.get(request.topic_partition.topic)
+    number = request.topic_partition.partition
+    if topic is None or not 0 <= number < len(topic.partitions):
+        return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    if topic.topic_id != request.topic_id:
+        return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_ID))
+    partition = topic.partitions[number]
+    error, detail = _check_isr(partition, brokers, request)
+    reply = AlterIsrReply(
+        error=error,
+        detail=detail,
+        leader_epoch=partition.leader_epoch,
+        partition_version=partition.version,
+        replicas=partition.replicas,
+        isr=partition.isr,
+    )
+    if error is not ErrorCode.NONE:
+        return Decision(reply=reply)
+    record = IsrChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + 1,
+        isr=request.isr,
+    )
+    accepted = structs.replace(reply, partition_version=partition.version + 1, isr=request.isr)
+    return decision(accepted, record)
+
+
+def _check_isr(
+    partition: PartitionState, brokers: Brokers, request: AlterIsrRequest
+) -> tuple[ErrorCode, str]:
+    if request.leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH, ""
+    if request.leader_epoch > partition.leader_epoch:
+        return ErrorCode.UNKNOWN_LEADER_EPOCH, ""
+    if request.broker_id != partition.leader:
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {partition.leader} leads"
+    if request.partition_version != partition.version:
+        return ErrorCode.INVALID_UPDATE_VERSION, (
+            f"partition_version={request.partition_version}: it is {partition.version}"
+        )
+    isr = set(request.isr)
+    if len(isr) != len(request.isr) or request.broker_id not in isr:
+        return ErrorCode.INVALID_REQUEST, (
+            f"isr={list(request.isr)}: give each member once, the leader among them"
+        )
+    if not isr <= set(partition.replicas):
+        return ErrorCode.INVALID_REQUEST, (
+            f"isr={list(request.isr)}: give some of the replicas {list(partition.replicas)}"
+        )
+    fenced = sorted(n for n in isr - set(partition.isr) if not is_live(n, brokers))
+    if fenced:
+        return ErrorCode.INELIGIBLE_REPLICA, f"brokers {fenced} are fenced"
+    return ErrorCode.NONE, ""
+
+
+def _partitions(topics: Iterable[TopicState]) -> Iterator[tuple[TopicState, int, PartitionState]]:
+    for topic in topics:
+        for number, partition in enumerate(topic.partitions):
+            yield topic, number, partition

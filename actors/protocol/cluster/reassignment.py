@@ -1,0 +1,209 @@
+"""Moving a partition to other brokers, without ever having fewer copies than before.
+
+Rules. The new replicas are added first, and the old ones stay. Once every replica of the target is
+in sync the old ones are removed, and a leader among them gives way. At each step the leader is in
+the ISR and the ISR among the replicas. Nothing here changes state: each function gives records.
+
+=============  ===================================  ============================================
+event          state                                answer
+=============  ===================================  ============================================
+begin          the target is what is there          nothing logged (a retry)
+begin          only the order differs               the new order: another preferred leader
+begin          another is in progress               REASSIGNMENT_IN_PROGRESS
+begin          else                                 ``adding`` and ``removing``
+begin          impossible brokers, or fewer than    INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG,
+               the minimum in sync                  with the value and what may be given
+begin (none)   in progress                          cancelled: without the added
+begin (none)   in progress, only added in sync      INELIGIBLE_REPLICA
+begin (none)   not in progress                      nothing logged (a retry)
+complete       all of the target in sync, and one   the old are removed; if the leader was one of
+               of them live                         them, another leads, epoch + 1
+complete       else                                 nothing
+drained        a broker drains                      targets for some of its partitions
+=============  ===================================  ============================================
+
+Source: KIP-455.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from oncelog.actors.protocol.cluster.elections import (
+    Brokers,
+    Records,
+    candidates,
+    elect,
+    is_live,
+)
+from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
+from oncelog.actors.protocol.cluster.log import ReplicasChanged, decision
+from oncelog.actors.protocol.cluster.placement import Placer, usable_brokers
+from oncelog.actors.protocol.cluster.state import NO_LEADER, PartitionState, TopicState
+from oncelog.actors.protocol.effects import Decision, refused
+from oncelog.actors.protocol.messages.brokers import (
+    ReassignPartitionReply,
+    ReassignPartitionRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+DRAIN_MOVES_MAX: Final = 10
+"""Partitions that move off draining brokers at once: each is copied as a whole."""
+
+HostChoice = Callable[[int], int]
+"""The host that is to hold a new replica, by its broker."""
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition and the replicas that it is to have."""
+
+    topic_partition: TopicPartition
+    replicas: tuple[int, ...]
+
+
+def in_own_actor(_broker_id: int) -> int:
+    """Every new replica alone."""
+    return OWN_ACTOR
+
+
+def decide_reassign(
+    topics: Mapping[str, TopicState],
+    brokers: Brokers,
+    request: ReassignPartitionRequest,
+    *,
+    min_insync_replicas: int = 1,
+    host_of: HostChoice = in_own_actor,
+) -> Decision[ReassignPartitionReply]:
+    """Begin a reassignment, or cancel one that is in progress."""
+    topic, number = topics.get(request.topic_partition.topic), request.topic_partition.partition
+    if topic is None or not 0 <= number < len(topic.partitions):
+        return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    partition, target = topic.partitions[number], request.replicas
+    if not target:
+        return _cancel(topic, number, brokers, request)
+    error, detail = _check_target(partition, brokers, target, min_insync_replicas)
+    if error is not ErrorCode.NONE:
+        return refused(request, error, detail)
+    if target == partition.target:
+        return Decision(reply=ReassignPartitionReply())
+    if partition.is_moving:
+        detail = f"it is being moved to {list(partition.target)}: wait for that, or cancel it"
+        return refused(request, ErrorCode.REASSIGNMENT_IN_PROGRESS, detail)
+    removing = tuple(n for n in partition.replicas if n not in target)
+    adding = tuple(n for n in target if n not in partition.replicas)
+    record = _changed(topic, number, (*target, *removing), partition.isr, host_of, adding, removing)
+    return decision(ReassignPartitionReply(), record)
+
+
+def _check_target(
+    partition: PartitionState, brokers: Brokers, target: tuple[int, ...], min_insync_replicas: int
+) -> tuple[ErrorCode, str]:
+    if len(set(target)) != len(target):
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, (
+            f"replicas={list(target)}: give each broker once"
+        )
+    usable = sorted(usable_brokers(brokers))
+    unusable = [n for n in target if n not in usable and n not in partition.replicas]
+    if unusable:
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, (
+            f"replicas={list(target)}: {unusable} cannot be given, but {usable}"
+        )
+    if len(target) < min_insync_replicas:
+        return ErrorCode.INVALID_CONFIG, (
+            f"replicas={list(target)}: give {min_insync_replicas} or more, "
+            "the topic's min_insync_replicas"
+        )
+    return ErrorCode.NONE, ""
+
+
+def _cancel(
+    topic: TopicState, number: int, brokers: Brokers, request: ReassignPartitionRequest
+) -> Decision[ReassignPartitionReply]:
+    partition = topic.partitions[number]
+    if not partition.is_moving:
+        return Decision(reply=ReassignPartitionReply())
+    old = tuple(n for n in partition.replicas if n not in partition.adding)
+    records = _reduced(topic, number, old, brokers)
+    if not records:
+        detail = f"none of the replicas {list(old)} that there were can lead now"
+        return refused(request, ErrorCode.INELIGIBLE_REPLICA, detail)
+    return decision(ReassignPartitionReply(), *records)
+
+
+def complete(topic: TopicState, number: int, brokers: Brokers) -> Records:
+    """End a reassignment whose target is in sync; ask after each change of the ISR."""
+    partition = topic.partitions[number]
+    if not partition.is_moving or not set(partition.target) <= set(partition.isr):
+        return ()
+    return _reduced(topic, number, partition.target, brokers)
+
+
+def _reduced(
+    topic: TopicState, number: int, replicas: tuple[int, ...], brokers: Brokers
+) -> Records:
+    """Only ``replicas`` are left; nothing if none of them could lead where one must."""
+    partition = topic.partitions[number]
+    isr = tuple(n for n in partition.isr if n in replicas)
+    if not isr:
+        return ()
+    if partition.leader in (NO_LEADER, *isr):
+        return (_changed(topic, number, replicas, isr, in_own_actor),)
+    live = [n for n in candidates(partition, brokers) if n in isr]
+    if not live:
+        return ()
+    elected = elect(topic, number, live[0], isr)
+    return elected, _changed(topic, number, replicas, isr, in_own_actor, steps=2)
+
+
+def _changed(
+    topic: TopicState,
+    number: int,
+    replicas: tuple[int, ...],
+    isr: tuple[int, ...],
+    host_of: HostChoice,
+    adding: tuple[int, ...] = (),
+    removing: tuple[int, ...] = (),
+    *,
+    steps: int = 1,
+) -> ReplicasChanged:
+    partition = topic.partitions[number]
+    hosts = dict(zip(partition.replicas, partition.hosts, strict=True))
+    return ReplicasChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + steps,
+        replicas=replicas,
+        hosts=tuple(hosts[n] if n in hosts else host_of(n) for n in replicas),
+        isr=isr,
+        adding=adding,
+        removing=removing,
+    )
+
+
+def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
+    """The next partitions to move off draining brokers, and where to.
+
+    So many that ``DRAIN_MOVES_MAX`` are in progress. What has nowhere to go stays.
+    """
+    draining = {n for n, broker in brokers.items() if broker.is_draining}
+    placer = Placer(brokers, topics.values())
+    moves: list[Move] = []
+    moving = sum(partition.is_moving for topic in topics.values() for partition in topic.partitions)
+    for topic in topics.values():
+        for number, partition in enumerate(topic.partitions):
+            kept = tuple(n for n in partition.target if n not in draining)
+            if partition.is_moving or len(kept) == len(partition.target):
+                continue
+            if moving + len(moves) >= DRAIN_MOVES_MAX:
+                return tuple(moves)
+            placer.forget(partition.target)
+            target = placer.fill(kept, len(partition.target))
+            if len(target) == len(partition.target) and all(is_live(n, brokers) for n in target):
+                moves.append(
+                    Move(topic_partition=TopicPartition(topic.name, number), replicas=target)
+                )
+    return tuple(moves)

@@ -1,0 +1,77 @@
+"""What brokers, and people about them, ask of the controller. See ``base`` for the rules."""
+
+from __future__ import annotations
+
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.storage.model import TopicPartition
+
+
+class RegisterBrokerReply(Reply, frozen=True, kw_only=True):
+    """The broker's epoch, to be named in each heartbeat; it is fenced until the first."""
+
+    broker_epoch: int = -1
+
+
+class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=True):
+    """A broker has started. ``directory_id`` is in a file of its data directory, as ``cluster_id``.
+
+    ``problem``: why it has no directory that it may use; then only its number means anything.
+
+    A repeated call registers it again, with a newer epoch. ``rack``: brokers of one rack may fail
+    together; "" is a rack like others. Source: KIP-631, KIP-858.
+    """
+
+    method = "register_broker"
+    reply_type = RegisterBrokerReply
+
+    broker_id: int
+    directory_id: str = ""
+    data_dir: str = ""
+    rack: str = ""
+    cluster_id: str = ""
+    problem: str = ""
+
+
+class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the broker is not fenced, and its session begins anew."""
+
+
+class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only=True):
+    """A registered broker lives. Source: KIP-631."""
+
+    method = "broker_heartbeat"
+    reply_type = BrokerHeartbeatReply
+
+    broker_id: int
+    broker_epoch: int
+
+
+class DrainBrokerReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the broker leads nothing that another can, and its replicas are being moved."""
+
+
+class DrainBrokerRequest(Request[DrainBrokerReply], frozen=True, kw_only=True):
+    """Move everything off a broker, or, if not ``is_draining``, use it again. Safe to repeat."""
+
+    method = "drain_broker"
+    reply_type = DrainBrokerReply
+
+    broker_id: int
+    is_draining: bool = True
+
+
+class ReassignPartitionReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the reassignment is recorded, and goes on by itself."""
+
+
+class ReassignPartitionRequest(Request[ReassignPartitionReply], frozen=True, kw_only=True):
+    """Move a partition to ``replicas``, preferred leader first; none: cancel what is in progress.
+
+    Safe to repeat. Source: KIP-455.
+    """
+
+    method = "reassign_partition"
+    reply_type = ReassignPartitionReply
+
+    topic_partition: TopicPartition
+    replicas: tuple[int, ...]

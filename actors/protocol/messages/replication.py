@@ -1,0 +1,56 @@
+"""What a leader sends each follower, and the follower's answer. See ``base`` for the rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
+
+if TYPE_CHECKING:
+    from oncelog.storage.records.batch import Buffer as Batches
+else:
+    # Decoded as a view of the input, not a copy.
+    Batches = memoryview
+
+
+class ReplicateReply(Reply, frozen=True, kw_only=True):
+    """How far the follower has come.
+
+    On ``NONE`` everything below ``log_end_offset`` (exclusive) is synced at the follower and equal
+    to the leader's log, unless ``diverging_end_offset`` is set. Then nothing was appended: the
+    follower's log leaves ``diverging_epoch`` at that offset (KIP-101, KIP-279), and the leader
+    looks further back. ``diverging_epoch`` -1: the follower knows no epochs, has cut its log to
+    its high watermark, and ends there. With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the newer
+    one.
+    """
+
+    log_end_offset: int = NO_OFFSET
+    diverging_epoch: int = NO_LEADER_EPOCH
+    diverging_end_offset: int = NO_OFFSET
+    leader_epoch: int = NO_LEADER_EPOCH
+
+
+class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
+    """Whole batches for a follower, which follow those before ``previous_end_offset``.
+
+    ``previous_leader_epoch`` is that of the batch that ends at ``previous_end_offset``
+    (exclusive), -1 if the leader's log begins there: the follower takes the batches only where
+    its own log agrees. ``epoch_start_offset`` is where ``leader_epoch`` began: a follower keeps
+    nothing of older epochs from there on. Without batches it asks whether the logs agree, and
+    tells the high watermark and the log start. Late and repeated copies are harmless.
+    """
+
+    method = "replicate"
+    reply_type = ReplicateReply
+
+    topic_partition: TopicPartition
+    topic_id: str
+    leader: int
+    leader_epoch: int
+    epoch_start_offset: int
+    previous_end_offset: int
+    previous_leader_epoch: int
+    high_watermark: int
+    log_start_offset: int
+    batches: Batches

@@ -1,0 +1,183 @@
+"""What a leader knows of one follower: how far it has come, and what is on its way to it.
+
+==============  ==============================  ==================================================
+state           event                           answer
+==============  ==============================  ==================================================
+PROBING         push                            asks whether the logs agree at ``next_offset``
+PROBING         they agree                      REPLICATING from there
+PROBING         they diverge                    PROBING further back
+REPLICATING     push                            what follows ``next_offset``
+REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
+REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
+                what it was)
+any             an error                        no push until the back-off has passed, twice as
+                                                long each time
+any             an answer to an earlier push    ignored
+==============  ==============================  ==================================================
+
+One push at a time is in flight, so ``next_offset`` moves only when one is answered. A follower is
+*caught up* at the latest moment of which it has all that the leader's log then held.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
+
+BACKOFF_MIN_MS: Final = 50
+BACKOFF_MAX_MS: Final = 1_000
+"""How long no push follows an error: the first time, and at most."""
+
+_NOT_IN_FLIGHT: Final = -1
+_NEVER_MS: Final = -1
+
+
+class FollowerState(enum.Enum):
+    """Whether the leader knows up to where the follower's log equals its own."""
+
+    PROBING = "probing"
+    REPLICATING = "replicating"
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What a push tells besides batches."""
+
+    high_watermark: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+
+
+class Push(msgspec.Struct, frozen=True, kw_only=True):
+    """A call to one follower: whole batches from ``previous_end_offset`` on, as one request.
+
+    Up to ``bytes_max`` of them, but at least one unless that is 0. ``number`` tells this push
+    from others to the follower. The rest is as in ``ReplicateRequest``.
+    """
+
+    broker_id: int
+    number: int
+    bytes_max: int
+    leader_epoch: int
+    epoch_start_offset: int
+    previous_end_offset: int
+    previous_leader_epoch: int = NO_LEADER_EPOCH
+    bounds: Bounds
+
+
+class FollowerProgress:
+    """One follower, as its leader knows it in one leader epoch."""
+
+    __slots__ = (
+        "_backoff_ms",
+        "_caught_up_ms",
+        "_goal_ms",
+        "_goal_offset",
+        "_in_flight",
+        "_number",
+        "_retry_ms",
+        "_sent_bounds",
+        "_sent_ms",
+        "_told",
+        "match_offset",
+        "next_offset",
+        "state",
+    )
+
+    def __init__(self, *, next_offset: int, now_ms: int) -> None:
+        """A follower of which nothing is known; it counts as caught up until now."""
+        self.state = FollowerState.PROBING
+        self.next_offset = next_offset
+        """Where the next push begins (inclusive)."""
+        self.match_offset = NO_OFFSET
+        """Exclusive: synced at the follower and equal to the leader's log; -1 while unknown."""
+        self._number = 0
+        self._in_flight = _NOT_IN_FLIGHT
+        self._sent_ms = now_ms
+        self._sent_bounds = self._told = Bounds()
+        self._backoff_ms = 0
+        self._retry_ms = _NEVER_MS
+        self._caught_up_ms = now_ms
+        self._goal_offset = NO_OFFSET
+        self._goal_ms = now_ms
+
+    # --- pushes ------------------------------------------------------------------------------
+
+    def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:
+        """Whether to push now: to probe, for new batches, or because bounds told are too old."""
+        if self._in_flight != _NOT_IN_FLIGHT or now_ms < self._retry_ms:
+            return False
+        if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
+            return True
+        return self._told != bounds and now_ms - self._sent_ms >= tell_ms
+
+    def due_ms(self, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> int | None:
+        """When a push is due if nothing else happens; None if only an event makes it so."""
+        if self._in_flight != _NOT_IN_FLIGHT:
+            return None
+        if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
+            return self._retry_ms
+        return max(self._retry_ms, self._sent_ms + tell_ms) if self._told != bounds else None
+
+    def sent(self, now_ms: int, *, log_end_offset: int, bounds: Bounds) -> int:
+        """A push is on its way, and this is its number; until it is answered no other follows."""
+        self._number += 1
+        self._in_flight = self._number
+        self._sent_ms = now_ms
+        self._sent_bounds = bounds
+        if self._goal_offset == NO_OFFSET:
+            self._goal_offset, self._goal_ms = log_end_offset, now_ms
+        return self._number
+
+    def answered(self, number: int) -> bool:
+        """Whether ``number`` is in flight; if so it no longer is. Others were given up."""
+        if number != self._in_flight:
+            return False
+        self._in_flight = _NOT_IN_FLIGHT
+        return True
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def acknowledged(self, end_offset: int, now_ms: int, *, log_end_offset: int) -> None:
+        """The follower has synced all below ``end_offset``, as the leader has it."""
+        self._recovered()
+        self.state = FollowerState.REPLICATING
+        self._told = self._sent_bounds
+        self.next_offset = self.match_offset = end_offset
+        if end_offset >= log_end_offset:
+            self._caught_up_ms, self._goal_offset = max(now_ms, self._caught_up_ms), NO_OFFSET
+        elif end_offset >= self._goal_offset:
+            self._caught_up_ms = max(self._goal_ms, self._caught_up_ms)
+            self._goal_offset = NO_OFFSET
+
+    def diverged(self, next_offset: int) -> None:
+        """The logs may agree at ``next_offset``; nothing counts as replicated until they do."""
+        self._recovered()
+        self.state = FollowerState.PROBING
+        self.next_offset = next_offset
+        self.match_offset = NO_OFFSET
+
+    def failed(self, now_ms: int) -> None:
+        """The push failed, or its outcome is unknown: try again, but not at once."""
+        self._backoff_ms = min(max(2 * self._backoff_ms, BACKOFF_MIN_MS), BACKOFF_MAX_MS)
+        self._retry_ms = now_ms + self._backoff_ms
+
+    def _recovered(self) -> None:
+        self._backoff_ms = 0
+        self._retry_ms = _NEVER_MS
+
+    # --- in sync -----------------------------------------------------------------------------
+
+    def is_in_sync(self, now_ms: int, *, log_end_offset: int, lag_max_ms: int) -> bool:
+        """Whether it has everything, or had everything at most ``lag_max_ms`` ago."""
+        if self.match_offset >= log_end_offset:
+            return True
+        return now_ms - self._caught_up_ms <= lag_max_ms
+
+    def lags_after_ms(self, *, log_end_offset: int, lag_max_ms: int) -> int | None:
+        """When it stops being in sync if nothing is answered; None if it has everything."""
+        if self.match_offset >= log_end_offset:
+            return None
+        return self._caught_up_ms + lag_max_ms + 1

@@ -1,0 +1,396 @@
+"""The leader's side of replication: what to push, what is committed, and who is in sync.
+
+Rules. The high watermark is the lowest synced end over the maximal ISR (``partition.in_sync``), it
+only rises, and it stands still while the committed ISR has fewer members than
+``min_insync_replicas``. The leader's own end counts only as far as it is synced. What it may lead
+is what the controller gave it: a refusal by a newer epoch, from whomever, ends it at once, and
+for good. The shell reports what happened, each time with the present time, and then asks for
+``pushes`` and for the ``proposal``; nothing here waits, and nothing is sent by itself.
+
+==============  =========================  =====================================================
+state           event                      answer
+==============  =========================  =====================================================
+LEADING         append                     followers are due; the high watermark waits for them
+LEADING         synced                     the high watermark may rise
+LEADING         answered, agreeing         the high watermark may rise; the ISR may be expanded
+LEADING         answered, diverging        the next probe is where both epochs may agree
+LEADING         answered, newer epoch      FENCED
+LEADING         answered, another error    back-off
+LEADING         time passes                the ISR may be shrunk; bounds are told
+LEADING         proposal answered          as the table of ``partition.in_sync``;
+                                           FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
+                                           NOT_LEADER_OR_FOLLOWER: FENCED
+LEADING         step_down                  FENCED
+FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
+==============  =========================  =====================================================
+
+Where a follower diverges: the leader takes the largest epoch of its own that is not above the
+follower's, and probes where the shorter of the two ends. The follower answers likewise, so each
+probe is further back, until they agree or reach the log start, where they agree by definition.
+
+Source: KIP-101, KIP-207, KIP-279, KIP-497, KIP-966 (the minimum for the high watermark).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply
+from oncelog.actors.protocol.partition.bounds import PartitionBounds
+from oncelog.actors.protocol.partition.follower_progress import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MIN_MS,
+    Bounds,
+    FollowerProgress,
+    FollowerState,
+    Push,
+)
+from oncelog.actors.protocol.partition.in_sync import InSyncReplicas, IsrProposal
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
+from oncelog.storage.segments.leader_epochs import epoch_span
+
+PUSH_MAX_BYTES: Final = 1_048_576
+"""Batches in one push, unless a single one is larger."""
+
+LAG_MAX_MS: Final = 30_000
+"""How long a follower may lack something and stay in sync."""
+
+TELL_MS: Final = 500
+"""How soon a follower that lacks no batch is told a new high watermark or log start."""
+
+_FENCING: Final = frozenset(
+    {
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+"""Answers of the controller after which this leader leads no longer."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller has recorded of a partition; ``partition_version`` rises with each."""
+
+    leader_epoch: int
+    partition_version: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a leader replicates."""
+
+    min_insync_replicas: int = 1
+    lag_max_ms: int = LAG_MAX_MS
+    push_max_bytes: int = PUSH_MAX_BYTES
+    tell_ms: int = TELL_MS
+
+
+class LeaderReplication:
+    """A leader in one epoch. Made when it begins to lead; ``bounds`` are those of its machine."""
+
+    __slots__ = (
+        "_bounds",
+        "_broker_id",
+        "_epoch_start_offset",
+        "_expand_ms",
+        "_followers",
+        "_in_sync",
+        "_is_leading",
+        "_is_proposing",
+        "_leader_epoch",
+        "_retry_proposal_ms",
+        "_settings",
+        "_synced_end_offset",
+    )
+
+    def __init__(
+        self,
+        bounds: PartitionBounds,
+        assignment: Assignment,
+        *,
+        broker_id: int,
+        synced_end_offset: int,
+        settings: ReplicationSettings,
+        now_ms: int,
+    ) -> None:
+        latest = bounds.leader_epochs.latest_epoch
+        invariant(
+            latest == assignment.leader_epoch and broker_id in assignment.isr,
+            "I-22",
+            f"{broker_id} is to replicate {assignment}, its latest epoch is {latest}",
+        )
+        self._bounds = bounds
+        self._broker_id = broker_id
+        self._settings = settings
+        self._leader_epoch = assignment.leader_epoch
+        self._epoch_start_offset = bounds.leader_epochs.latest_start_offset
+        self._in_sync = InSyncReplicas(assignment.isr, assignment.partition_version)
+        self._followers: dict[int, FollowerProgress] = {}
+        self._is_leading = True
+        self._is_proposing = False
+        self._retry_proposal_ms = self._expand_ms = now_ms
+        self._synced_end_offset = synced_end_offset
+        self._assign(assignment.replicas, now_ms)
+        self._advance()
+
+    # --- read --------------------------------------------------------------------------------
+
+    @property
+    def is_leading(self) -> bool:
+        """False once a newer epoch was seen: fail whoever waits, and ask the controller.
+
+        Also when the replica leads in a newer epoch itself, with another object than this.
+        """
+        return self._is_leading and self._bounds.leader_epochs.latest_epoch == self._leader_epoch
+
+    @property
+    def in_sync(self) -> InSyncReplicas:
+        """The in-sync replicas, and what is proposed."""
+        return self._in_sync
+
+    def progress(self, broker_id: int) -> FollowerProgress | None:
+        """What is known of a follower."""
+        return self._followers.get(broker_id)
+
+    # --- acks -1 -----------------------------------------------------------------------------
+
+    def check_append(self) -> ErrorCode:
+        """Whether a batch with acks -1 may be appended; if not, nothing is."""
+        if not self.is_leading:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self._has_too_few():
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        return ErrorCode.NONE
+
+    def check_committed(self, next_offset: int) -> ErrorCode | None:
+        """The answer to an append that ends at ``next_offset`` (exclusive); None: not yet.
+
+        With too few in sync there is an answer at once: the batch is in the log, and a retry is
+        recognised. After losing the leadership the outcome is unknown.
+        """
+        if not self.is_leading:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self._has_too_few():
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE if self._bounds.high_watermark >= next_offset else None
+
+    def _has_too_few(self) -> bool:
+        return len(self._in_sync.isr) < self._settings.min_insync_replicas
+
+    # --- events ------------------------------------------------------------------------------
+
+    def synced(self, end_offset: int) -> bool:
+        """The leader's own log is synced up to ``end_offset`` (exclusive).
+
+        Like all that follow, it returns whether the high watermark rose.
+        """
+        self._synced_end_offset = max(self._synced_end_offset, end_offset)
+        return self._advance()
+
+    def answered(self, push: Push, reply: ReplicateReply, now_ms: int) -> bool:
+        """A push was answered, or failed with a code; an answer to one given up is ignored."""
+        progress = self._followers.get(push.broker_id)
+        if not self.is_leading or progress is None or not progress.answered(push.number):
+            return False
+        if reply.error is ErrorCode.FENCED_LEADER_EPOCH:
+            self.step_down()
+            return False
+        if reply.error is not ErrorCode.NONE:
+            progress.failed(now_ms)
+            return False
+        if reply.diverging_end_offset != NO_OFFSET:
+            progress.diverged(self._probe_after(reply))
+            return False
+        log_end_offset = self._bounds.log_end_offset
+        progress.acknowledged(
+            min(reply.log_end_offset, log_end_offset), now_ms, log_end_offset=log_end_offset
+        )
+        return self._advance()
+
+    def learn(self, assignment: Assignment, now_ms: int) -> bool:
+        """The controller told what it has recorded, by itself or in an answer."""
+        if not self.is_leading:
+            return False
+        if assignment.leader_epoch > self._leader_epoch:
+            self.step_down()
+            return False
+        if assignment.leader_epoch < self._leader_epoch:
+            return False
+        if self._in_sync.learn(assignment.isr, assignment.partition_version):
+            self._assign(assignment.replicas, now_ms)
+        return self._advance()
+
+    def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:
+        """The call with the proposal was answered, or failed with a code."""
+        self._is_proposing = False
+        if reply.error in _FENCING:
+            self.step_down()
+            return False
+        if reply.error is not ErrorCode.NONE:
+            self._in_sync.refused(reply.error)
+            self._retry_proposal_ms = now_ms + BACKOFF_MIN_MS
+        if reply.error is ErrorCode.INELIGIBLE_REPLICA:
+            self._expand_ms = now_ms + BACKOFF_MAX_MS
+        assignment = Assignment(
+            leader_epoch=reply.leader_epoch,
+            partition_version=reply.partition_version,
+            replicas=reply.replicas,
+            isr=reply.isr,
+        )
+        return self.learn(assignment, now_ms)
+
+    def step_down(self) -> None:
+        """Lead no longer: nothing more is pushed, proposed or committed."""
+        self._is_leading = False
+
+    # --- what to do --------------------------------------------------------------------------
+
+    def pushes(self, now_ms: int) -> list[Push]:
+        """The calls that are due; each is in flight from now until it is ``answered``.
+
+        The shell answers for a call that fails or whose deadline passes, with its code.
+        """
+        if not self.is_leading:
+            return []
+        return [
+            self._push(broker_id, progress, now_ms)
+            for broker_id, progress in self._followers.items()
+            if progress.is_due(
+                now_ms,
+                log_end_offset=self._bounds.log_end_offset,
+                bounds=self._told_bounds(),
+                tell_ms=self._settings.tell_ms,
+            )
+        ]
+
+    def proposal(self, now_ms: int) -> IsrProposal | None:
+        """The change of the ISR to send to the controller; in flight until it is answered."""
+        if not self.is_leading or self._is_proposing or now_ms < self._retry_proposal_ms:
+            return None
+        if self._in_sync.proposal is None:
+            self._in_sync.propose(self._wanted_isr(now_ms))
+        self._is_proposing = self._in_sync.proposal is not None
+        return self._in_sync.proposal
+
+    def wake_ms(self, now_ms: int) -> int | None:
+        """When to ask again if nothing happens before; None: only an event makes anything due."""
+        if not self.is_leading:
+            return None
+        log_end_offset = self._bounds.log_end_offset
+        times: list[int | None] = [
+            progress.due_ms(
+                log_end_offset=log_end_offset,
+                bounds=self._told_bounds(),
+                tell_ms=self._settings.tell_ms,
+            )
+            for progress in self._followers.values()
+        ]
+        if not self._is_proposing:
+            times.append(self._proposal_due_ms(now_ms))
+        due = [time_ms for time_ms in times if time_ms is not None]
+        return max(now_ms, min(due)) if due else None
+
+    def _proposal_due_ms(self, now_ms: int) -> int | None:
+        """When there may be something to propose if nothing happens before."""
+        in_sync = self._in_sync
+        if in_sync.proposal is not None or self._wanted_isr(now_ms) != in_sync.isr:
+            return self._retry_proposal_ms
+        lags = (
+            self._followers[broker_id].lags_after_ms(
+                log_end_offset=self._bounds.log_end_offset, lag_max_ms=self._settings.lag_max_ms
+            )
+            for broker_id in in_sync.isr - {self._broker_id}
+        )
+        times = [time_ms for time_ms in lags if time_ms is not None]
+        if now_ms < self._expand_ms:
+            times.append(self._expand_ms)
+        return max(min(times), self._retry_proposal_ms) if times else None
+
+    # --- rules -------------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Move the high watermark to what all who may be in sync have; I-04 rests on this."""
+        if not self.is_leading or self._has_too_few():
+            return False
+        return self._bounds.advance_high_watermark(self._committed_end_offset())
+
+    def _committed_end_offset(self) -> int:
+        return min(
+            self._synced_end_offset,
+            *(self._match_offset(broker_id) for broker_id in self._in_sync.maximal),
+        )
+
+    def _match_offset(self, broker_id: int) -> int:
+        if broker_id == self._broker_id:
+            return self._synced_end_offset
+        progress = self._followers.get(broker_id)
+        return NO_OFFSET if progress is None else progress.match_offset
+
+    def _wanted_isr(self, now_ms: int) -> frozenset[int]:
+        """The ISR without those that lag, else with those that have caught up.
+
+        One that joins has all that is committed and the start of this epoch (KIP-207): it
+        cannot have what the leader lacks.
+        """
+        isr, log_end_offset = self._in_sync.isr, self._bounds.log_end_offset
+        lagging = {
+            broker_id
+            for broker_id in isr - {self._broker_id}
+            if not self._followers[broker_id].is_in_sync(
+                now_ms, log_end_offset=log_end_offset, lag_max_ms=self._settings.lag_max_ms
+            )
+        }
+        if lagging or now_ms < self._expand_ms:
+            return isr - lagging
+        enough = max(self._bounds.high_watermark, self._epoch_start_offset)
+        return isr | {
+            broker_id
+            for broker_id, progress in self._followers.items()
+            if progress.match_offset >= enough
+        }
+
+    def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
+        """Push to these, among whom are all that may be in sync; forget the others."""
+        wanted = set(replicas) - {self._broker_id}
+        self._followers = {
+            broker_id: self._followers.get(broker_id)
+            or FollowerProgress(next_offset=self._bounds.log_end_offset, now_ms=now_ms)
+            for broker_id in sorted(wanted)
+        }
+
+    def _probe_after(self, reply: ReplicateReply) -> int:
+        """Where to look next after ``reply``; never before the log start."""
+        found = reply.diverging_end_offset
+        if reply.diverging_epoch != NO_LEADER_EPOCH:
+            own = self._bounds.leader_epochs.end_offset_for(
+                reply.diverging_epoch, log_end_offset=self._bounds.log_end_offset
+            )
+            found = min(found, own.end_offset)
+        return max(min(found, self._bounds.log_end_offset), self._bounds.log_start_offset)
+
+    def _push(self, broker_id: int, progress: FollowerProgress, now_ms: int) -> Push:
+        """The next push; from the log start on it has batches even to a follower that is probed."""
+        start, told = self._bounds.log_start_offset, self._told_bounds()
+        progress.next_offset = offset = max(progress.next_offset, start)
+        previous = epoch_span(self._bounds.leader_epochs.entries, offset - 1)[0]
+        has_batches = progress.state is FollowerState.REPLICATING or offset == start
+        return Push(
+            broker_id=broker_id,
+            number=progress.sent(now_ms, log_end_offset=self._bounds.log_end_offset, bounds=told),
+            bytes_max=self._settings.push_max_bytes if has_batches else 0,
+            leader_epoch=self._leader_epoch,
+            epoch_start_offset=self._epoch_start_offset,
+            previous_end_offset=offset,
+            previous_leader_epoch=NO_LEADER_EPOCH if previous is None else previous,
+            bounds=told,
+        )
+
+    def _told_bounds(self) -> Bounds:
+        return Bounds(self._bounds.high_watermark, self._bounds.log_start_offset)

@@ -1,0 +1,120 @@
+"""A cluster's machine with several brokers, fed by records; and what must always be true of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from oncelog.actors.protocol.cluster.log import (
+    BrokerChanged,
+    BrokerRegistered,
+    ClusterRecord,
+    LeaderElected,
+    TopicCreated,
+    decode_cluster_record,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.base import ReplyT
+
+TOPIC_ID = "a" * 32
+
+
+class ClusterWorld:
+    """The machine, its log, and every leader that was ever elected, by (partition, epoch)."""
+
+    def __init__(self) -> None:
+        self.machine = ClusterMachine()
+        self.log: list[bytes] = []
+        self.leaders: dict[tuple[str, int, int], int] = {}
+
+    def run(self, decision: Decision[ReplyT]) -> ReplyT:
+        self.apply(decode_cluster_record(record.value or b"") for record in decision.records)
+        return decision.reply
+
+    def apply(self, records: Iterable[ClusterRecord]) -> None:
+        for record in records:
+            encoded = encode_cluster_record(record)
+            assert decode_cluster_record(encoded.value or b"") == record
+            self.log.append(encoded.value or b"")
+            self.machine.apply(encoded)
+            if isinstance(record, LeaderElected):
+                self.note_election(record)
+
+    def note_election(self, record: LeaderElected) -> None:
+        """One leader for an epoch, from the replicas and the ISR; or nobody."""
+        key = (record.topic_id, record.partition, record.leader_epoch)
+        assert key not in self.leaders
+        self.leaders[key] = record.leader
+        partition = self.by_id(record.topic_id).partitions[record.partition]
+        if record.leader != -1:
+            assert record.leader in partition.isr
+            assert record.leader in partition.replicas
+            assert not self.machine.broker_states[record.leader].is_fenced
+
+    def by_id(self, topic_id: str) -> TopicState:
+        return next(t for t in self.machine.topics.values() if t.topic_id == topic_id)
+
+    def register(self, *broker_ids: int, racks: str = "", fenced: bool = False) -> None:
+        for broker_id in broker_ids:
+            record = BrokerRegistered(
+                broker_id=broker_id,
+                data_dir=f"/d{broker_id}",
+                directory_id=f"directory {broker_id}",
+                rack=racks[broker_id - 1] if racks else "",
+                broker_epoch=broker_id,
+                is_fenced=fenced,
+            )
+            self.apply([record])
+
+    def change(self, broker_id: int, *, fenced: bool = False, draining: bool = False) -> None:
+        """Only the broker; what follows from it does not."""
+        record = BrokerChanged(
+            broker_id=broker_id,
+            broker_epoch=self.machine.broker_states[broker_id].broker_epoch,
+            is_fenced=fenced,
+            is_draining=draining,
+        )
+        self.apply([record])
+
+    def create(
+        self, *replicas: tuple[int, ...], name: str = "t", topic_id: str = TOPIC_ID
+    ) -> TopicState:
+        record = TopicCreated(name=name, topic_id=topic_id, replicas=replicas, settings=())
+        self.apply([record])
+        return self.machine.topics[name]
+
+    def lead(self, leader: int, isr: tuple[int, ...], number: int = 0) -> PartitionState:
+        """Elect, as a record says it."""
+        partition = self.machine.topics["t"].partitions[number]
+        record = LeaderElected(
+            topic_id=TOPIC_ID,
+            partition=number,
+            leader=leader,
+            leader_epoch=partition.leader_epoch + 1,
+            isr=isr,
+            incarnation="",
+        )
+        self.apply([record])
+        return partition
+
+    def check(self) -> None:
+        for topic in self.machine.topics.values():
+            for partition in topic.partitions:
+                assert len(set(partition.replicas)) == len(partition.replicas)
+                assert len(partition.hosts) == len(partition.replicas)
+                assert set(partition.isr) <= set(partition.replicas)
+                assert {*partition.adding, *partition.removing} <= set(partition.replicas)
+                if partition.leader_epoch >= 0:
+                    assert partition.isr
+                if partition.leader != -1:
+                    assert partition.leader in partition.isr
+                    assert not self.machine.broker_states[partition.leader].is_fenced
+
+    def replayed(self) -> ClusterMachine:
+        """The machine that the log gives."""
+        machine = ClusterMachine()
+        for value in self.log:
+            machine.apply(encode_cluster_record(decode_cluster_record(value)))
+        return machine

@@ -1,0 +1,241 @@
+"""Random histories of replicas, elections, crashes and lost, late and repeated calls.
+
+What is promised is in ``replication_world``; each saboteur breaks one rule of the machines, and a
+walk must notice.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from replication_world import BrokenPromiseError, Replica, World, walk
+
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.partition import following
+from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
+from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
+from oncelog.actors.protocol.partition.replication import LeaderReplication
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.model import NO_OFFSET
+
+SABOTAGED_WALKS_MAX = 400
+
+
+@given(seed=st.integers(0, 2**32))
+def test_committed_batches_stay_and_logs_become_equal(seed: int) -> None:
+    assert walk(seed).committed_end > 0
+
+
+def test_walks_reach_what_they_are_for() -> None:
+    """Elections, deletions, a changed ISR and cuts all happen; else the walks prove little."""
+    worlds = [World(random.Random(seed)) for seed in range(40)]
+    cuts = restarts = 0
+    for world in worlds:
+        for _ in range(400):
+            world.step()
+            verdicts = [answer.verdict for answer in world.answers[-1:]]
+            cuts += sum(verdict.truncate_offset != NO_OFFSET for verdict in verdicts)
+            restarts += sum(verdict.restart_offset != NO_OFFSET for verdict in verdicts)
+    assert sum(world.controller.leader_epoch for world in worlds) > 200
+    assert sum(world.committed_end for world in worlds) > 1_000
+    assert sum(len(world.controller.isr) < 3 for world in worlds) > 10
+    assert cuts > 50
+    assert restarts > 5
+
+
+# --- saboteurs ---------------------------------------------------------------------------------
+
+
+class CountsShrinkEarly(LeaderReplication):
+    def _committed_end_offset(self) -> int:
+        wanted = self.in_sync.proposal
+        members = self.in_sync.maximal if wanted is None else wanted.isr
+        return min(self._match_offset(broker_id) for broker_id in members)
+
+
+class FollowsTheFastest(LeaderReplication):
+    def _committed_end_offset(self) -> int:
+        others = self.in_sync.maximal - {self._broker_id}
+        best = max((self._match_offset(broker_id) for broker_id in others), default=2**62)
+        return min(self._synced_end_offset, best)
+
+
+class CountsWhatIsNotSynced(LeaderReplication):
+    def _advance(self) -> bool:
+        self._synced_end_offset = self._bounds.log_end_offset
+        return super()._advance()
+
+
+class ExpandsEarly(LeaderReplication):
+    def _wanted_isr(self, now_ms: int) -> frozenset[int]:
+        known = {n for n, progress in self._followers.items() if progress.match_offset >= 0}
+        return super()._wanted_isr(now_ms) | known
+
+
+class ForgetsProposals(LeaderReplication):
+    def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:
+        if reply.leader_epoch < 0:
+            self._in_sync = InSyncReplicas(self._in_sync.isr, self._in_sync.version)
+        return super().proposal_answered(reply, now_ms)
+
+
+class IgnoresTheMinimum(LeaderReplication):
+    def _has_too_few(self) -> bool:
+        return False
+
+
+class IgnoresEpochs(FollowerReplication):
+    @property
+    def known_epoch(self) -> int:
+        return -1
+
+
+class AcknowledgesEarly(FollowerReplication):
+    def acknowledge(self, request, verdict, synced_end_offset):  # type: ignore[no-untyped-def]
+        return super().acknowledge(request, verdict, self._machine.log_end_offset)
+
+
+class LateSyncs(Replica):
+    following = AcknowledgesEarly
+
+    def sync_for_answer(self) -> None:
+        """Answers first."""
+
+
+class CutsToTheHighWatermark(Replica):
+    def take(self, request: ReplicateRequest) -> ReplicateVerdict:
+        if self.follower.decide(request).adopts_epoch:
+            self.machine.become_follower(self.machine.leader_epoch)
+            self.truncate(self.machine.high_watermark)
+            self.machine.become_follower(self.machine.leader_epoch)
+        return super().take(request)
+
+
+class CutsWhereverAPushBegins(Replica):
+    def take(self, request: ReplicateRequest) -> ReplicateVerdict:
+        verdict = self.follower.decide(request)
+        begins = request.previous_end_offset
+        if verdict.agreed_offset != NO_OFFSET and begins < self.end_offset and self.leader is None:
+            self.truncate(begins)
+            self.machine.become_follower(self.machine.leader_epoch)
+        return super().take(request)
+
+
+class ForgetsItsEpoch(Replica):
+    def remembered_epoch(self) -> int:
+        return -1
+
+
+def led_by(kind: type[LeaderReplication]) -> type[Replica]:
+    return type("Led", (Replica,), {"leading": kind})
+
+
+def followed_by(kind: type[FollowerReplication]) -> type[Replica]:
+    return type("Followed", (Replica,), {"following": kind})
+
+
+SABOTEURS = {
+    "shrink counted before the controller has it": led_by(CountsShrinkEarly),
+    "high watermark of the fastest follower": led_by(FollowsTheFastest),
+    "own end counted before it is synced": led_by(CountsWhatIsNotSynced),
+    "follower joins before it has what is committed": led_by(ExpandsEarly),
+    "proposal forgotten when its call fails": led_by(ForgetsProposals),
+    "no epoch check at followers": followed_by(IgnoresEpochs),
+    "acknowledged before it is synced": LateSyncs,
+    "cut to the high watermark under a new leader": CutsToTheHighWatermark,
+    "cut wherever a push begins": CutsWhereverAPushBegins,
+    "high watermark raised by too few": led_by(IgnoresTheMinimum),
+}
+
+
+def is_caught(**fields: object) -> bool:
+    """Whether one of some walks ends in a broken promise, or the machines stop themselves."""
+    for seed in range(SABOTAGED_WALKS_MAX):
+        try:
+            walk(seed, **fields)
+        except (BrokenPromiseError, InvariantViolation):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("sabotage", SABOTEURS)
+def test_a_broken_rule_is_noticed(sabotage: str) -> None:
+    assert is_caught(replica_type=SABOTEURS[sabotage])
+
+
+@pytest.mark.parametrize("kind", [Replica, ForgetsItsEpoch])
+def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> None:
+    """An adopted epoch is durable: too rare for a walk, so step by step.
+
+    1. Broker 1 leads in epoch 0; batch 0 is everywhere, batch 1 at 1 and 3 only.
+    2. Broker 2 is elected (epoch 1, which begins after batch 0). Its push to 3 is on its way.
+    3. Broker 1 is elected (epoch 2). Broker 3 adopts epoch 2 and agrees up to batch 1, which is
+       committed once 2 has left the ISR.
+    4. Replica 3 crashes and starts again. The push of epoch 1 arrives: it would cut batch 1.
+    """
+    world = World(random.Random(1), replica_type=kind, broker_count=3)
+    one, two, three = world.replicas.values()
+    exchange(world, one, (2, 3))
+    world.append(one)
+    exchange(world, one, (2, 3))
+    world.append(one)
+    exchange(world, one, (3,))
+    lead_next(world, two)
+    world.push(two)
+    late = next(call for call in world.calls if call.receiver == 3)
+    lead_next(world, one)
+    world.calls = []
+    exchange(world, one, (3,))
+    world.now_ms += 31_000
+    world.propose(one)
+    world.decide(world.ballots.pop())
+    world.decide(world.ballots.pop())
+    assert world.controller.isr == (1, 3)
+    assert one.machine.high_watermark == one.end_offset == three.end_offset
+    world.check()
+    world.crash(three)
+    three.is_up = True
+    world.deliver(late)
+    if kind is Replica:
+        assert world.answers[-1].verdict.error is ErrorCode.FENCED_LEADER_EPOCH
+        world.check()
+    else:
+        with pytest.raises(BrokenPromiseError, match="3 lacks the committed"):
+            world.check()
+
+
+def lead_next(world: World, replica: Replica) -> None:
+    """Elect this one."""
+    world.controller.elect(replica.broker_id)
+    replica.leader = None
+    world.begin_to_lead()
+
+
+def exchange(world: World, leader: Replica, receivers: tuple[int, ...]) -> None:
+    """Sync, and push to these until they have all; calls to others are lost."""
+    world.sync(leader)
+    for _ in range(3):
+        world.push(leader)
+        for call in world.calls:
+            if call.receiver in receivers:
+                world.deliver(call)
+        world.calls = []
+        for answer in world.answers:
+            world.answer(answer)
+        world.answers = []
+
+
+def test_an_election_outside_the_isr_is_noticed() -> None:
+    assert is_caught(elects_outside=True)
+
+
+def test_a_follower_without_log_matching_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def agrees(log: following._Log, request: ReplicateRequest) -> bool:
+        return request.previous_end_offset <= log.end_offset
+
+    monkeypatch.setattr(following, "_agrees", agrees)
+    assert is_caught()

@@ -1,0 +1,239 @@
+"""Who leads after what, and which changes of the ISR are accepted."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_worlds import TOPIC_ID, ClusterWorld
+from msgspec import structs
+
+from oncelog.actors.protocol.cluster.elections import (
+    BALANCE_ELECTIONS_MAX,
+    after_draining,
+    after_fencing,
+    after_unfencing,
+    balance,
+    decide_alter_isr,
+    first_elections,
+)
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+
+@pytest.fixture
+def world() -> ClusterWorld:
+    """Partition 0 of replicas 1, 2, 3, led by 1, all in sync."""
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2, 3))
+    world.lead(1, (1, 2, 3))
+    return world
+
+
+def fence(world: ClusterWorld, broker_id: int) -> None:
+    machine = world.machine
+    records = after_fencing(machine.topics.values(), broker_id, machine.broker_states)
+    world.change(broker_id, fenced=True)
+    world.apply(records)
+    world.check()
+
+
+def unfence(world: ClusterWorld, broker_id: int) -> None:
+    world.change(broker_id)
+    world.apply(after_unfencing(world.machine.topics.values(), broker_id))
+    world.check()
+
+
+def state(world: ClusterWorld, number: int = 0) -> tuple[int, int, tuple[int, ...]]:
+    partition = world.machine.topics["t"].partitions[number]
+    return partition.leader, partition.leader_epoch, partition.isr
+
+
+def test_the_first_live_member_of_the_isr_follows_a_fenced_leader(world: ClusterWorld) -> None:
+    fence(world, 1)
+    assert state(world) == (2, 1, (2, 3))
+
+
+def test_nobody_outside_the_isr_is_elected(world: ClusterWorld) -> None:
+    world.lead(1, (1, 3))
+    fence(world, 1)
+    assert state(world) == (3, 2, (3,))
+
+
+def test_a_fenced_follower_leaves_the_isr_under_the_same_leader(world: ClusterWorld) -> None:
+    fence(world, 2)
+    assert state(world) == (1, 0, (1, 3))
+    fence(world, 2)
+    assert state(world) == (1, 0, (1, 3))
+
+
+def test_the_last_member_stays_in_the_isr_and_leads_when_it_is_back(world: ClusterWorld) -> None:
+    fence(world, 2)
+    fence(world, 3)
+    fence(world, 1)
+    assert state(world) == (-1, 1, (1,))
+    unfence(world, 2)
+    unfence(world, 3)
+    assert state(world) == (-1, 1, (1,))
+    fence(world, 1)
+    assert state(world) == (-1, 1, (1,))
+    unfence(world, 1)
+    assert state(world) == (1, 2, (1,))
+
+
+def test_a_member_that_is_back_does_not_lead_what_another_leads(world: ClusterWorld) -> None:
+    fence(world, 1)
+    unfence(world, 1)
+    assert state(world) == (2, 1, (2, 3))
+
+
+def test_a_member_leads_only_what_nobody_leads(world: ClusterWorld) -> None:
+    assert after_unfencing(world.machine.topics.values(), 2) == ()
+
+
+def test_a_member_that_is_fenced_already_is_not_elected(world: ClusterWorld) -> None:
+    world.change(2, fenced=True)
+    fence(world, 1)
+    assert state(world) == (3, 1, (2, 3))
+    world.change(1)
+    world.lead(1, (1, 2))
+    fence(world, 1)
+    assert state(world) == (-1, 3, (2,))
+
+
+def test_a_broker_that_drains_is_elected_last(world: ClusterWorld) -> None:
+    world.change(2, draining=True)
+    fence(world, 1)
+    assert state(world) == (3, 1, (2, 3))
+    fence(world, 3)
+    assert state(world) == (2, 2, (2,))
+
+
+def test_new_partitions_are_led_by_their_first_live_replica() -> None:
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2, 3), (2, 3), (1,))
+    world.change(1, fenced=True)
+    world.change(2, draining=True)
+    machine = world.machine
+    world.apply(first_elections(machine.topics.values(), machine.broker_states))
+    assert [state(world, number) for number in range(3)] == [
+        (3, 0, (2, 3)),
+        (3, 0, (2, 3)),
+        (-1, -1, ()),
+    ]
+    assert not first_elections(
+        [t for t in machine.topics.values() if t.partitions.pop()], machine.broker_states
+    )
+
+
+def test_preferred_leaders_lead_again_where_they_are_in_sync(world: ClusterWorld) -> None:
+    machine = world.machine
+    world.lead(2, (2, 3))
+    assert balance(machine.topics.values(), machine.broker_states) == ()
+    world.lead(2, (1, 2, 3))
+    world.change(1, draining=True)
+    assert balance(machine.topics.values(), machine.broker_states) == ()
+    world.change(1)
+    world.apply(balance(machine.topics.values(), machine.broker_states))
+    assert state(world) == (1, 3, (1, 2, 3))
+    assert balance(machine.topics.values(), machine.broker_states) == ()
+    world.lead(-1, (1,))
+    assert balance(machine.topics.values(), machine.broker_states) == ()
+
+
+def test_one_pass_of_balancing_moves_no_more_leaders_than_the_bound() -> None:
+    world = ClusterWorld()
+    world.register(1, 2)
+    count = BALANCE_ELECTIONS_MAX + 5
+    world.create(*[(1, 2)] * count)
+    for number in range(count):
+        world.lead(2, (1, 2), number)
+    machine = world.machine
+    first = balance(machine.topics.values(), machine.broker_states)
+    assert len(first) == BALANCE_ELECTIONS_MAX
+    world.apply(first)
+    assert len(balance(machine.topics.values(), machine.broker_states)) == 5
+
+
+def test_leaders_move_off_a_broker_that_drains_if_another_may_lead(world: ClusterWorld) -> None:
+    machine = world.machine
+    world.change(2, draining=True)
+    world.apply(after_draining(machine.topics.values(), 1, machine.broker_states))
+    assert state(world) == (3, 1, (1, 2, 3))
+    world.lead(1, (1, 2))
+    assert after_draining(machine.topics.values(), 1, machine.broker_states) == ()
+
+
+# --- alter_isr -----------------------------------------------------------------------------------
+
+REQUEST = AlterIsrRequest(
+    topic_partition=TopicPartition("t", 0),
+    topic_id=TOPIC_ID,
+    broker_id=1,
+    leader_epoch=0,
+    partition_version=1,
+    isr=(1, 2),
+)
+
+
+def alter(world: ClusterWorld, **fields: object) -> AlterIsrReply:
+    request = structs.replace(REQUEST, **fields)
+    machine = world.machine
+    return world.run(decide_alter_isr(machine.topics, machine.broker_states, request))
+
+
+def test_a_change_that_names_what_is_current_is_recorded(world: ClusterWorld) -> None:
+    reply = alter(world)
+    assert reply == AlterIsrReply(
+        leader_epoch=0, partition_version=2, replicas=(1, 2, 3), isr=(1, 2)
+    )
+    assert state(world) == (1, 0, (1, 2))
+    assert alter(world, partition_version=2, isr=(1, 2, 3)).error is ErrorCode.NONE
+
+
+def test_a_change_of_nothing_raises_the_version(world: ClusterWorld) -> None:
+    """So a leader ends a proposal whose late copy might still be accepted."""
+    assert alter(world, isr=(1, 2, 3)).partition_version == 2
+
+
+def test_a_repeated_change_is_refused_and_told_what_there_is(world: ClusterWorld) -> None:
+    alter(world)
+    again = alter(world)
+    assert again.error is ErrorCode.INVALID_UPDATE_VERSION
+    assert (again.partition_version, again.isr) == (2, (1, 2))
+    assert again.detail == "partition_version=1: it is 2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"topic_partition": TopicPartition("x", 0)}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"topic_partition": TopicPartition("t", 1)}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"topic_id": "b" * 32}, ErrorCode.UNKNOWN_TOPIC_ID),
+        ({"leader_epoch": -1}, ErrorCode.FENCED_LEADER_EPOCH),
+        ({"leader_epoch": 1}, ErrorCode.UNKNOWN_LEADER_EPOCH),
+        ({"broker_id": 2, "isr": (1, 2)}, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        ({"partition_version": 0}, ErrorCode.INVALID_UPDATE_VERSION),
+        ({"partition_version": 2}, ErrorCode.INVALID_UPDATE_VERSION),
+        ({"isr": ()}, ErrorCode.INVALID_REQUEST),
+        ({"isr": (2, 3)}, ErrorCode.INVALID_REQUEST),
+        ({"isr": (1, 2, 2)}, ErrorCode.INVALID_REQUEST),
+        ({"isr": (1, 4)}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_alter_isr_refuses(world: ClusterWorld, fields: dict, error: ErrorCode) -> None:
+    reply = alter(world, **fields)
+    assert reply.error is error
+    assert state(world) == (1, 0, (1, 2, 3))
+
+
+def test_a_fenced_broker_joins_no_isr_but_may_stay_in_one(world: ClusterWorld) -> None:
+    world.lead(1, (1, 2))
+    world.change(3, fenced=True)
+    reply = alter(world, leader_epoch=1, partition_version=2, isr=(1, 2, 3))
+    assert reply.error is ErrorCode.INELIGIBLE_REPLICA
+    assert reply.detail == "brokers [3] are fenced"
+    world.change(2, fenced=True)
+    reply = alter(world, leader_epoch=1, partition_version=2, isr=(1, 2))
+    assert reply.error is ErrorCode.NONE

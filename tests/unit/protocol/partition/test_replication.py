@@ -1,0 +1,475 @@
+"""A leader that replicates: each state and event, and when what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from replication_world import TOPIC_ID, Replica, batch_at
+
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply
+from oncelog.actors.protocol.partition.follower_progress import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MIN_MS,
+    Bounds,
+    FollowerState,
+    Push,
+)
+from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.replication import (
+    LAG_MAX_MS,
+    PUSH_MAX_BYTES,
+    Assignment,
+    LeaderReplication,
+    ReplicationSettings,
+)
+from oncelog.actors.protocol.tickets import NO_KEYS
+from oncelog.storage.errors import ErrorCode, InvariantViolation
+
+EPOCH = 5
+ASSIGNMENT = Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1, 2))
+LATER = 100_000
+
+
+class Leading:
+    """Broker 1 leads in epoch 5, with batches 0 to 2 of epoch 2 and 3 to 5 of epoch 4."""
+
+    def __init__(self, assignment: Assignment = ASSIGNMENT, min_insync_replicas: int = 1) -> None:
+        self.replica = Replica(1)
+        for offset in range(6):
+            self.replica.append(batch_at(offset, 2 if offset < 3 else 4))
+        self.replica.sync()
+        settings = ReplicationSettings(min_insync_replicas=min_insync_replicas)
+        self.replica.lead(assignment, settings, now_ms=0)
+        assert self.replica.leader is not None
+        self.leader: LeaderReplication = self.replica.leader
+
+    @property
+    def watermark(self) -> int:
+        return self.replica.machine.high_watermark
+
+    def append(self) -> None:
+        self.replica.append(batch_at(self.replica.end_offset, EPOCH))
+
+    def sync(self) -> bool:
+        self.replica.sync()
+        return self.leader.synced(self.replica.synced_end_offset)
+
+    def push_to(self, broker_id: int, now_ms: int = 0) -> Push:
+        pushes = {push.broker_id: push for push in self.leader.pushes(now_ms)}
+        for other, push in pushes.items():
+            if other != broker_id:
+                self.leader.answered(
+                    push, ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION), -LATER
+                )
+        return pushes[broker_id]
+
+    def acknowledge(self, broker_id: int, end_offset: int, now_ms: int = 0) -> bool:
+        reply = ReplicateReply(log_end_offset=end_offset)
+        return self.leader.answered(self.push_to(broker_id, now_ms), reply, now_ms)
+
+    def diverge(self, broker_id: int, epoch: int, end_offset: int) -> None:
+        reply = ReplicateReply(
+            log_end_offset=end_offset, diverging_epoch=epoch, diverging_end_offset=end_offset
+        )
+        self.leader.answered(self.push_to(broker_id), reply, 0)
+
+    def next_offset(self, broker_id: int) -> int:
+        progress = self.leader.progress(broker_id)
+        assert progress is not None
+        return progress.next_offset
+
+
+@pytest.fixture
+def leading() -> Leading:
+    return Leading()
+
+
+def alone(**fields: object) -> Leading:
+    return Leading(
+        Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1,), isr=(1,)), **fields
+    )  # type: ignore[arg-type]
+
+
+def test_a_leader_needs_its_epoch_and_a_place_in_the_isr() -> None:
+    replica = Replica(1)
+    with pytest.raises(InvariantViolation, match="I-22"):
+        replica.lead(
+            Assignment(leader_epoch=1, partition_version=0, replicas=(1, 2), isr=(2,)),
+            ReplicationSettings(),
+            0,
+        )
+    with pytest.raises(InvariantViolation, match="I-22"):
+        LeaderReplication(
+            replica.machine,
+            Assignment(leader_epoch=2, partition_version=0, replicas=(1,), isr=(1,)),
+            broker_id=1,
+            synced_end_offset=0,
+            settings=ReplicationSettings(),
+            now_ms=0,
+        )
+
+
+# --- pushes ------------------------------------------------------------------------------------
+
+
+def test_the_first_push_asks_whether_the_logs_agree_at_the_log_end(leading: Leading) -> None:
+    first, second = leading.leader.pushes(0)
+    assert (first.broker_id, second.broker_id) == (2, 3)
+    assert first == Push(
+        broker_id=2,
+        number=1,
+        bytes_max=0,
+        leader_epoch=EPOCH,
+        epoch_start_offset=6,
+        previous_end_offset=6,
+        previous_leader_epoch=4,
+        bounds=Bounds(0, 0),
+    )
+    assert leading.leader.pushes(LATER) == []
+
+
+def test_a_follower_that_agrees_is_sent_what_follows(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.append()
+    push = leading.push_to(2)
+    assert push.bytes_max == PUSH_MAX_BYTES
+    assert (push.previous_end_offset, push.previous_leader_epoch) == (6, 4)
+    assert push.bounds.high_watermark == 6
+
+
+@pytest.mark.parametrize(
+    ("epoch", "end_offset", "probe", "previous"),
+    [
+        (4, 5, 5, 4),  # Both have epoch 4, the follower less of it.
+        (4, 9, 6, 4),  # The leader less of it.
+        (3, 5, 3, 2),  # The follower wrote epoch 3, of which the leader knows nothing.
+        (2, 2, 2, 2),
+        (2, 5, 3, 2),
+        (1, 4, 0, -1),  # Older than all that the leader has: from the log start.
+        (9, 4, 0, -1),  # Undefined at the leader.
+        (-1, 4, 4, 4),  # Undefined at the follower, which has cut its log to what is committed.
+        (-1, 9, 6, 4),
+    ],
+)
+def test_a_follower_that_diverges_is_probed_where_both_epochs_may_agree(
+    leading: Leading, epoch: int, end_offset: int, probe: int, previous: int
+) -> None:
+    leading.diverge(2, epoch, end_offset)
+    push = leading.push_to(2)
+    assert (push.previous_end_offset, push.previous_leader_epoch) == (probe, previous)
+    assert bool(push.bytes_max) == (probe == 0)
+
+
+def test_a_follower_behind_the_log_start_is_sent_batches_from_there(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.replica.machine.advance_log_start(4)
+    leading.diverge(3, 2, 1)
+    push = leading.push_to(3)
+    assert (push.previous_end_offset, push.previous_leader_epoch) == (4, -1)
+    assert (push.bytes_max, push.bounds) == (PUSH_MAX_BYTES, Bounds(6, 4))
+
+
+def test_a_follower_whose_log_is_not_what_it_was_holds_the_high_watermark(
+    leading: Leading,
+) -> None:
+    leading.acknowledge(2, 6)
+    leading.append()
+    leading.sync()
+    leading.diverge(2, -1, 0)
+    assert leading.watermark == 6
+    progress = leading.leader.progress(2)
+    assert progress is not None
+    assert (progress.state, progress.match_offset) == (FollowerState.PROBING, -1)
+
+
+@pytest.mark.parametrize(
+    "error", [ErrorCode.NETWORK_EXCEPTION, ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_ID]
+)
+def test_after_an_error_the_push_is_repeated_later(leading: Leading, error: ErrorCode) -> None:
+    push = leading.push_to(2)
+    leading.leader.answered(push, ReplicateReply(error=error), 0)
+    assert [p.broker_id for p in leading.leader.pushes(BACKOFF_MIN_MS - 1)] == [3]
+    (again,) = leading.leader.pushes(BACKOFF_MIN_MS)
+    assert (again.broker_id, again.number) == (2, push.number + 1)
+    assert leading.leader.is_leading
+
+
+def test_an_answer_to_a_push_that_was_given_up_is_ignored(leading: Leading) -> None:
+    push = leading.push_to(2)
+    leading.leader.answered(push, push_failed(), -LATER)
+    leading.push_to(2)
+    assert not leading.leader.answered(push, ReplicateReply(log_end_offset=6), 0)
+    assert leading.watermark == 0
+
+
+def push_failed() -> ReplicateReply:
+    return ReplicateReply(error=ErrorCode.REQUEST_TIMED_OUT)
+
+
+def test_an_answer_of_a_replica_that_was_removed_is_ignored(leading: Leading) -> None:
+    push = leading.push_to(3)
+    leading.leader.learn(
+        Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2), isr=(1, 2)), 0
+    )
+    assert leading.leader.progress(3) is None
+    assert not leading.leader.answered(push, ReplicateReply(log_end_offset=6), 0)
+
+
+def test_a_follower_cannot_be_ahead_of_its_leader(leading: Leading) -> None:
+    leading.acknowledge(2, 99)
+    assert leading.next_offset(2) == 6
+    assert leading.watermark == 6
+
+
+# --- high watermark ------------------------------------------------------------------------------
+
+
+def test_high_watermark_is_the_lowest_synced_end_in_the_isr(leading: Leading) -> None:
+    assert not leading.acknowledge(3, 6)  # Not in sync.
+    assert leading.acknowledge(2, 4)
+    assert leading.watermark == 4
+    assert leading.acknowledge(2, 6)
+    assert leading.watermark == 6
+
+
+def test_own_end_counts_only_when_it_is_synced(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.append()
+    assert not leading.acknowledge(2, 7)
+    assert leading.watermark == 6
+    assert leading.sync()
+    assert leading.watermark == 7
+
+
+def test_a_leader_alone_in_sync_commits_what_it_syncs() -> None:
+    leading = alone()
+    assert leading.watermark == 6
+    leading.append()
+    assert leading.watermark == 6
+    assert leading.sync()
+    assert leading.watermark == 7
+
+
+def test_high_watermark_stands_still_while_too_few_are_in_sync() -> None:
+    leading = alone(min_insync_replicas=2)
+    assert not leading.sync()
+    assert leading.watermark == 0
+
+
+def test_a_lagging_member_holds_the_high_watermark_until_the_controller_has_removed_it(
+    leading: Leading,
+) -> None:
+    assert leading.leader.proposal(LAG_MAX_MS + 1) == IsrProposal(isr=(1,), partition_version=7)
+    assert leading.watermark == 0
+    assert leading.leader.proposal_answered(recorded((1,), 8), 0)
+    assert leading.watermark == 6
+
+
+def test_a_joining_member_holds_the_high_watermark_from_its_proposal_on(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    assert leading.leader.proposal(0) == IsrProposal(isr=(1, 2, 3), partition_version=7)
+    leading.append()
+    leading.sync()
+    assert not leading.acknowledge(2, 7)
+    assert leading.watermark == 6
+    assert leading.acknowledge(3, 7)
+    assert leading.watermark == 7
+
+
+# --- the ISR -------------------------------------------------------------------------------------
+
+
+def recorded(
+    isr: tuple[int, ...],
+    version: int,
+    error: ErrorCode = ErrorCode.NONE,
+    epoch: int = EPOCH,
+) -> AlterIsrReply:
+    return AlterIsrReply(
+        error=error, leader_epoch=epoch, partition_version=version, replicas=(1, 2, 3), isr=isr
+    )
+
+
+@pytest.mark.parametrize("end_offset", [4, 5])
+def test_a_follower_joins_only_with_the_start_of_this_epoch(
+    leading: Leading, end_offset: int
+) -> None:
+    leading.acknowledge(2, 3)
+    leading.acknowledge(3, end_offset)  # Has all that is committed, not what the leader began with.
+    assert leading.leader.proposal(0) is None
+    leading.acknowledge(3, 6)
+    assert leading.leader.proposal(0) == IsrProposal(isr=(1, 2, 3), partition_version=7)
+
+
+def test_a_follower_joins_only_with_all_that_is_committed(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.append()
+    leading.acknowledge(2, 7)
+    leading.sync()
+    leading.acknowledge(3, 6)
+    assert leading.leader.proposal(0) is None
+    leading.acknowledge(3, 7)
+    assert leading.leader.proposal(0) is not None
+
+
+def test_one_proposal_is_in_flight_and_a_failed_one_is_repeated(leading: Leading) -> None:
+    now_ms = LAG_MAX_MS + 1
+    proposal = leading.leader.proposal(now_ms)
+    assert leading.leader.proposal(now_ms) is None
+    leading.leader.proposal_answered(AlterIsrReply(error=ErrorCode.NETWORK_EXCEPTION), now_ms)
+    assert leading.leader.proposal(now_ms) is None
+    assert leading.leader.wake_ms(now_ms) is not None
+    assert leading.leader.proposal(now_ms + BACKOFF_MIN_MS) == proposal
+
+
+def test_a_refused_version_is_forgotten_for_what_the_controller_has(leading: Leading) -> None:
+    leading.leader.proposal(LAG_MAX_MS + 1)
+    refusal = recorded((1, 2, 3), 9, ErrorCode.INVALID_UPDATE_VERSION)
+    leading.leader.proposal_answered(refusal, LAG_MAX_MS + 1)
+    assert leading.leader.in_sync.isr == {1, 2, 3}
+    later_ms = LAG_MAX_MS + 1 + BACKOFF_MIN_MS
+    assert leading.leader.proposal(later_ms) == IsrProposal(isr=(1,), partition_version=9)
+
+
+def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    leading.leader.proposal(0)
+    leading.leader.proposal_answered(recorded((1, 2), 7, ErrorCode.INELIGIBLE_REPLICA), 0)
+    withdrawn = leading.leader.proposal(BACKOFF_MIN_MS)
+    assert withdrawn == IsrProposal(isr=(1, 2), partition_version=7)
+    leading.leader.proposal_answered(recorded((1, 2), 8), BACKOFF_MIN_MS)
+    assert leading.leader.proposal(BACKOFF_MAX_MS - 1) is None
+    leading.leader.pushes(BACKOFF_MAX_MS - 1)
+    assert leading.leader.wake_ms(BACKOFF_MAX_MS - 1) == BACKOFF_MAX_MS
+    again = leading.leader.proposal(BACKOFF_MAX_MS)
+    assert again == IsrProposal(isr=(1, 2, 3), partition_version=8)
+
+
+def test_a_new_replica_is_pushed_to(leading: Leading) -> None:
+    assignment = Assignment(
+        leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3, 4), isr=(1, 2)
+    )
+    leading.leader.learn(assignment, 0)
+    assert [push.broker_id for push in leading.leader.pushes(0)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("epoch", "version"), [(EPOCH - 1, 99), (EPOCH, 7), (EPOCH, 6)])
+def test_an_older_assignment_is_ignored(leading: Leading, epoch: int, version: int) -> None:
+    old = Assignment(leader_epoch=epoch, partition_version=version, replicas=(1,), isr=(1,))
+    assert not leading.leader.learn(old, 0)
+    assert leading.leader.in_sync.isr == {1, 2}
+    assert leading.leader.is_leading
+
+
+# --- acks -1 -------------------------------------------------------------------------------------
+
+
+def test_too_few_in_sync_refuse_an_append_before_and_answer_it_after(leading: Leading) -> None:
+    leading = Leading(min_insync_replicas=2)
+    assert leading.leader.check_append() is ErrorCode.NONE
+    leading.append()
+    assert leading.leader.check_committed(7) is None
+    leading.leader.proposal(LATER)
+    leading.leader.proposal_answered(recorded((1,), 8), LATER)
+    after = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    assert leading.leader.check_committed(7) is after
+    assert leading.leader.check_append() is ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_an_append_is_committed_once_the_high_watermark_has_passed_it(leading: Leading) -> None:
+    leading.append()
+    leading.sync()
+    leading.acknowledge(2, 6)
+    assert leading.leader.check_committed(6) is ErrorCode.NONE
+    assert leading.leader.check_committed(7) is None
+    leading.acknowledge(2, 7)
+    assert leading.leader.check_committed(7) is ErrorCode.NONE
+
+
+# --- fenced --------------------------------------------------------------------------------------
+
+FENCING: dict[str, Callable[[Leading], object]] = {
+    "a follower knows a newer epoch": lambda leading: leading.leader.answered(
+        leading.push_to(2), ReplicateReply(error=ErrorCode.FENCED_LEADER_EPOCH), 0
+    ),
+    "the controller knows one": lambda leading: leading.leader.proposal_answered(
+        recorded((2,), 9, ErrorCode.FENCED_LEADER_EPOCH, EPOCH + 1), 0
+    ),
+    "the controller knows another leader": lambda leading: leading.leader.proposal_answered(
+        AlterIsrReply(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), 0
+    ),
+    "the topic is another one": lambda leading: leading.leader.proposal_answered(
+        AlterIsrReply(error=ErrorCode.UNKNOWN_TOPIC_ID), 0
+    ),
+    "a newer assignment": lambda leading: leading.leader.learn(
+        Assignment(leader_epoch=EPOCH + 1, partition_version=9, replicas=(1, 2), isr=(2,)), 0
+    ),
+    "the replica leads anew": lambda leading: leading.replica.machine.become_leader(
+        EPOCH + 1, TOPIC_ID, NO_KEYS
+    ),
+    "it is told to": lambda leading: leading.leader.step_down(),
+}
+
+
+@pytest.mark.parametrize("cause", FENCING)
+def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None:
+    leading.acknowledge(2, 3)
+    leading.append()
+    push = leading.push_to(2)
+    leading.leader.answered(push, push_failed(), -LATER)
+    FENCING[cause](leading)
+    assert not leading.leader.is_leading
+    assert leading.leader.pushes(LATER) == []
+    assert leading.leader.proposal(LATER) is None
+    assert leading.leader.wake_ms(0) is None
+    assert not leading.sync()
+    assert not leading.leader.answered(push, ReplicateReply(log_end_offset=7), 0)
+    assert not leading.leader.learn(ASSIGNMENT, 0)
+    assert leading.watermark == 3
+    assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert leading.leader.check_committed(1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# --- when to look again --------------------------------------------------------------------------
+
+
+def test_a_leader_that_owes_nothing_need_not_wake(leading: Leading) -> None:
+    assert alone().leader.wake_ms(0) is None
+    push = leading.push_to(3)
+    leading.leader.answered(push, ReplicateReply(log_end_offset=6), 0)
+    leading.acknowledge(2, 6)
+    leading.leader.proposal(0)
+    leading.leader.proposal_answered(recorded((1, 2, 3), 8), 0)
+    assert leading.leader.wake_ms(0) == 500  # They are to be told the high watermark.
+    for told in leading.leader.pushes(500):
+        leading.leader.answered(told, ReplicateReply(log_end_offset=6), 500)
+    assert leading.leader.wake_ms(500) is None
+
+
+def test_a_leader_does_not_wake_for_a_proposal_that_must_wait(leading: Leading) -> None:
+    assert len(leading.leader.pushes(0)) == 2
+    now_ms = LAG_MAX_MS + 1
+    assert leading.leader.wake_ms(now_ms) == now_ms
+    leading.leader.proposal(now_ms)
+    leading.leader.proposal_answered(recorded((1, 2), 8, ErrorCode.NETWORK_EXCEPTION), now_ms)
+    assert leading.leader.wake_ms(now_ms) == now_ms + BACKOFF_MIN_MS
+
+
+def test_a_leader_wakes_at_once_for_a_follower_that_may_join(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    assert leading.leader.wake_ms(0) == 0
+    leading.leader.proposal(0)
+    assert leading.leader.wake_ms(0) != 0
+
+
+def test_a_leader_wakes_when_a_silent_member_begins_to_lag(leading: Leading) -> None:
+    assert len(leading.leader.pushes(0)) == 2
+    assert leading.leader.wake_ms(0) == LAG_MAX_MS + 1
+    assert leading.leader.proposal(LAG_MAX_MS) is None
+    assert leading.leader.proposal(LAG_MAX_MS + 1) is not None
+    assert leading.leader.wake_ms(LAG_MAX_MS + 1) is None  # In flight, as are the pushes.
