@@ -71,13 +71,31 @@ def _committed_reads_of_all() -> Any:
     return mock.patch.object(PartitionBounds, "fetch_bound", fetch_bound)
 
 
+class _RowsOfOneOffset:
+    """Rows that all have the offset of the first."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self._offset: int | None = None
+
+    @property
+    def left(self) -> int:
+        return int(self._rows.left)
+
+    def take(self, count_max: int) -> list[Any]:
+        taken = self._rows.take(count_max)
+        if taken and self._offset is None:
+            self._offset = taken[0].offset
+        return [record._replace(offset=self._offset) for record in taken]
+
+
 def _offsets_of_batches() -> Any:
     """Every record of a batch is given the offset of its first one."""
 
     def wrap(real: Wrap) -> Wrap:
         def decode(self: AssignedPartition, piece: Any) -> Any:
             found = real(self, piece)
-            return [record._replace(offset=found[0].offset) for record in found]
+            return _RowsOfOneOffset(found)
 
         return decode
 
