@@ -341,7 +341,7 @@ def watching() -> Iterator[LogWatch]:
         (PartitionBounds, "load", PartitionBounds.load),
         (PartitionBounds, "advance_high_watermark", PartitionBounds.advance_high_watermark),
         (TransactionalIds, "apply", TransactionalIds.apply),
-        (ClusterMachine, "_apply_elected", ClusterMachine._apply_elected),
+        (ClusterMachine, "_apply_to_partition", ClusterMachine._apply_to_partition),
         (GroupTable, "apply", GroupTable.apply),
     ]
     observed = (_applying, _leading, _loading, _showing, _logging, _electing, _grouping)
@@ -395,11 +395,12 @@ def _showing(watch: LogWatch, method: Method) -> Method:
 
 
 def _electing(watch: LogWatch, method: Method) -> Method:
-    def apply_elected(self: ClusterMachine, elected: LeaderElected) -> None:
-        watch.elects(elected)
-        method(self, elected)
+    def apply_to_partition(self: ClusterMachine, record: Any) -> None:
+        if isinstance(record, LeaderElected):
+            watch.elects(record)
+        method(self, record)
 
-    return apply_elected
+    return apply_to_partition
 
 
 def _grouping(watch: LogWatch, method: Method) -> Method:
