@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from network_hosts import DISK, Host, Network, wait_for
+from network_hosts import COMMAND_S, DISK, Host, Network, wait_for
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = ROOT / "tests" / "hosts"
@@ -38,6 +38,10 @@ class HostsCluster:
             self.add_worker()
         self.file = network.desk.home / "cluster.yaml"
         network.desk.run("ray", "get-auth-token", "--generate")
+        self.wheel = network.root / "dist"
+        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
+        build += ["--no-deps", "--wheel-dir", str(self.wheel), str(ROOT)]
+        subprocess.run(build, check=True, cwd=network.root, timeout=COMMAND_S)
 
     def add_worker(self) -> Host:
         """A host more, which the cluster's file names from the next ``up`` on."""
@@ -47,14 +51,13 @@ class HostsCluster:
         return host
 
     def fill_in(self) -> None:
-        """The shipped file with what its comments ask for. The hosts have the programs already."""
+        """The shipped file with what its comments ask for."""
         shipped = (ROOT / "cluster.yaml").read_text(encoding="utf-8")
         config = yaml.safe_load(shipped.replace("/data/oncelog", f"{DISK}/oncelog"))
         config["provider"]["head_ip"] = self.head.address
         config["provider"]["worker_ips"] = [host.address for host in self.workers]
         config["auth"] = {"ssh_user": "root", "ssh_private_key": str(self.network.key)}
-        config["file_mounts"] = {"~/.ray/auth_token": "~/.ray/auth_token"}
-        config["setup_commands"] = []
+        config["file_mounts"]["~/oncelog-wheel"] = str(self.wheel)
         self.file.write_text(yaml.safe_dump(config, width=100_000))
 
     def up(self) -> str:

@@ -1,9 +1,10 @@
 """Hosts of a network of their own, on one machine: Linux namespaces, a bridge, cables, sshd.
 
-Each host has its own address, processes, shared memory, home, and disk at ``DISK``; all see the
-programs of this machine. Its first process holds it: when that is killed, so is every process of
-the host, and its network is gone. The bridge is in the namespace of the *desk*, the host from
-which an operator works, so nothing of the machine's own network is touched.
+Each host has its own address, processes, shared memory, home, and disk at ``DISK``. All see the
+programs of this machine; what a host installs only that host sees, until it is killed. Its first
+process holds it: when that is killed, so is every process of the host, and its network is gone. The
+bridge is in the namespace of the *desk*, the host from which an operator works, so nothing of the
+machine's own network is touched.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ NEEDED: Final = {
 # What a host does first. Its cable is there when a line comes in.
 BOOT: Final = """
 set -e
-home=$1; files=$2; name=$3; disk=$4; ray=$5; shift 5
+home=$1; files=$2; name=$3; disk=$4; ray=$5; programs=$6; shift 6
 hostname "$name"
 ip link set lo up
 mount --bind "$files/hosts" /etc/hosts
@@ -57,6 +58,10 @@ mount --bind "$home/passwd" /etc/passwd
 mount --bind "$home/ray" "$ray"
 mount --bind "$disk" /srv
 mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t tmpfs changes "$home/changes"
+mkdir "$home/changes/upper" "$home/changes/work"
+mount -t overlay -o "lowerdir=$programs,upperdir=$home/changes/upper,workdir=$home/changes/work" \\
+  programs "$programs"
 mount -t tmpfs run /run
 mkdir -m 755 /run/sshd
 read -r _
@@ -99,7 +104,7 @@ class Host:
         self.home = network.root / name
         self.disk = self.home / "disk"
         self.cable = f"to-{name}"
-        for directory in (self.disk, self.home / "ray"):
+        for directory in (self.disk, self.home / "ray", self.home / "changes"):
             directory.mkdir(parents=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {
@@ -120,7 +125,7 @@ class Host:
     def start(self) -> None:
         """Its first process, its cable, its sshd."""
         boot = [BOOT, "sh", self.home, self.network.root, self.name, self.disk, RAY_DIRECTORY]
-        boot += self._first_process()
+        boot += [sys.prefix, *self._first_process()]
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid"]
         command += ["--uts", "--ipc", "--fork", "--kill-child", "--mount-proc", "sh", "-c", *boot]
         log = (self.home / "host.log").open("ab")
