@@ -77,13 +77,18 @@ def missing() -> str:
     if lacking:
         return f"needs the Debian packages {', '.join(sorted(lacking))}"
     tried = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--mount-proc"]
-    script = "ip link add name bridge type bridge && mount -t tmpfs t /run && hostname h"
+    script = (
+        "ip link add name bridge type bridge && hostname h && mount -t tmpfs t /run && "
+        "mkdir /run/upper /run/work && "
+        'mount -t overlay -o "lowerdir=$1,upperdir=/run/upper,workdir=/run/work" o "$1"'
+    )
     try:
-        done = subprocess.run([*tried, "sh", "-c", script], capture_output=True, text=True)
+        tried += ["sh", "-c", script, "sh", sys.prefix]
+        done = subprocess.run(tried, capture_output=True, text=True)
     except OSError as error:
         return f"needs the right to make namespaces ({error})"
     if done.returncode:
-        return f"needs the right to make namespaces and a bridge ({done.stderr.strip()})"
+        return f"needs the right to make namespaces, a bridge and mounts ({done.stderr.strip()})"
     return ""
 
 

@@ -178,6 +178,8 @@ def main() -> int:
         print(f"skipped: {reason}")
         return STATUS_SKIPPED
     if args.keep is not None:
+        if args.keep.exists():
+            parser.error(f"--keep {args.keep}: there is something already")
         args.keep.mkdir(parents=True)
     root = args.keep.absolute() if args.keep else Path(tempfile.mkdtemp(prefix="oncelog-hosts-"))
     began = time.monotonic()
