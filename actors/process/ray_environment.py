@@ -24,7 +24,14 @@ SYSTEM_CONFIG: Final[dict[str, Any]] = {
 """``_system_config`` of a cluster that oncelog starts; measured, see the architecture page."""
 
 
-QUIET_PATTERN: Final = "worker processes have been started|A worker died or was killed"
+QUIET_PATTERN: Final = "|".join(
+    (
+        "worker processes have been started",
+        "A worker died or was killed",
+        "has been marked dead because",
+        "Raylet is terminated",
+    )
+)
 """Ray prints these to every driver's standard output, which a command needs for its own."""
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from oncelog import __version__
 from oncelog.actors.process.ray_environment import keep_output_clean
 from oncelog.api.cli import accept_cut as cli_accept_cut
+from oncelog.api.cli import broker_id as cli_broker_id
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import dump as cli_dump
 from oncelog.api.cli import groups as cli_groups
@@ -103,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rotate_key(commands)
     _add_dump(commands)
     _add_accept_cut(commands)
+    _add_broker_id(commands)
     _add_demo(commands)
     return parser
 
@@ -288,6 +290,21 @@ def _add_accept_cut(commands: Commands) -> None:
     accept.add_argument("directory", metavar="DIRECTORY", help="of the partition, as refused")
     accept.add_argument(
         "offset", type=whole_number(0), metavar="OFFSET", help="where it is cut, as refused"
+    )
+
+
+def _add_broker_id(commands: Commands) -> None:
+    number = add_command(
+        commands,
+        "broker-id",
+        "Print the number of this host's broker, which is chosen once and kept with its data.",
+        cli_broker_id.broker_id,
+    )
+    number.add_argument("directory", metavar="DIR", help="the data directory of this host")
+    number.add_argument(
+        "--head",
+        metavar="HOST",
+        help="the first host of the cluster, which is broker 1; needed to choose a number",
     )
 
 
