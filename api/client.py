@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, ClusterOptions, check_range
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, holder_of, placements_of
-from oncelog.actors.launch.launch import end_actors
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_metrics import RayMetrics
@@ -450,13 +449,6 @@ class Cluster(ProcessBound):
 
     def shutdown(self) -> None:
         """Stop the log cleanly for all clients, and detach. Ray keeps running; the data stays."""
-        description = self.describe()
-        actors = {
-            holder_of(placement)
-            for topic in description.topics
-            for partition in topic.partitions
-            for placement in placements_of(topic, partition)
-        }
         reply = self._loop_thread.run(
             self._transport.call(
                 CONTROLLER_ACTOR, ShutdownRequest(), timeout_ms=SHUTDOWN_TIMEOUT_MS
@@ -464,7 +456,7 @@ class Cluster(ProcessBound):
         )
         if reply.error is not ErrorCode.NONE:
             raise exception_for(reply.error, reply.detail or "the log did not stop in time")
-        end_actors([CONTROLLER_ACTOR, *sorted(actors)])
+        connection.end_log()
         connection.forget_discovery(Path(self.data_dir))
         self.close()
 

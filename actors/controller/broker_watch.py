@@ -60,7 +60,11 @@ class BrokerWatch:
     async def watch(self) -> None:
         """Look again and again; a task of its own."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:
+                # Ray cannot say: what was seen last holds until it can.
+                _logger.warning("the nodes cannot be seen now: %r", error)
             await asyncio.sleep(BROKER_LOOK_MS / 1000)
 
     async def look(self) -> None:

@@ -48,6 +48,7 @@ from oncelog.actors.protocol.messages.cluster import (
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
+    HostedReplica,
     HostedReplicasReply,
     HostedReplicasRequest,
     LearnKeysRequest,
@@ -118,6 +119,8 @@ class Controller:
         self._config = config
         self._process_id = process_id
         self._token_bytes = token_bytes
+        self._leaving: dict[str, Sequence[Placement]] = {}
+        """The replicas of topics that are being deleted, by name: as many as calls of that."""
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
 
@@ -299,14 +302,27 @@ class Controller:
         async with self._names.hold(request.name):
             known = self.machine.metadata([request.name])
             placements = self.machine.placements(request.name) if known else []
-            reply = await self._execute(
-                request, lambda _now_ms: self.machine.decide_delete_topic(request)
-            )
+            # Listed until they are shut down: a host that looks now must not end them before they
+            # have removed their files.
+            self._leaving[request.name] = placements
+            try:
+                reply = await self._delete(request, placements)
+            finally:
+                del self._leaving[request.name]
             if reply.error is ErrorCode.NONE:
-                await self._shut_down(placements, remove_data=True)
                 alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
                 await self._actors.end(placements, alone)
             return reply
+
+    async def _delete(
+        self, request: DeleteTopicRequest, placements: Sequence[Placement]
+    ) -> DeleteTopicReply:
+        reply = await self._execute(
+            request, lambda _now_ms: self.machine.decide_delete_topic(request)
+        )
+        if reply.error is ErrorCode.NONE:
+            await self._shut_down(placements, remove_data=True)
+        return reply
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
         """Let a broker take part, or remember why it may not."""
@@ -325,7 +341,18 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        return HostedReplicasReply(replicas=self.machine.hosted(request.broker_id, request.host))
+        leaving = tuple(
+            HostedReplica(
+                topic_partition=placement.topic_partition,
+                topic_id=placement.topic_id,
+                has_been_led=False,
+            )
+            for placements in self._leaving.values()
+            for placement in placements
+            if (placement.broker_id, placement.host) == (request.broker_id, request.host)
+        )
+        listed = self.machine.hosted(request.broker_id, request.host)
+        return HostedReplicasReply(replicas=(*leaving, *listed))
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""

@@ -52,11 +52,11 @@ class DiskThreads:
 
     def begin(self, task: Callable[[], None]) -> None:
         """Run ``task``, which raises nothing, on a thread. Call ``ended`` after it has ended."""
-        self._under_way += 1
-        if self._count < min(self._under_way, self._count_max):
-            self._count += 1
-            name = f"oncelog-disk-{self._count}"
+        if self._count < min(self._under_way + 1, self._count_max):
+            name = f"oncelog-disk-{self._count + 1}"
             threading.Thread(target=_work, args=(self._queue,), name=name, daemon=True).start()
+            self._count += 1
+        self._under_way += 1
         self._queue.put(task)
 
     def ended(self) -> None:
@@ -78,15 +78,20 @@ class DiskThreads:
         helper_count = min(len(turn) - 1, self._count_max - self._under_way)
         left = deque(turn)
         done: SimpleQueue[None] = SimpleQueue()
-        for _ in range(helper_count):
-            self.begin(lambda: _help(left, done))
+        begun_count = 0
+        try:
+            while begun_count < helper_count:
+                self.begin(lambda: _help(left, done))
+                begun_count += 1
+        except RuntimeError as error:
+            _logger.warning("the loop does without another thread: %s", error)
         own_count = 0
         while (task := _next(left)) is not None:
             task()
             own_count += 1
         for _ in range(len(turn) - own_count):
             done.get()
-        for _ in range(max(helper_count, 0)):
+        for _ in range(begun_count):
             self.ended()
 
 

@@ -131,8 +131,8 @@ class Maintenance:
         while self.is_running:
             if self._is_checkpoint_due:
                 self._is_checkpoint_due = False
+                # Then what else is due: on a slow disk the next one may be due already.
                 await self._try("checkpoint", self._checkpoint)
-                continue
             chore = min(self._chores, key=lambda chore: chore.due_s)
             delay_s = chore.due_s - loop.time()
             if delay_s <= 0:

@@ -275,7 +275,8 @@ class Replica(ReplicaLog):
             log, self._log = self._log, None
             is_sound = self.failure is None
             try:
-                await self._opener.run(
+                # Not by the opener: other logs may be in line there for minutes.
+                await self._background.run(
                     lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
                 )
             except OSError as error:

@@ -62,8 +62,12 @@ class DelayedStarts:
                     reason = str(error).strip().splitlines() or [repr(error)]
                     _logger.warning("part of Ray's head did not start: %s", reason[0])
         self._are_done.set()
-        if _is_up():
-            then()
+        try:
+            if _is_up():
+                then()
+        except Exception as error:
+            # This thread has to stay: what it has started ends with it.
+            _logger.warning("what Ray's head offers was not noted: %r", error)
         threading.Event().wait()
 
 

@@ -156,3 +156,25 @@ def test_a_host_that_missed_a_deletion_ends_the_replicas_when_it_is_back(world: 
     world.resume(HOST)
     world.run_for(10.0)
     assert not [name for name in world.servers() if name.startswith("partition:a-")]
+
+
+def test_a_host_that_looks_while_a_topic_is_deleted_still_removes_its_files(world: World):
+    """The deletion is logged, and the host looks before it is told to remove: nothing is left."""
+    gate = world.network.hold("shutdown", callee=HOST)
+
+    async def delete(client: Any) -> None:
+        await client.admin().delete_topic("a")
+
+    async def create(client: Any) -> None:
+        await client.admin().create_topic("b", 1)
+
+    remover, maker = world.client("remover"), world.client("maker")
+    removing = remover.spawn(delete(remover))
+    world.run(gate.wait_held(2))
+    world.run(maker.spawn(create(maker)))
+    gate.release_all()
+    world.run(removing)
+    world.run_for(1.0)
+    held = {name for name in world.servers() if name.startswith("partition:")}
+    assert held == {"partition:b-0@1"}
+    assert not [path for path in world.disk(HOST).files() if path.parent.name.startswith("a-")]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
+from oncelog.actors.controller import broker_watch
 from oncelog.actors.controller.broker_watch import BrokerNode, BrokerWatch
 from oncelog.actors.protocol.messages.cluster import BrokerMetadata
 
@@ -71,3 +74,28 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     asyncio.run(watch.look())
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: ""}
+
+
+def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(broker_watch, "BROKER_LOOK_MS", 0)
+
+    class Silent(Nodes):
+        async def nodes(self) -> Sequence[BrokerNode]:
+            if self.alive:
+                return await super().nodes()
+            self.alive = [3]
+            raise RuntimeError("the control store is away")
+
+    async def body() -> None:
+        nodes = Silent(2)
+        watch = watch_of(nodes, 1)
+        await watch.look()
+        nodes.alive.clear()
+        watching = asyncio.ensure_future(watch.watch())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        watching.cancel()
+        assert nodes.started[:2] == [2, 3]
+        assert watch.live == {1, 3}
+
+    asyncio.run(body())

@@ -281,3 +281,19 @@ def test_an_error_in_a_turn_is_only_its_own():
         assert (await done, await behind) == (7, 8)
 
     asyncio.run(run())
+
+
+def test_a_turn_is_done_though_no_thread_can_be_started(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    async def run():
+        threads = DiskThreads()
+        backgrounds = [quick(threads) for _ in range(3)]
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            futures = [background.run(lambda: 1, is_small=True) for background in backgrounds]
+            assert await asyncio.gather(*futures) == [1, 1, 1]
+        return await asyncio.gather(*(background.run(lambda: 2) for background in backgrounds))
+
+    assert asyncio.run(run()) == [2, 2, 2]
