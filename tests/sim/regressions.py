@@ -113,4 +113,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the exported history had a distributed write begin after its commit, where its claim was "
         "answered a second time, so its records seemed to be read before they were sent",
     ),
+    (
+        1155877373,
+        {"replicas_per_actor": "auto"},
+        "the operator took a host for ready that had not begun its replicas yet, and forgot the "
+        "file that one of them was about to refuse",
+    ),
 ]

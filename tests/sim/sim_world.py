@@ -39,7 +39,7 @@ from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_story import Story, StoryHandler
 
 from oncelog.actors.config import ClusterConfig, HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, holder_of
 from oncelog.actors.launch.assembly import ControllerServer, server_of
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.cluster.hosts import Placement
@@ -167,13 +167,24 @@ class World(Faults):
     def is_ready(self, name: str) -> bool:
         """Whether the actor lives, leads its log and has loaded it."""
         process = self.actor(name)
-        servers = [self.server(name)] if process is None else list(process.servers.values())
-        return all(
+        if process is not None and isinstance(process.server, Host):
+            return bool(held := self._held_by(name)) and all(map(self.is_ready, held))
+        server = self.server(name)
+        return (
             server is not None
             and server.replica.availability() is ErrorCode.NONE
             and server.maintenance.is_running
-            for server in servers
         )
+
+    def _held_by(self, host: str) -> list[str]:
+        """What a host should hold, whether it does yet or not; nothing without a controller."""
+        controller = self.server(CONTROLLER_ACTOR)
+        placements = [] if controller is None else controller.machine.placements()
+        return [
+            actor_of(one.topic_partition, one.broker_id)
+            for one in placements
+            if holder_of(one) == host
+        ]
 
     def _config_of(self, topic: str, partition: int) -> ReplicaConfig:
         return ReplicaConfig(
