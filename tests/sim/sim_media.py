@@ -45,7 +45,7 @@ class Media:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._earlier: dict[str, dict[str, bytes]] = {}
+        self._earlier: dict[tuple[str, Path], dict[str, bytes]] = {}
         self._harmed: list[HarmedFile] = []
         self._records: list[HarmedFile] = []
         self.broken: set[str] = set()
@@ -72,9 +72,9 @@ class Media:
         found = None
         if before:
             kind, how = random.choice(kinds), random.choice(ways)
-            older = self._earlier.get(actor, {})
+            older = self._earlier.get((actor, directory), {})
             found = damage(disk, directory, kind, how, random, older=older, is_sealed=is_sealed)
-            self._earlier[actor] = before
+            self._earlier[actor, directory] = before
         if found is None:
             return None
         world.count("file_damage")

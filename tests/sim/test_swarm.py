@@ -29,10 +29,13 @@ def test_a_short_random_run_is_clean(seed):
     check_clean(run_scenario(drawn_scenario(number).changed(SHORT)))
 
 
+DRAW = 20_261_126
+"""Of the runs in every build, so that it fails for what was changed; ``--fresh`` draws new ones."""
+
+
 @pytest.mark.slow
-def test_a_hundred_fresh_runs_are_clean_and_few_are_vacuous(seed, capfd):
-    """Seeds that nobody has seen: the draw is this session's seed, and printed."""
-    status = sim_main.main(["--fresh", str(seed + 1), "--runs", "100", "--keep-going"])
+def test_a_hundred_runs_are_clean_and_few_are_vacuous(capfd):
+    status = sim_main.main(["--fresh", str(DRAW), "--runs", "100", "--keep-going"])
     assert status == 0, capfd.readouterr().out
 
 
