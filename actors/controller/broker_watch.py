@@ -55,7 +55,7 @@ class BrokerWatch:
         self._launcher = launcher
         self._own = own
         self._registered = registered
-        self._doubles: frozenset[int] = frozenset()
+        self._doubles: dict[int, int] = {}
 
     async def watch(self) -> None:
         """Look again and again; a task of its own."""
@@ -71,8 +71,8 @@ class BrokerWatch:
         """See who is alive now, and have new ones join."""
         nodes = await self._launcher.nodes()
         counts = Counter(node.broker_id for node in nodes)
-        doubles = frozenset(broker_id for broker_id, count in counts.items() if count > 1)
-        for broker_id in doubles - self._doubles:
+        doubles = {broker_id: count for broker_id, count in counts.items() if count > 1}
+        for broker_id in doubles.keys() - self._doubles.keys():
             _logger.error("%s", _double(broker_id, counts[broker_id]))
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
@@ -92,7 +92,9 @@ class BrokerWatch:
     def described(self) -> tuple[BrokerMetadata, ...]:
         """Every broker that is registered, or alive and not able to take part."""
         known = {broker.broker_id: broker for broker in self._registered()}
-        problems = self.problems | {one: _double(one, 2) for one in self._doubles}
+        problems = self.problems | {
+            one: _double(one, count) for one, count in self._doubles.items()
+        }
         for broker_id in problems.keys() - known.keys():
             known[broker_id] = BrokerMetadata(broker_id=broker_id, data_dir="")
         return tuple(
@@ -106,4 +108,4 @@ class BrokerWatch:
 
 
 def _double(broker_id: int, count: int) -> str:
-    return f"{count} living nodes are labelled broker={broker_id}: each needs one of its own"
+    return f"{count} living nodes are labelled broker={broker_id}: each broker has its own number"
