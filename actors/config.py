@@ -70,6 +70,8 @@ _INTERVALS: Final = (
     "producer_id_expiration_check_interval_ms",
     "transactional_id_expiration_check_interval_ms",
     "metrics_interval_ms",
+    "broker_heartbeat_interval_ms",
+    "replica_lag_time_max_ms",
 )
 
 
@@ -126,6 +128,19 @@ def checked_replicas_per_actor(value: object, *others: str) -> Any:
     return value
 
 
+def _checked_minimum(value: object) -> Any:
+    """A number from 1 on, also as text, or ``"auto"``."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value != AUTO and not (is_number and int(str(value)) >= 1):
+        raise InvalidSettingError(
+            f"min_insync_replicas={value!r} is not allowed: give a whole number from 1 to the "
+            "replication factor, or 'auto'"
+        )
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
     def to_text(self) -> tuple[tuple[str, str], ...]:
@@ -146,7 +161,8 @@ class TopicConfig(_Settings):
     are for a policy with "compact", whose records must have keys.
     ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
     may lie in the past and in the future. ``replicas_per_actor`` is the cluster's unless set; it
-    counts when partitions are created.
+    counts when partitions are created. ``min_insync_replicas``: so many replicas must be in sync
+    for a write with ``acks="all"``; ``"auto"`` is 2, or 1 with one replica.
     """
 
     max_message_bytes: int = MESSAGE_MAX_BYTES
@@ -165,10 +181,12 @@ class TopicConfig(_Settings):
     min_cleanable_dirty_ratio: float = 0.5
     delete_retention_ms: int = 86_400_000
     replicas_per_actor: ReplicasPerActor | Literal["cluster"] = CLUSTER
+    min_insync_replicas: int | Literal["auto"] = AUTO
 
     def __post_init__(self) -> None:
         per_actor = checked_replicas_per_actor(self.replicas_per_actor, AUTO, CLUSTER)
         object.__setattr__(self, "replicas_per_actor", per_actor)
+        object.__setattr__(self, "min_insync_replicas", _checked_minimum(self.min_insync_replicas))
         check_range("max_message_bytes", self.max_message_bytes, 62, MESSAGE_LIMIT_BYTES)
         check_range("segment_bytes", self.segment_bytes, 4_096, 2**31 - 1)
         check_range("segment_ms", self.segment_ms, 1, _INT64_MAX)
@@ -248,6 +266,9 @@ class ClusterConfig(_Settings):
     transactional_id_expiration_check_interval_ms: int = 3_600_000
     metrics_interval_ms: int = 10_000
     internal_call_timeout_ms: int = 5_000
+    broker_heartbeat_interval_ms: int = 1_000
+    broker_session_timeout_ms: int = 4_500
+    replica_lag_time_max_ms: int = 30_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     calls: Road = CONNECTIONS
@@ -279,6 +300,10 @@ class ClusterConfig(_Settings):
         )
         for name in _INTERVALS:
             check_range(name, getattr(self, name), 1, 2**31 - 1)
+        minimum_ms = 2 * self.broker_heartbeat_interval_ms
+        check_range(
+            "broker_session_timeout_ms", self.broker_session_timeout_ms, minimum_ms, 2**31 - 1
+        )
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             raise InvalidSettingError(
                 f"group_min_session_timeout_ms={self.group_min_session_timeout_ms} is above "
@@ -305,6 +330,7 @@ class TopicOptions(TypedDict, total=False):
     min_cleanable_dirty_ratio: float | None
     delete_retention_ms: int | None
     replicas_per_actor: ReplicasPerActor | Literal["cluster"] | None
+    min_insync_replicas: int | Literal["auto"] | None
 
 
 class ClusterOptions(TypedDict, total=False):
@@ -328,6 +354,9 @@ class ClusterOptions(TypedDict, total=False):
     transactional_id_expiration_check_interval_ms: int
     metrics_interval_ms: int
     internal_call_timeout_ms: int
+    broker_heartbeat_interval_ms: int
+    broker_session_timeout_ms: int
+    replica_lag_time_max_ms: int
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int
     calls: Road

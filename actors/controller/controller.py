@@ -16,7 +16,8 @@ from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
-from oncelog.actors.controller.broker_watch import BrokerWatch
+from oncelog.actors.controller.leader_announcements import LeaderAnnouncements
+from oncelog.actors.controller.membership import Membership
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import (
     SMALL_MACHINE,
@@ -27,15 +28,23 @@ from oncelog.actors.controller.replica_actors import (
 from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
+from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.base import ReplyT, Request
-from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatReply,
+    BrokerHeartbeatRequest,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
+)
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
+    AlterIsrReply,
+    AlterIsrRequest,
     AlterTopicReply,
     AlterTopicRequest,
     BecomeLeaderReply,
@@ -96,7 +105,7 @@ class Controller:
         self._runtime = CoordinatorRuntime(
             replica=replica,
             clock=clock,
-            apply=self.machine.apply,
+            apply=self._apply,
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
@@ -110,10 +119,19 @@ class Controller:
             placements=self.machine.placements,
             tasks=self._tasks,
         )
-        self._brokers = BrokerWatch(
+        self._leaders = LeaderAnnouncements(
+            machine=self.machine,
+            transport=transport,
+            tasks=self._tasks,
+            timeout_ms=config.internal_call_timeout_ms,
+        )
+        self._members = Membership(
+            machine=self.machine,
             launcher=launcher,
+            transport=transport,
             own=replica.config.broker_id,
-            registered=self.machine.brokers,
+            config=config,
+            execute=self._execute,
         )
         self._machine_size = machine_size
         self._config = config
@@ -136,7 +154,9 @@ class Controller:
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
         await self._end_undeclared()
         self._runtime.is_loaded = True
-        self._tasks.spawn(self._brokers.watch())
+        self._leaders.announce(self.machine.take_untold())
+        for work in self._members.watches():
+            self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
 
     async def _found(self) -> bool:
@@ -217,7 +237,7 @@ class Controller:
         return MetadataReply(
             cluster_id=founded.cluster_id if founded else "",
             controller_epoch=self._runtime.coordinator_epoch,
-            brokers=self._brokers.described(),
+            brokers=self._members.brokers.described(),
             topics=self.machine.metadata(request.topics),
             transaction_state_partitions=founded.transaction_state_partitions if founded else 0,
             offsets_partitions=founded.offsets_partitions if founded else 0,
@@ -246,7 +266,7 @@ class Controller:
             request.name,
             request,
             lambda _now_ms: self.machine.decide_create_topic(
-                request, self._rules(dict(request.settings)), self._brokers.live
+                request, self._rules(dict(request.settings))
             ),
         )
 
@@ -256,9 +276,7 @@ class Controller:
         def decide(_now_ms: int) -> Decision[CreatePartitionsReply]:
             known = self.machine.metadata([request.name])
             settings = dict(known[0].settings) if known else {}
-            return self.machine.decide_create_partitions(
-                request, self._rules(settings), self._brokers.live
-            )
+            return self.machine.decide_create_partitions(request, self._rules(settings))
 
         return await self._execute_and_start(request.name, request, decide)
 
@@ -326,15 +344,19 @@ class Controller:
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
         """Let a broker take part, or remember why it may not."""
-        if request.problem:
-            self._brokers.note(request.broker_id, request.problem)
-            return RegisterBrokerReply()
-        reply = await self._execute(
-            request, lambda _now_ms: self.machine.decide_register_broker(request)
+        return await self._members.register(request)
+
+    async def broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
+        """A broker lives, but perhaps not all of its actors."""
+        return await self._members.heartbeat(request)
+
+    async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrReply:
+        """Change who is in sync, as a leader proposes."""
+        machine = self.machine
+        return await self._execute(
+            request,
+            lambda _now_ms: decide_alter_isr(machine.topics, machine.broker_states, request),
         )
-        if reply.error in {ErrorCode.NONE, ErrorCode.INVALID_REQUEST}:
-            self._brokers.note(request.broker_id, reply.detail)
-        return reply
 
     async def hosted_replicas(self, request: HostedReplicasRequest) -> HostedReplicasReply:
         """List what a host is to hold."""
@@ -345,7 +367,7 @@ class Controller:
             HostedReplica(
                 topic_partition=placement.topic_partition,
                 topic_id=placement.topic_id,
-                has_been_led=False,
+                is_in_sync=False,
             )
             for placements in self._leaving.values()
             for placement in placements
@@ -407,6 +429,11 @@ class Controller:
         if error is not ErrorCode.NONE:
             return request.failed(error)
         return await self._runtime.execute(_ALL, decide, refused=request.failed)
+
+    def _apply(self, record: LogRecord) -> None:
+        """Apply a record that is committed now, and tell the leaders whom it concerns."""
+        self.machine.apply(record)
+        self._leaders.announce(self.machine.take_untold())
 
     async def _tell(
         self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None

@@ -54,7 +54,6 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
-    NO_LEADER_EPOCH,
     TRANSACTION_STATE_TOPIC,
 )
 
@@ -174,7 +173,7 @@ class ReplicaServer:
         return reply
 
     async def ask_for_log(self) -> ExpectedLog | None:
-        """Ask the controller whether our partition has been led; ``None`` if it does not say."""
+        """Ask the controller whether we are in sync, with whom; ``None`` if it does not say."""
         expected, self.expected_log = self.expected_log, None
         if expected is not None:
             return expected
@@ -184,7 +183,7 @@ class ReplicaServer:
             if known is not None and self.only_topic_id in {"", topic.topic_id}:
                 return ExpectedLog(
                     topic_id=topic.topic_id,
-                    has_been_led=known.leader_epoch != NO_LEADER_EPOCH,
+                    is_in_sync=self.config.broker_id in known.isr,
                 )
         return None
 
@@ -410,7 +409,7 @@ class ControllerServer(Controller, ReplicaServer):
         """There is a metadata log, unless the directory says that the cluster is to be founded."""
         identity = self.replica.directory.identity()
         is_new = identity is not None and identity.is_founding
-        return ExpectedLog(topic_id="", has_been_led=not is_new)
+        return ExpectedLog(topic_id="", is_in_sync=not is_new)
 
     async def refresh_settings(self) -> None:
         """Nothing to ask for: the metadata log has no settings."""

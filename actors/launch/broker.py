@@ -1,8 +1,8 @@
-"""How a broker joins a cluster: it tells the controller whose the data directory of its node is.
+"""A broker joins a cluster and says that it lives.
 
 The controller starts one of these on each node that is labelled ``broker=N``, but for its own. It
-takes an empty directory for the cluster, registers the broker, and serves nothing: replicas are
-placed on the node once the broker is registered.
+takes an empty directory for the cluster and registers the broker; replicas are placed on the node
+from then on. It sends heartbeats, and says in them which actors of the node do not answer.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.actors.config import BrokerConfig
+from oncelog.actors.coordination.actor_watch import ActorWatch
 from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
-from oncelog.actors.protocol.messages.brokers import RegisterBrokerRequest
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    PingReply,
+    PingRequest,
+    RegisterBrokerRequest,
+)
 from oncelog.actors.replica.data_directory import join
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -30,8 +36,12 @@ JOIN_RETRY_MAX_MS: Final = 10_000
 DIRECTORY_ID_BYTES: Final = 16
 
 
+_UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
+"""Answers to a heartbeat after which the broker registers again."""
+
+
 class Broker:
-    """Registers one broker, until that has succeeded; ``problem`` says what stands in the way."""
+    """One broker, registered again and again; ``problem`` says what stands in the way."""
 
     def __init__(self, config: BrokerConfig, surroundings: Surroundings) -> None:
         self.config = config
@@ -40,15 +50,54 @@ class Broker:
         self.problem = ""
         self._background = surroundings.new_background()
         self._tasks = OwnTasks(surroundings.die)
+        self._watch = ActorWatch(
+            surroundings.transport, silent_after_ms=config.cluster.broker_session_timeout_ms
+        )
 
     def __repr__(self) -> str:
         return f"Broker({broker_actor(self.config.broker_id)})"
 
     def begin(self) -> None:
-        """Register in a task of its own."""
-        self._tasks.spawn(self._register())
+        """Register and send heartbeats, in a task of its own."""
+        self._tasks.spawn(self._take_part())
 
-    async def _register(self) -> None:
+    async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
+        """Answer: this process lives."""
+        return PingReply()
+
+    async def _take_part(self) -> None:
+        while True:
+            epoch = await self._register()
+            await self._send_heartbeats(epoch)
+            self.is_registered = False
+
+    async def _send_heartbeats(self, broker_epoch: int) -> None:
+        """Until the controller does not know this epoch."""
+        cluster = self.config.cluster
+        actors: tuple[str, ...] = ()
+        silent: tuple[str, ...] = ()
+        looking: asyncio.Task[tuple[str, ...]] | None = None
+        while True:
+            request = BrokerHeartbeatRequest(
+                broker_id=self.config.broker_id, broker_epoch=broker_epoch, silent_actors=silent
+            )
+            # Not longer: a lost call must not cost the session.
+            reply = await self.surroundings.transport.call(
+                CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
+            )
+            if reply.error in _UNREGISTERED:
+                return
+            if reply.error is ErrorCode.NONE:
+                actors = reply.actors
+            if looking is not None and looking.done():
+                silent, looking = looking.result(), None
+            if looking is None:
+                # Beside the heartbeats: an actor that does not answer must not hold them up.
+                looking = self._tasks.spawn(self._watch.look(actors))
+            await asyncio.sleep(cluster.broker_heartbeat_interval_ms / 1000)
+
+    async def _register(self) -> int:
+        """Register until that has succeeded; the broker's epoch."""
         delay_ms = JOIN_RETRY_MS
         while True:
             request = await self._joined()
@@ -59,7 +108,7 @@ class Broker:
             problem = request.problem or reply.detail
             if reply.error is ErrorCode.NONE and not problem:
                 self.is_registered, self.problem = True, ""
-                return
+                return reply.broker_epoch
             if problem and problem != self.problem:
                 _logger.error("%r does not take part: %s", self, problem)
             self.problem = problem or reply.error.name

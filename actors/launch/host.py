@@ -24,6 +24,7 @@ from oncelog.actors.launch.assembly import (
     server_of,
 )
 from oncelog.actors.protocol.messages.base import Request
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     HoldReplicasReply,
     HoldReplicasRequest,
@@ -105,6 +106,10 @@ class Host:
             for server in self._servers.values()
         }
 
+    async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
+        """Answer: this process lives."""
+        return PingReply()
+
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
         """Hold what the controller lists from now on; those of deleted topics end meanwhile."""
         await self._look()
@@ -177,9 +182,7 @@ class Host:
             shared_metadata=self._metadata,
         )
         server = server_of(tp.topic)(self.config.replica(tp.topic, tp.partition), surroundings)
-        server.expected_log = ExpectedLog(
-            topic_id=replica.topic_id, has_been_led=replica.has_been_led
-        )
+        server.expected_log = ExpectedLog(topic_id=replica.topic_id, is_in_sync=replica.is_in_sync)
         server.only_topic_id = replica.topic_id
         held.append(server)
         self._servers[key] = server

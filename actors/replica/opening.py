@@ -3,9 +3,9 @@
 ``refusal``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end. Blocking but for
 ``lock``: the caller runs the others beside the event loop.
 
-A log that was led before and is not there is missing, never empty: the directory bears the id of
-its topic, durably, before its replica asks for its first leader epoch. So where the controller has
-given an epoch and the directory does not bear the id, it is another disk's, or has lost its files.
+A log that is in sync and is not there is missing, never empty: the directory bears the id of its
+topic, durably, before its replica asks the controller for its role, and so before it can be in
+sync. Where the directory does not bear the id, it is another disk's, or has lost its files.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ EPOCH_RETRY_MAX_MS: Final = 1_000
 class ExpectedLog:
     """What the controller knows of the log of a partition.
 
-    ``has_been_led``: a leader epoch was given, so that there are files that bear ``topic_id``.
+    ``is_in_sync``: the replica is, so that there are files that bear ``topic_id``. Others copy all.
     """
 
     topic_id: str
-    has_been_led: bool
+    is_in_sync: bool
 
 
 class MissingLogError(Exception):
@@ -126,9 +126,9 @@ class ReplicaDirectory:
                 raise MissingLogError(refused)
 
     def check_log(self, expected: ExpectedLog) -> None:
-        """MissingLogError if the partition has been led and these are not its files. OSError."""
+        """MissingLogError if the replica is in sync and these are not its files. OSError."""
         found = read_topic_id(self._filesystem, self._path)
-        if expected.has_been_led and found != expected.topic_id:
+        if expected.is_in_sync and found != expected.topic_id:
             what = "has no log" if found is None else f"has the log of another topic ({found})"
             raise MissingLogError(
                 f"the log is missing: {self._path} {what}, and there was one (topic id "

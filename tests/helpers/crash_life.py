@@ -143,7 +143,7 @@ class Life:
 
     async def expected_log(self) -> ExpectedLog:
         """What the controller knows: the log was led as soon as anything was promised."""
-        return ExpectedLog(topic_id="a" * 32, has_been_led=self.history.safe > 0)
+        return ExpectedLog(topic_id="a" * 32, is_in_sync=self.history.safe > 0)
 
     def open(self) -> None:
         """Recover, and take all that is there for readable; nothing is written after that."""

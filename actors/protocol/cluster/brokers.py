@@ -9,14 +9,16 @@ whole one.
 | request | state | answer |
 |---|---|---|
 | register_broker | unknown, or known without a directory id | registered, fenced |
-| register_broker | known, the same directory | registered anew, fenced: others lead |
+| register_broker | known, the same directory, fenced | registered anew, with a newer epoch |
+| register_broker | known, the same directory, not fenced | its epoch again, nothing logged |
 | register_broker | another directory, in sync | DUPLICATE_BROKER_REGISTRATION, and where |
 | register_broker | another directory, fenced and in sync nowhere | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
-| register_broker | no directory id | INVALID_REQUEST |
+| register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
 | broker_heartbeat | fenced | unfenced, durably |
+| broker_heartbeat | some of its actors are silent | others lead what these hold |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
 | drain_broker | too few would be left for a topic | INVALID_REPLICATION_FACTOR, and which |
@@ -28,15 +30,17 @@ Source: KIP-631, KIP-841, KIP-858.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from oncelog.actors.protocol.cluster.elections import (
     Brokers,
     Records,
     after_draining,
     after_fencing,
+    after_silence,
     after_unfencing,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered, decision
 from oncelog.actors.protocol.cluster.placement import usable_brokers
 from oncelog.actors.protocol.cluster.state import BrokerState, TopicState
@@ -89,16 +93,24 @@ class BrokerSessions:
 
 
 def decide_register(
-    topics: Topics, brokers: Brokers, request: RegisterBrokerRequest
+    topics: Topics, brokers: Brokers, request: RegisterBrokerRequest, cluster_id: str
 ) -> Decision[RegisterBrokerReply]:
-    """Register a broker that has started; others lead what it led."""
-    if not request.directory_id:
-        return refused(request, ErrorCode.INVALID_REQUEST, "a broker needs a directory id")
+    """Register a broker, fenced until its first heartbeat, unless it is registered already.
+
+    The actor by which it registers may start again alone: that is no news of its replicas.
+    """
+    if not request.directory_id or request.cluster_id != cluster_id:
+        detail = (
+            f"broker {request.broker_id} has a directory of cluster {request.cluster_id!r} with "
+            f"the id {request.directory_id!r}, and this is cluster {cluster_id}"
+        )
+        return refused(request, ErrorCode.INVALID_REQUEST, detail)
     known = brokers.get(request.broker_id)
     if known is not None and known.directory_id not in ("", request.directory_id):
-        detail = _in_the_way(topics, known)
+        detail = _in_the_way(topics, known, request)
         if detail:
             return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
+    is_same = known is not None and known.directory_id == request.directory_id
     epoch = 1 + max((broker.broker_epoch for broker in brokers.values()), default=-1)
     record = BrokerRegistered(
         broker_id=request.broker_id,
@@ -106,28 +118,42 @@ def decide_register(
         directory_id=request.directory_id,
         rack=request.rack,
         broker_epoch=epoch,
-        is_fenced=True,
+        is_fenced=known is None or not is_same or known.is_fenced,
     )
+    if known is not None and is_same and not known.is_fenced:
+        if (known.data_dir, known.rack) == (request.data_dir, request.rack):
+            return Decision(reply=RegisterBrokerReply(broker_epoch=known.broker_epoch))
+        return decision(RegisterBrokerReply(broker_epoch=epoch), record)
     moved = after_fencing(topics.values(), request.broker_id, brokers)
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
 
 
-def _in_the_way(topics: Topics, known: BrokerState) -> str:
+def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerRequest) -> str:
     """Why another directory cannot take a broker's number; "" if it can."""
-    who = f"broker {known.broker_id} has the directory {known.data_dir!r}"
+    who = (
+        f"broker {known.broker_id} has the directory {known.directory_id} in {known.data_dir!r}, "
+        f"and a node of that number came with {request.directory_id}: is its disk mounted, and do "
+        "two nodes have one number?"
+    )
     if not known.is_fenced:
-        return f"{who} and is not fenced"
+        return f"{who} The first is not fenced"
     for topic in topics.values():
         for number, partition in enumerate(topic.partitions):
             if known.broker_id in partition.isr:
-                return f"{who}, which has the last copy of {topic.name}-{number}"
+                return f"{who} The first has the last copy of {topic.name}-{number}"
     return ""
 
 
 def decide_heartbeat(
-    topics: Topics, brokers: Brokers, request: BrokerHeartbeatRequest
+    topics: Topics,
+    brokers: Brokers,
+    request: BrokerHeartbeatRequest,
+    silent: Collection[Placement] = (),
 ) -> Decision[BrokerHeartbeatReply]:
-    """A broker lives: if it was fenced it is so no longer, and leads what only it can."""
+    """A broker lives: if it was fenced it is so no longer, and leads what only it can.
+
+    ``silent``: the replicas that ``request.silent_actors`` hold. Others lead what they led.
+    """
     broker = brokers.get(request.broker_id)
     if broker is None:
         detail = f"broker {request.broker_id} is not registered"
@@ -136,7 +162,8 @@ def decide_heartbeat(
         detail = f"broker_epoch={request.broker_epoch}: it is {broker.broker_epoch}"
         return refused(request, ErrorCode.STALE_BROKER_EPOCH, detail)
     if not broker.is_fenced:
-        return Decision(reply=BrokerHeartbeatReply())
+        moved = after_silence(topics.values(), silent, brokers)
+        return decision(BrokerHeartbeatReply(), *moved)
     record = _changed(broker, is_fenced=False, is_draining=broker.is_draining)
     led = after_unfencing(topics.values(), request.broker_id)
     return decision(BrokerHeartbeatReply(), record, *led)

@@ -15,6 +15,14 @@ broker fenced          led by it, no other live       no leader, epoch + 1; ISR 
                                                       unless that leaves nobody
 broker fenced          another leads, it is in sync   ISR without it
 broker unfenced        no leader, it is in sync       it leads; ISR as it was
+replica started        led by it                      it leads, epoch + 1; ISR as it was
+replica started        no leader, it is in sync and   it leads, epoch + 1; ISR as it was
+                       live
+replica started        never led, it is live, and     it leads, and is the ISR
+                       preferred or that one is not
+replica started        else                           none: it follows
+actor is silent        led by it, others in the ISR   as if its broker were fenced
+                       live; or in sync
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
@@ -27,11 +35,12 @@ Source: KIP-497, KIP-841; unclean elections are not offered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import (
     ClusterRecord,
     IsrChanged,
@@ -45,7 +54,11 @@ from oncelog.actors.protocol.cluster.state import (
     TopicState,
 )
 from oncelog.actors.protocol.effects import Decision
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
+from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrReply,
+    AlterIsrRequest,
+    BecomeLeaderRequest,
+)
 from oncelog.storage.errors import ErrorCode
 
 BALANCE_ELECTIONS_MAX: Final = 100
@@ -122,14 +135,46 @@ def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
     )
 
 
-def first_elections(topics: Iterable[TopicState], brokers: Brokers) -> Records:
-    """Leaders for partitions that never had one: their replicas are empty, and so in sync."""
-    records = []
-    for topic, number, partition in _partitions(topics):
-        live = [n for n in partition.replicas if is_live(n, brokers)]
-        if not partition.isr and live:
-            leader = min(live, key=lambda n: brokers[n].is_draining)
-            records.append(elect(topic, number, leader, tuple(live)))
+def after_start(
+    topic: TopicState, number: int, request: BecomeLeaderRequest, brokers: Brokers
+) -> LeaderElected | None:
+    """The election of a replica that has started, if it is the one to lead; else None.
+
+    A leader that starts again gets another epoch: what it had not synced is gone. Of a partition
+    that was never led every replica is empty; the preferred one leads it, while it is live.
+    """
+    partition, broker_id = topic.partitions[number], request.broker_id
+    if partition.leader != broker_id:
+        if partition.leader != NO_LEADER or not is_live(broker_id, brokers):
+            return None
+        if partition.isr and broker_id not in partition.isr:
+            return None
+        preferred = partition.replicas[0]
+        if not partition.isr and preferred != broker_id and is_live(preferred, brokers):
+            return None
+    elected = elect(topic, number, broker_id, partition.isr or (broker_id,))
+    return structs.replace(elected, incarnation=request.incarnation)
+
+
+def after_silence(
+    topics: Iterable[TopicState], silent: Collection[Placement], brokers: Brokers
+) -> Records:
+    """What follows when actors of a live broker do not answer it: others lead what these hold.
+
+    As after fencing, but for these replicas alone, and only where another is in sync and live.
+    """
+    records: list[ClusterRecord] = []
+    known = {topic.name: topic for topic in topics}
+    for placement in silent:
+        tp, broker_id = placement.topic_partition, placement.broker_id
+        topic = known.get(tp.topic)
+        if topic is None or topic.topic_id != placement.topic_id:
+            continue
+        partition = topic.partitions[tp.partition]
+        others = [n for n in candidates(partition, brokers) if n != broker_id]
+        if broker_id in partition.isr and others:
+            record = _without(topic, tp.partition, broker_id, brokers)
+            records += [] if record is None else [record]
     return tuple(records)
 
 

@@ -11,7 +11,8 @@ start of a replica gets one epoch, however often it asks. A topic id is never us
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
-| become_leader | else | epoch + 1 |
+| become_leader | it is to lead, see ``elections`` | epoch + 1 |
+| become_leader | else | who leads, nothing logged |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
 | create_partitions | unknown, internal | as alter_topic |
@@ -26,18 +27,21 @@ start of a replica gets one epoch, however often it asks. A topic id is never us
 | rotate_cluster_key | of the current version | a new key, version + 1 |
 | rotate_cluster_key | of the version before (a retry) | NONE, nothing logged |
 | rotate_cluster_key | of another version | INVALID_REQUEST |
-| register_broker | | see ``registration`` |
+| register_broker, broker_heartbeat, drain_broker | | see ``brokers`` |
+| alter_isr | | see ``elections`` |
+| reassign_partition | | see ``reassignment`` |
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster.elections import after_start
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
@@ -55,7 +59,6 @@ from oncelog.actors.protocol.cluster.log import (
     decision,
     decode_cluster_record,
 )
-from oncelog.actors.protocol.cluster.registration import decide_register_broker
 from oncelog.actors.protocol.cluster.state import (
     BrokerState,
     PartitionState,
@@ -64,9 +67,16 @@ from oncelog.actors.protocol.cluster.state import (
     partitions_of,
     registered,
 )
+from oncelog.actors.protocol.cluster.topic_creation import (
+    check_new_partitions,
+    check_new_topic,
+    factor_of,
+    min_insync_of,
+    placed,
+    replication_of,
+)
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
-from oncelog.actors.protocol.messages.brokers import RegisterBrokerReply, RegisterBrokerRequest
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsReply,
     AllocateProducerIdsRequest,
@@ -74,7 +84,6 @@ from oncelog.actors.protocol.messages.cluster import (
     AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
-    BrokerMetadata,
     CreatePartitionsReply,
     CreatePartitionsRequest,
     CreateTopicReply,
@@ -93,17 +102,11 @@ from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     INTERNAL_TOPICS,
-    NO_LEADER_EPOCH,
-    TOPIC_PARTITIONS_MAX,
     TRANSACTION_STATE_TOPIC,
     TopicPartition,
-    is_valid_topic_name,
 )
 
 PRODUCER_ID_BLOCK_COUNT: Final = 1_000
-
-REPLICATION_FACTOR_MAX: Final = 1
-"""Replicas copy nothing yet."""
 
 ALONE: Final = HostRules()
 """Every replica in an actor of its own."""
@@ -123,6 +126,7 @@ class ClusterMachine:
         self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
         self._next_producer_id = 0
+        self._untold: dict[TopicPartition, None] = {}
 
     # --- decide ---------------------------------------------------------------------------
 
@@ -157,15 +161,18 @@ class ClusterMachine:
         self,
         request: CreateTopicRequest,
         rules: HostRules = ALONE,
-        live: Collection[int] | None = None,
     ) -> Decision[CreateTopicReply]:
-        """Place a new topic's partitions on ``live`` brokers (all), and there by ``rules``."""
-        error, detail = self._check_new_topic(request)
+        """Place a new topic's partitions on brokers, and there by ``rules``."""
+        error, detail = check_new_topic(request, self._topics, self._brokers)
         if error is not ErrorCode.NONE:
             return refused(request, error, detail)
         if request.name in self._topics:
             return Decision(reply=CreateTopicReply(topic_id=request.topic_id))
-        replicas = self._placed(request.partitions, live)
+        if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
+            detail = f"topic id {request.topic_id!r} cannot be used"
+            return refused(request, ErrorCode.INVALID_REQUEST, detail)
+        factor = replication_of(request, self._brokers)
+        replicas = placed(request.partitions, factor, self._topics, self._brokers)
         record = TopicCreated(
             name=request.name,
             topic_id=request.topic_id,
@@ -174,30 +181,6 @@ class ClusterMachine:
             hosts=rules.choose(replicas, self._held()),
         )
         return decision(CreateTopicReply(topic_id=request.topic_id), record)
-
-    def _check_new_topic(self, request: CreateTopicRequest) -> tuple[ErrorCode, str]:
-        existing = self._topics.get(request.name)
-        if existing is not None and existing.topic_id == request.topic_id:
-            return ErrorCode.NONE, ""
-        if not is_valid_topic_name(request.name):
-            return ErrorCode.INVALID_TOPIC_EXCEPTION, (
-                f"topic name {request.name!r} is not allowed: give 1 to 249 of letters, digits, "
-                "'.', '_' and '-', but not '.' or '..'"
-            )
-        if existing is not None:
-            return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {request.name!r} exists already"
-        if not 1 <= request.partitions <= TOPIC_PARTITIONS_MAX:
-            return ErrorCode.INVALID_PARTITIONS, (
-                f"partitions={request.partitions}: give 1 to {TOPIC_PARTITIONS_MAX}"
-            )
-        if request.replication_factor != REPLICATION_FACTOR_MAX:
-            return ErrorCode.INVALID_REPLICATION_FACTOR, (
-                f"replication_factor={request.replication_factor}: give "
-                f"{REPLICATION_FACTOR_MAX}, partitions are not replicated yet"
-            )
-        if request.topic_id in self._names_by_id or len(request.topic_id) != 32:
-            return ErrorCode.INVALID_REQUEST, f"topic id {request.topic_id!r} cannot be used"
-        return ErrorCode.NONE, ""
 
     def decide_alter_topic(
         self, request: AlterTopicRequest, check: SettingsCheck
@@ -217,6 +200,10 @@ class ClusterMachine:
             return refused(request, ErrorCode.INVALID_CONFIG, str(refusal))
         if settings == topic.settings:
             return Decision(reply=AlterTopicReply())
+        factor = factor_of(topic)
+        if (minimum := min_insync_of(settings, factor)) > factor:
+            detail = f"min_insync_replicas={minimum}: give 1 to {factor}, the replication factor"
+            return refused(request, ErrorCode.INVALID_CONFIG, detail)
         return decision(
             AlterTopicReply(), TopicConfigured(topic_id=topic.topic_id, settings=settings)
         )
@@ -225,26 +212,17 @@ class ClusterMachine:
         self,
         request: CreatePartitionsRequest,
         rules: HostRules = ALONE,
-        live: Collection[int] | None = None,
     ) -> Decision[CreatePartitionsReply]:
         """Place more partitions of a topic that users own; see ``decide_create_topic``."""
-        topic = self._topics.get(request.name)
-        if request.name in INTERNAL_TOPICS:
-            detail = f"{request.name!r} is an internal topic"
-            return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION, detail)
-        if topic is None:
-            detail = f"there is no topic {request.name!r}"
-            return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, detail)
+        error, detail = check_new_partitions(request, self._topics, self._brokers)
+        if error is not ErrorCode.NONE:
+            return refused(request, error, detail)
+        topic = self._topics[request.name]
         count = len(topic.partitions)
         if request.partitions == count:
             return Decision(reply=CreatePartitionsReply())
-        if not count < request.partitions <= TOPIC_PARTITIONS_MAX:
-            detail = (
-                f"partitions={request.partitions}: topic {request.name!r} has {count} and cannot "
-                f"have fewer; give {count + 1} to {TOPIC_PARTITIONS_MAX}"
-            )
-            return refused(request, ErrorCode.INVALID_PARTITIONS, detail)
-        replicas = self._placed(request.partitions - count, live)
+        more = request.partitions - count
+        replicas = placed(more, factor_of(topic), self._topics, self._brokers)
         record = PartitionsCreated(
             topic_id=topic.topic_id,
             first_partition=count,
@@ -252,30 +230,6 @@ class ClusterMachine:
             hosts=rules.choose(replicas, self._held()),
         )
         return decision(CreatePartitionsReply(), record)
-
-    def _placed(self, count: int, live: Collection[int] | None) -> tuple[tuple[int, ...], ...]:
-        """The broker of each of ``count`` partitions: that of the live ones with the fewest."""
-        brokers = [one for one in sorted(self._brokers) if live is None or one in live]
-        loads = Counter(dict.fromkeys(brokers or sorted(self._brokers), 0))
-        for placement in self.placements():
-            if (
-                placement.broker_id in loads
-                and placement.topic_partition.topic not in INTERNAL_TOPICS
-            ):
-                loads[placement.broker_id] += 1
-        placed = []
-        for _ in range(count):
-            broker_id = min(loads, key=lambda one: (loads[one], one))
-            loads[broker_id] += 1
-            placed.append((broker_id,))
-        return tuple(placed)
-
-    def decide_register_broker(
-        self, request: RegisterBrokerRequest
-    ) -> Decision[RegisterBrokerReply]:
-        """See ``registration``."""
-        known = self._brokers.get(request.broker_id)
-        return decide_register_broker(request, known, self._cluster().cluster_id)
 
     def decide_delete_topic(self, request: DeleteTopicRequest) -> Decision[DeleteTopicReply]:
         """Delete a topic that users own."""
@@ -296,29 +250,40 @@ class ClusterMachine:
             return refused(request, ErrorCode.UNKNOWN_TOPIC_ID)
         if request.broker_id not in partition.replicas:
             return refused(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if partition.incarnation == request.incarnation:
-            return Decision(reply=self._leadership(topic, partition.leader_epoch))
+        if (partition.leader, partition.incarnation) == (request.broker_id, request.incarnation):
+            return Decision(reply=self._leadership(topic, partition))
         if request.expected_epoch != partition.leader_epoch:
             refusal = structs.replace(
                 request.failed(ErrorCode.FENCED_LEADER_EPOCH), leader_epoch=partition.leader_epoch
             )
             return Decision(reply=refusal)
-        epoch = partition.leader_epoch + 1
-        record = LeaderElected(
-            topic_id=topic.topic_id,
-            partition=request.topic_partition.partition,
-            leader=request.broker_id,
-            leader_epoch=epoch,
-            isr=(request.broker_id,),
-            incarnation=request.incarnation,
+        record = after_start(topic, request.topic_partition.partition, request, self._brokers)
+        if record is None:
+            return Decision(reply=self._leadership(topic, partition))
+        elected = structs.replace(
+            self._leadership(topic, partition),
+            leader=record.leader,
+            leader_epoch=record.leader_epoch,
+            partition_version=partition.version + 1,
+            isr=record.isr,
         )
-        return decision(self._leadership(topic, epoch), record)
+        return decision(elected, record)
 
-    def _leadership(self, topic: TopicState, leader_epoch: int) -> BecomeLeaderReply:
+    def leadership(self, tp: TopicPartition) -> BecomeLeaderReply | None:
+        """Who leads a partition now, as its replicas are told; ``None`` if it is unknown."""
+        found = self._find(tp)
+        return None if found is None else self._leadership(*found)
+
+    def _leadership(self, topic: TopicState, partition: PartitionState) -> BecomeLeaderReply:
         founded = self._cluster()
         return BecomeLeaderReply(
-            leader_epoch=leader_epoch,
+            leader_epoch=partition.leader_epoch,
             topic_id=topic.topic_id,
+            leader=partition.leader,
+            partition_version=partition.version,
+            replicas=partition.replicas,
+            hosts=partition.hosts,
+            isr=partition.isr,
             keys=self.keys,
             settings=topic.settings,
             settings_version=topic.settings_version,
@@ -427,6 +392,16 @@ class ClusterMachine:
                 partition.isr_changed(record)
             case ReplicasChanged():
                 partition.replicas_changed(record)
+        if len(partition.replicas) > 1 or not partition.incarnation:
+            self._untold[TopicPartition(topic.name, record.partition)] = None
+
+    def take_untold(self) -> list[TopicPartition]:
+        """The partitions that have changed since the last call, whose leaders are to be told.
+
+        A lone replica that has just asked for its epoch knows.
+        """
+        untold, self._untold = list(self._untold), {}
+        return untold
 
     # --- read -----------------------------------------------------------------------------
 
@@ -435,12 +410,10 @@ class ClusterMachine:
         wanted = sorted(self._topics) if names is None else names
         return tuple(described(self._topics[name]) for name in wanted if name in self._topics)
 
-    def brokers(self) -> tuple[BrokerMetadata, ...]:
-        """Every registered broker, by id."""
-        return tuple(
-            BrokerMetadata(broker_id=broker_id, data_dir=broker.data_dir, rack=broker.rack)
-            for broker_id, broker in sorted(self._brokers.items())
-        )
+    @property
+    def cluster_id(self) -> str:
+        """Which cluster this is; "" before it is founded."""
+        return "" if self.founded is None else self.founded.cluster_id
 
     @property
     def topics(self) -> Mapping[str, TopicState]:
@@ -468,7 +441,7 @@ class ClusterMachine:
             HostedReplica(
                 topic_partition=TopicPartition(topic.name, number),
                 topic_id=topic.topic_id,
-                has_been_led=partition.leader_epoch != NO_LEADER_EPOCH,
+                is_in_sync=broker_id in partition.isr,
             )
             for topic in self._topics.values()
             for number, partition in enumerate(topic.partitions)

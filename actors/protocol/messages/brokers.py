@@ -33,17 +33,37 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
 
 
 class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
-    """On ``NONE`` the broker is not fenced, and its session begins anew."""
+    """On ``NONE`` the broker is not fenced, and its session begins anew.
+
+    ``actors``: the Ray names of those that hold its replicas, for it to watch.
+    """
+
+    actors: tuple[str, ...] = ()
 
 
 class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only=True):
-    """A registered broker lives. Source: KIP-631."""
+    """A registered broker lives. Source: KIP-631.
+
+    ``silent_actors``: those that have not answered it for a session's time.
+    """
 
     method = "broker_heartbeat"
     reply_type = BrokerHeartbeatReply
 
     broker_id: int
     broker_epoch: int
+    silent_actors: tuple[str, ...] = ()
+
+
+class PingReply(Reply, frozen=True, kw_only=True):
+    """The actor's loop turns."""
+
+
+class PingRequest(Request[PingReply], frozen=True, kw_only=True):
+    """A broker asks an actor of its node whether it lives."""
+
+    method = "ping"
+    reply_type = PingReply
 
 
 class DrainBrokerReply(Reply, frozen=True, kw_only=True):

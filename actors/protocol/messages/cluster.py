@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
+
+ANY_REPLICATION: Final = -1
+"""A replication factor that is left to the controller."""
 
 
 class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +48,15 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One broker: a Ray node with a data directory.
 
-    ``is_live``: its node was alive when the controller last looked. ``problem``: why it may not
-    take part, "" if it does; one that never did has no ``data_dir``.
+    ``is_live``: its node was alive when the controller last looked, and it is not fenced.
+    ``problem``: why it may not take part, "" if it does; one that never did has no ``data_dir``.
     """
 
     broker_id: int
     data_dir: str
     rack: str = ""
     is_live: bool = True
+    is_draining: bool = False
     problem: str = ""
 
 
@@ -89,6 +95,8 @@ class CreateTopicReply(Reply, frozen=True, kw_only=True):
 class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
     """Create a topic, durably. ``settings`` are names of ``TopicConfig`` with values as text.
 
+    ``replication_factor`` -1: three, or as many as there are brokers.
+
     ``topic_id`` is chosen by the caller (32 hexadecimal digits), so that a retry is recognised.
     """
 
@@ -98,7 +106,7 @@ class CreateTopicRequest(Request[CreateTopicReply], frozen=True, kw_only=True):
     name: str
     topic_id: str
     partitions: int
-    replication_factor: int = 1
+    replication_factor: int = ANY_REPLICATION
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -144,13 +152,20 @@ class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
 
 
 class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
-    """The epoch to lead with, durable before the reply, and what a leader needs to know.
+    """Who leads in which epoch, durable before the reply, and what a leader needs to know.
 
     With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
+    ``leader`` is a broker id, -1 if nobody can lead now; ``hosts`` as in ``PartitionMetadata``.
+    Without ``replicas`` there is one, and it leads.
     """
 
     leader_epoch: int = NO_LEADER_EPOCH
     topic_id: str = ""
+    leader: int = -1
+    partition_version: int = -1
+    replicas: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
     keys: ClusterKeys = NO_KEYS
     settings: tuple[tuple[str, str], ...] = ()
     settings_version: int = 0
@@ -159,7 +174,7 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
 
 
 class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):
-    """A started replica asks for a new leader epoch before it serves.
+    """A started replica asks for its role; if it is to lead, it gets a new leader epoch.
 
     ``incarnation`` is unique per process start, so retries of one start get one epoch.
     ``expected_epoch`` is the newest epoch the caller knows, -1 for none: if another is current,
@@ -175,6 +190,23 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     broker_id: int
     incarnation: str
     expected_epoch: int
+
+
+class LeaderAndIsrReply(Reply, frozen=True, kw_only=True):
+    """On ``NONE`` the replica acts on it; on ``FENCED_LEADER_EPOCH`` it knows a newer epoch."""
+
+
+class LeaderAndIsrRequest(Request[LeaderAndIsrReply], frozen=True, kw_only=True):
+    """The controller tells a replica who leads now, and who is in sync.
+
+    Late and repeated copies are harmless: each names the epoch and the partition's version.
+    """
+
+    method = "leader_and_isr"
+    reply_type = LeaderAndIsrReply
+
+    topic_partition: TopicPartition
+    leadership: BecomeLeaderReply
 
 
 class AlterIsrReply(Reply, frozen=True, kw_only=True):
@@ -265,11 +297,14 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True,
 
 
 class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that a host is to hold; ``has_been_led``: a leader epoch of it was given."""
+    """A replica that a host is to hold; ``is_in_sync``: it has a log.
+
+    One that is not in sync may be empty: it copies what it lacks.
+    """
 
     topic_partition: TopicPartition
     topic_id: str
-    has_been_led: bool
+    is_in_sync: bool
 
 
 class HostedReplicasReply(Reply, frozen=True, kw_only=True):

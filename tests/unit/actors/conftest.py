@@ -48,7 +48,7 @@ class LeaderHarness:
         return self.leader.replica
 
     async def log_source(self) -> ExpectedLog:
-        return ExpectedLog(topic_id=self.topic_id, has_been_led=self.topic_id in self.led_topics)
+        return ExpectedLog(topic_id=self.topic_id, is_in_sync=self.topic_id in self.led_topics)
 
     async def epoch_source(self, last_epoch: int) -> BecomeLeaderReply:
         self.led_topics.add(self.topic_id)

@@ -186,8 +186,8 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
         directory = await led_once(harness)
         kept = {path.name: path.read_bytes() for path in directory.glob("*.log")}
         newest = harness.topic_id
-        answers = [ExpectedLog(topic_id="e" * 32, has_been_led=False)]
-        later = ExpectedLog(topic_id=newest, has_been_led=True) if is_known else None
+        answers = [ExpectedLog(topic_id="e" * 32, is_in_sync=False)]
+        later = ExpectedLog(topic_id=newest, is_in_sync=True) if is_known else None
 
         async def log_source() -> ExpectedLog | None:
             return answers.pop() if answers else later

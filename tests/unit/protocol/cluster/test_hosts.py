@@ -134,7 +134,7 @@ def test_a_host_is_told_its_replicas_and_whether_they_were_led(machine: ClusterM
     )
     for record in machine.decide_become_leader(lead).records:
         machine.apply(record)
-    told = {one.topic_partition: one.has_been_led for one in machine.hosted(1, 1)}
+    told = {one.topic_partition: one.is_in_sync for one in machine.hosted(1, 1)}
     assert told == {TopicPartition("__transaction_state", 0): False, shard: True}
     assert machine.hosted(2, 1) == machine.hosted(1, 9) == ()
 

@@ -83,7 +83,7 @@ def test_removal_of_a_deleted_topic_that_was_cut_short_is_taken_up_again():
     life.stop()
 
     async def new_topic() -> ExpectedLog:
-        return ExpectedLog(topic_id="b" * 32, has_been_led=False)
+        return ExpectedLog(topic_id="b" * 32, is_in_sync=False)
 
     disk = life.disk.after_kill()
     disk.fail("remove", f"{2:020d}.log", times=1)

@@ -1,0 +1,60 @@
+"""Telling leaders what has been recorded of their partitions, until they have taken it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.interfaces import Transport, address_of
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, LeaderAndIsrRequest
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+ANNOUNCE_RETRY_MS: Final = 250
+"""How soon a leader that was not reached is told again."""
+
+_TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
+
+
+class LeaderAnnouncements:
+    """One task for each partition whose leader has to be told something; it tells the newest."""
+
+    def __init__(
+        self, *, machine: ClusterMachine, transport: Transport, tasks: OwnTasks, timeout_ms: int
+    ) -> None:
+        self._machine = machine
+        self._transport = transport
+        self._tasks = tasks
+        self._timeout_ms = timeout_ms
+        self._pending: set[TopicPartition] = set()
+
+    def announce(self, partitions: Iterable[TopicPartition]) -> None:
+        """Tell the leaders of these partitions, each in a task of its own."""
+        for tp in partitions:
+            if tp not in self._pending:
+                self._pending.add(tp)
+                self._tasks.spawn(self._tell(tp))
+
+    async def _tell(self, tp: TopicPartition) -> None:
+        while (leadership := self._machine.leadership(tp)) is not None and leadership.leader >= 0:
+            reply = await self._transport.call(
+                leader_of(tp, leadership),
+                LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),
+                timeout_ms=self._timeout_ms,
+            )
+            if reply.error in _TAKEN and self._machine.leadership(tp) == leadership:
+                break
+            if reply.error not in _TAKEN:
+                await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
+        self._pending.discard(tp)
+
+
+def leader_of(tp: TopicPartition, leadership: BecomeLeaderReply) -> str:
+    """Whom to call for the leader."""
+    hosts = dict(zip(leadership.replicas, leadership.hosts, strict=True))
+    leader = leadership.leader
+    return address_of(Placement(tp, leadership.topic_id, leader, hosts[leader]))

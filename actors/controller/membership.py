@@ -1,0 +1,143 @@
+"""Which brokers take part: they register and send heartbeats, and are fenced when they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
+
+from msgspec import structs
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
+from oncelog.actors.coordination.actor_watch import ActorWatch
+from oncelog.actors.interfaces import Transport, holder_of
+from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.elections import Records, after_silence
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.cluster.log import decision
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatReply,
+    BrokerHeartbeatRequest,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
+)
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.storage.errors import ErrorCode
+
+_TOLD_BY_DETAIL: Final = frozenset(
+    {ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.DUPLICATE_BROKER_REGISTRATION}
+)
+
+
+class Execute(Protocol):
+    """Decides a request and logs the decision, unless the controller cannot serve."""
+
+    async def __call__(
+        self, request: Request[ReplyT], decide: Callable[[int], Decision[ReplyT]]
+    ) -> ReplyT:
+        """Decide and log."""
+        ...
+
+
+class Membership:
+    """What the controller knows of its brokers. ``own`` is the one on whose node it runs."""
+
+    def __init__(
+        self,
+        *,
+        machine: ClusterMachine,
+        launcher: BrokerLauncher,
+        transport: Transport,
+        own: int,
+        config: ClusterConfig,
+        execute: Execute,
+    ) -> None:
+        self._machine = machine
+        self._own = own
+        self._config = config
+        self._execute = execute
+        self.brokers = BrokerWatch(
+            launcher=launcher,
+            own=own,
+            brokers=lambda: machine.broker_states,
+            fence=self._fence,
+            session_ms=config.broker_session_timeout_ms,
+        )
+        self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
+
+    def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What is to run as long as the controller serves, each in a task of its own."""
+        return self.brokers.watch(), self.brokers.watch_sessions(), self._watch_own_actors()
+
+    async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
+        """Let a broker take part, or remember why it may not."""
+        if request.problem:
+            self.brokers.note(request.broker_id, request.problem)
+            return RegisterBrokerReply()
+        machine = self._machine
+        reply = await self._execute(
+            request,
+            lambda _now_ms: decide_register(
+                machine.topics, machine.broker_states, request, machine.cluster_id
+            ),
+        )
+        if reply.error in _TOLD_BY_DETAIL:
+            self.brokers.note(request.broker_id, reply.detail)
+        if reply.error is ErrorCode.NONE:
+            self.brokers.heard(request.broker_id)
+        return reply
+
+    async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
+        """A broker lives: others lead what its silent actors led."""
+        machine, placements = self._machine, self._placed_on(request.broker_id)
+        silent = [one for one in placements if holder_of(one) in request.silent_actors]
+        reply = await self._execute(
+            request,
+            lambda _now_ms: decide_heartbeat(
+                machine.topics, machine.broker_states, request, silent
+            ),
+        )
+        if reply.error is not ErrorCode.NONE:
+            return reply
+        self.brokers.heard(request.broker_id)
+        return structs.replace(reply, actors=tuple(dict.fromkeys(map(holder_of, placements))))
+
+    async def _watch_own_actors(self) -> None:
+        """What other brokers' actors do for theirs; alone, there is nobody else who could lead."""
+        machine = self._machine
+        while True:
+            await asyncio.sleep(self._config.broker_heartbeat_interval_ms / 1000)
+            if len(machine.broker_states) <= 1:
+                continue
+            placements = self._placed_on(self._own)
+            silent = await self._own_actors.look(map(holder_of, placements))
+            held = [one for one in placements if holder_of(one) in silent]
+            if held:
+                await self._log(functools.partial(self._after_silence, held))
+
+    def _after_silence(self, held: Sequence[Placement]) -> Records:
+        return after_silence(self._machine.topics.values(), held, self._machine.broker_states)
+
+    async def _fence(self, broker_id: int) -> None:
+        await self._log(functools.partial(self._fencing, broker_id))
+
+    def _fencing(self, broker_id: int) -> Records:
+        brokers = self._machine.broker_states
+        broker = brokers.get(broker_id)
+        if broker is None or broker.is_fenced:
+            return ()
+        return fence(self._machine.topics, brokers, broker_id)
+
+    async def _log(self, records: Callable[[], Records]) -> None:
+        """Log what the controller decides by itself; if it cannot now, it is decided again."""
+        await self._execute(
+            MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), *records())
+        )
+
+    def _placed_on(self, broker_id: int) -> list[Placement]:
+        return [one for one in self._machine.placements() if one.broker_id == broker_id]

@@ -1,0 +1,39 @@
+"""Which actors of a node answer nobody any more, while the node itself lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from oncelog.actors.interfaces import Transport
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.messages.brokers import PingRequest
+from oncelog.storage.errors import ErrorCode
+
+PING_TIMEOUT_MS: Final = 1_000
+
+
+class ActorWatch:
+    """Calls actors; those that have not answered for ``silent_after_ms`` are *silent*.
+
+    An actor that is new here counts as heard when it is first watched.
+    """
+
+    def __init__(self, transport: Transport, *, silent_after_ms: int) -> None:
+        self._transport = transport
+        self._silent_after_ms = silent_after_ms
+        self._heard_ms: dict[str, int] = {}
+
+    async def look(self, actors: Iterable[str]) -> tuple[str, ...]:
+        """Call all of ``actors``, those watched from now on; return who is silent."""
+        now_ms = loop_ms()
+        self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
+        await asyncio.gather(*map(self._ping, list(self._heard_ms)))
+        oldest_ms = loop_ms() - self._silent_after_ms
+        return tuple(name for name, heard_ms in self._heard_ms.items() if heard_ms < oldest_ms)
+
+    async def _ping(self, name: str) -> None:
+        reply = await self._transport.call(name, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
+        if reply.error is ErrorCode.NONE and name in self._heard_ms:
+            self._heard_ms[name] = loop_ms()
