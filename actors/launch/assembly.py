@@ -21,8 +21,15 @@ from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    Background,
+    Clock,
+    DriverWatch,
+    Transport,
+)
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
+from oncelog.actors.launch.replication_calls import ReplicationCalls
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     NO_METRICS,
@@ -99,7 +106,7 @@ DISK_RESTART_MS: Final = 2_000
 """How long a process waits before it ends, when its replica is offline for a passing reason."""
 
 
-class ReplicaServer:
+class ReplicaServer(ReplicationCalls):
     """What every process with a log has: its replica, start, maintenance and figures."""
 
     def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
@@ -125,6 +132,12 @@ class ReplicaServer:
         self.replica.on_newer_keys = self.refresh_keys_soon
         self.replica.on_bug = surroundings.die
         self.replica.on_restart = self.restart_later
+        self.replica.on_loss = self.end_for_another
+        self.replica.on_following = self.start_upkeep
+        self.replica.send_push = self.send_push
+        self.replica.propose_isr = self.propose_isr
+        self.is_loaded = False
+        """Whether it leads, and has loaded what is on top of the replica."""
         self._key_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
@@ -132,6 +145,7 @@ class ReplicaServer:
             on_failure=surroundings.die,
             refresh=self.refresh_settings,
             compact=self.compact_log,
+            is_serving=self.is_serving,
         )
         self.figures = ReplicaFigures(
             replica=self.replica,
@@ -252,8 +266,8 @@ class ReplicaServer:
         try:
             await self.replica.start()
             await self.load()
-            if not self.is_stopped:
-                self.maintenance.start()
+            self.is_loaded = True
+            self.start_upkeep()
         except InvariantViolation as error:
             self.surroundings.die(error)
         except OSError as error:
@@ -265,6 +279,20 @@ class ReplicaServer:
             # Kept for ``health``: the actor lives on and answers that it does not lead.
             _logger.exception("%r could not start", self)
             self.failure = f"could not start: {error!r}"
+
+    def start_upkeep(self) -> None:
+        """Begin what a replica does beside serving, whatever its role."""
+        if not self.is_stopped:
+            self.maintenance.start()
+
+    def is_serving(self) -> bool:
+        """Whether it leads, and has loaded its log."""
+        return self.is_loaded and self.replica.availability() is ErrorCode.NONE
+
+    def end_for_another(self, reason: str) -> None:
+        """Begin again, as a follower: another leads."""
+        if not self.is_stopped:
+            self.surroundings.die(LeadershipLostError(reason))
 
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""

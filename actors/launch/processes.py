@@ -47,7 +47,6 @@ from oncelog.actors.rpc.local_transport import LocalTransport
 from oncelog.actors.rpc.message_codec import REQUESTS, encode
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.storage.disk.file_system import RealFileSystem
-from oncelog.storage.errors import ErrorCode
 
 _logger = logging.getLogger(__name__)
 
@@ -186,7 +185,7 @@ class ReplicaProcess(ActorProcess):
         server: ReplicaServer = self.server
         return Health(
             process_id=os.getpid(),
-            is_serving=server.replica.availability() is ErrorCode.NONE,
+            is_serving=server.replica.is_following or server.is_serving(),
             detail=server.failure or server.replica.failure or "",
             answered_calls=self.dispatch.answered_calls,
         )
@@ -240,7 +239,7 @@ class HostProcess(ActorProcess):
         idle = [
             f"{name}: {server.failure or server.replica.failure or 'starting'}"
             for name, server in host.servers.items()
-            if server.replica.availability() is not ErrorCode.NONE
+            if not (server.replica.is_following or server.is_serving())
         ]
         return Health(
             process_id=os.getpid(),

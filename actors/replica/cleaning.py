@@ -45,18 +45,20 @@ async def clean_if_dirty(
 ) -> CleanResult | None:
     """Compact the replica's log if it is worthwhile; None if it is not, or if it was interrupted.
 
-    It stops between two pieces when ``is_wanted`` returns false or the replica stops leading;
+    It stops between two pieces when ``is_wanted`` returns false or the log is cut or stopped;
     what has been swapped in by then is good. Do not call it while something loads from the log or
     removes its segments. CorruptDataError or OSError: what was swapped in is good as well, and the
     log says whether it is offline.
     """
     log, machine = replica.log, replica.machine
+    generation = log.generation
     cleaner = Cleaner(log, compaction_settings(replica.topic))
     if not cleaner.is_due(upper_offset=machine.last_stable_offset, now_ms=now_ms):
         return None
 
     def may_go_on() -> bool:
-        return is_wanted() and replica.availability() is ErrorCode.NONE
+        is_same = replica.upkeep_error() is ErrorCode.NONE and log.generation == generation
+        return is_wanted() and is_same
 
     if not await _make_recovery_point_durable(replica) or not may_go_on():
         return None

@@ -1,7 +1,7 @@
 """Group sync: all appends of one turn of the event loop, and all that come meanwhile, share a sync.
 
-The high watermark, and so every acknowledgement and every reader, covers only what is on disk; with
-``flush="os"`` it covers what was handed to the operating system, and the sync goes on behind.
+What counts as synced, and so every acknowledgement and every reader, is on disk; with
+``flush="os"`` it was handed to the operating system, and the sync goes on behind.
 
 A *round* takes all that is unsynced at the end of a turn; one round is under way at a time, and the
 next takes everything that was appended meanwhile.
@@ -23,7 +23,6 @@ from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.histogram import Histogram
 from oncelog.actors.protocol.partition.machine import PartitionMachine
-from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.log.partition import PartitionLog
@@ -41,7 +40,7 @@ SMALL_BYTES: Final = 32 * 1024
 
 
 class GroupSync:
-    """Syncs one replica's log and moves its high watermark.
+    """Syncs one replica's log; ``on_synced`` is told how far, exclusive, each time it has risen.
 
     ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` gets any
     other exception of a round, as there is no caller to raise it to. ``durations`` gets how long
@@ -53,7 +52,7 @@ class GroupSync:
         *,
         machine: PartitionMachine,
         background: Background,
-        waiters: ReplicaWaiters,
+        on_synced: Callable[[int], None],
         durations: Histogram,
         on_failure: Callable[[OSError], None],
         on_bug: Callable[[BaseException], None],
@@ -61,7 +60,7 @@ class GroupSync:
     ) -> None:
         self._machine = machine
         self._background = background
-        self._waiters = waiters
+        self._on_synced = on_synced
         self._durations = durations
         self._began_s = 0.0
         self._on_failure = on_failure
@@ -87,7 +86,7 @@ class GroupSync:
         """Take all that is in the machine for durable: its log was synced when it was opened."""
         self._begun_offset = self._machine.log_end_offset
         self._begun_generation = log.generation
-        self._advance(log, self._begun_offset)
+        self._on_synced(self._begun_offset)
 
     def request(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
         """Have ``size_bytes`` that were appended synced soon.
@@ -96,7 +95,7 @@ class GroupSync:
         """
         if not is_awaited:
             # The sync goes on behind, so that a restart has little to scan.
-            self._advance(log, log.indexed_end_offset)
+            self._on_synced(log.indexed_end_offset)
         self._is_due = True
         self._is_awaited |= is_awaited
         self._unbegun_bytes += size_bytes
@@ -178,7 +177,7 @@ class GroupSync:
                 return
             if log.mark_synced(point):
                 self._is_refused = False
-                self._advance(log, point.log_end_offset)
+                self._on_synced(point.log_end_offset)
         except OSError as error:
             self._repeat_or_give_up(log, error)
         except Exception as bug:
@@ -209,9 +208,3 @@ class GroupSync:
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
         self._begun_offset = log.recovery_point
         self._begin_later(log, DISK_RETRY_MS)
-
-    def _advance(self, log: PartitionLog, offset: int) -> None:
-        """Readers and waiters may have what lies below ``offset``."""
-        self._machine.advance_high_watermark(offset)
-        log.high_watermark = self._machine.high_watermark
-        self._waiters.release(self._machine.high_watermark)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig
@@ -20,12 +20,15 @@ from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read_back
+from oncelog.actors.replica.replicator import Replicator
 from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.actors.replica.waiters import ReplicaWaiters
 from oncelog.storage.disk.errors import is_passing
@@ -47,6 +50,12 @@ from oncelog.storage.records.control import ControlRecord, encode_marker
 _logger = logging.getLogger(__name__)
 
 
+SendPush = Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]]
+"""Pushes to the follower on a broker."""
+
+ProposeIsr = Callable[[IsrProposal], Awaitable[AlterIsrReply]]
+
+
 class AppendOutcome(NamedTuple):
     """Where a batch stands; with an error nothing was written. A tuple: one is made per append."""
 
@@ -64,8 +73,9 @@ class ReplicaLog:
     """The log of one partition and everything that is known about it.
 
     ``failure`` says why it is offline. ``on_bug`` ends the process; ``on_restart`` too, when the
-    replica is offline for something that may pass. Opening the log sets ``_log``, ``_is_leading``
-    and ``leadership``.
+    replica is offline for something that may pass, and ``on_loss`` when another leads.
+    ``send_push`` and ``propose_isr`` make calls, and never raise for one that is lost. Opening the
+    log sets ``_log``, ``_is_leading`` and ``leadership``.
     """
 
     def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
@@ -80,15 +90,25 @@ class ReplicaLog:
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
         self.on_restart: Callable[[str], None] = lambda _reason: None
+        self.on_loss: Callable[[str], None] = lambda _reason: None
+        self.on_following: Callable[[], None] = lambda: None
+        self.send_push: SendPush = _reach_nobody
+        self.propose_isr: ProposeIsr = _change_nothing
         self.restarts_itself = False
         self._background = background
         self._log: PartitionLog | None = None
         self._is_leading = False
         self._waiters = ReplicaWaiters()
+        self._sync_waiters = ReplicaWaiters()
+        """Pushes that are answered once they are synced."""
+        self.replicator: Replicator | None = None
+        """What it does for its followers, while it leads."""
+        self._synced_offset = 0
+        """Exclusive."""
         self._sync = GroupSync(
             machine=self.machine,
             background=background,
-            waiters=self._waiters,
+            on_synced=self._note_synced,
             durations=self.tallies.sync_durations,
             on_failure=functools.partial(self._give_up, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
@@ -115,11 +135,23 @@ class ReplicaLog:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
+    def upkeep_error(self) -> ErrorCode:
+        """``NONE`` when the log may be worked on beside serving, whatever the role."""
+        return self.availability()
+
     def _go_offline(self, reason: str) -> None:
         _logger.error("%s is offline: %s", self.topic_partition, reason)
         self.failure = reason
+        self._end_leading(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _end_leading(self, error: ErrorCode) -> None:
+        """Lead no longer; whoever waits is answered with ``error``."""
         self._is_leading = False
-        self._waiters.send_away(ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.replicator is not None:
+            self.replicator.stop()
+            self.replicator = None
+        self._waiters.send_away(error)
+        self._sync_waiters.send_away(error)
 
     def _give_up(self, doing: str, error: OSError) -> None:
         """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
@@ -141,6 +173,16 @@ class ReplicaLog:
 
     # --- append ---------------------------------------------------------------------------
 
+    def check_append(self) -> ErrorCode:
+        """Whether what must be on all in-sync replicas may be appended now; see ``availability``.
+
+        ``NOT_ENOUGH_REPLICAS``: there are fewer of them than ``min_insync_replicas``.
+        """
+        error = self.availability()
+        if error is ErrorCode.NONE and self.replicator is not None:
+            return self.replicator.replication.check_append()
+        return error
+
     def append(
         self,
         records: Sequence[LogRecord],
@@ -158,7 +200,7 @@ class ReplicaLog:
         In the log, not yet durable, on return: wait with ``committed``, or say that nobody will
         (not ``is_awaited``). With a sequence a batch that is there already is not appended again.
         """
-        error = self.availability()
+        error = self.check_append()
         if error is not ErrorCode.NONE:
             return AppendOutcome(error=error)
         batch = encode_records(
@@ -193,7 +235,7 @@ class ReplicaLog:
         self, marker: TxnMarker, coordinator_epoch: int, now_ms: int
     ) -> AppendOutcome:
         """Append the verdict on one producer's transaction (KIP-98, strict epochs of KIP-890)."""
-        error = self.availability()
+        error = self.check_append()
         if error is ErrorCode.NONE:
             error = self.machine.decide_marker(
                 marker.producer_id, marker.producer_epoch, coordinator_epoch
@@ -230,13 +272,7 @@ class ReplicaLog:
         base_offset = machine.log_end_offset
         header = header.with_offset(base_offset, self.leadership.leader_epoch)
         try:
-            if log.needs_roll(
-                len(batch),
-                header.max_timestamp_ms,
-                now_ms,
-                last_offset_delta=header.last_offset_delta,
-            ):
-                log.roll(machine.snapshot())
+            self._roll_if_needed(len(batch), header, now_ms)
             log.append(batch, header)
             completed = machine.apply(header, control)
             if completed is not None:
@@ -245,6 +281,8 @@ class ReplicaLog:
             if log.failure is not None:
                 self._give_up("write to", error)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.replicator is not None:
+            self.replicator.appended()
         tallies = self.tallies
         tallies.appended_bytes += len(batch)
         tallies.appended_records += header.record_count
@@ -254,23 +292,59 @@ class ReplicaLog:
             self._sync.request_later(log, len(batch))
         return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)
 
+    def _roll_if_needed(self, size_bytes: int, header: BatchHeader, now_ms: int) -> None:
+        """Begin a new segment for a batch that the active one cannot take. OSError."""
+        log = self.log
+        delta = header.last_offset_delta
+        if log.needs_roll(size_bytes, header.max_timestamp_ms, now_ms, last_offset_delta=delta):
+            log.roll(self.machine.snapshot())
+
     # --- group sync -----------------------------------------------------------------------
+
+    def _note_synced(self, offset: int) -> None:
+        self._synced_offset = max(self._synced_offset, offset)
+        self._sync_waiters.release(offset)
+        if self.replicator is not None:
+            self.replicator.synced(offset)
+
+    def _note_risen(self) -> None:
+        """Readers and waiters may have what lies below the high watermark."""
+        high_watermark = self.machine.high_watermark
+        if self._log is not None:
+            self._log.high_watermark = high_watermark
+        self._waiters.release(high_watermark)
+        if self._has_too_few():
+            self._waiters.send_impatient_away(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+
+    def _has_too_few(self) -> bool:
+        return self.replicator is not None and self.replicator.replication.has_too_few
 
     def committed(self, next_offset: int) -> asyncio.Future[ErrorCode]:
         """Wait until everything below ``next_offset`` is durable on every in-sync replica.
 
-        Anything but ``NONE`` means that the outcome is unknown to this replica.
+        ``NOT_ENOUGH_REPLICAS_AFTER_APPEND``: these have become fewer than ``min_insync_replicas``;
+        it is in the log, and a retry is recognised. Anything else but ``NONE`` means that the
+        outcome is unknown to this replica.
         """
         waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         done = functools.partial(settle, waiter)
-        if self._is_leading and self.machine.high_watermark < next_offset:
-            self._waiters.when_committed(next_offset, done)
+        error = self.availability()
+        if self.machine.high_watermark >= next_offset:
+            done(ErrorCode.NONE)
+        elif error is ErrorCode.NONE and self._has_too_few():
+            done(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        elif error is not ErrorCode.NONE:
+            done(error)
         else:
-            self.when_committed(next_offset, done)
+            self._waiters.when_committed(next_offset, done, is_patient=False)
         return waiter
 
     def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
-        """As ``committed``, but call ``done``, in the very turn in which the answer is known."""
+        """As ``committed``, but call ``done``, in the very turn in which the answer is known.
+
+        It waits as long as this replica leads: whoever knows only what is in the log cannot try
+        again what may be in it already.
+        """
         if self.machine.high_watermark >= next_offset:
             done(ErrorCode.NONE)
             return
@@ -289,7 +363,7 @@ class ReplicaLog:
 
         ``KAFKA_STORAGE_ERROR`` also for what may pass: the replica serves on then.
         """
-        error = self.availability()
+        error = self.upkeep_error()
         if error is not ErrorCode.NONE:
             return error
         log = self.log
@@ -305,7 +379,7 @@ class ReplicaLog:
         except OSError as failure:
             self._note_refusal("sync", failure)
             return ErrorCode.KAFKA_STORAGE_ERROR
-        return self.availability()
+        return self.upkeep_error()
 
     def advance_log_start(self, offset: int) -> ErrorCode:
         """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
@@ -342,3 +416,11 @@ class ReplicaLog:
 
 def _raise(bug: BaseException) -> None:
     raise bug
+
+
+async def _reach_nobody(_broker_id: int, _request: ReplicateRequest) -> ReplicateReply:
+    return ReplicateReply(error=ErrorCode.NETWORK_EXCEPTION)
+
+
+async def _change_nothing(_proposal: IsrProposal) -> AlterIsrReply:
+    return AlterIsrReply(error=ErrorCode.NETWORK_EXCEPTION)

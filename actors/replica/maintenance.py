@@ -50,8 +50,9 @@ class _Chore:
 
 
 class Maintenance:
-    """Runs the periodic work of one replica in a task of its own.
+    """Runs the periodic work of one replica in a task of its own, whether it leads or follows.
 
+    ``is_serving``: a replica that leads has loaded what is on top of its log.
     ``refresh`` asks the controller for the topic's settings. ``compact`` compacts the log once if
     that is worth while; it is only called for a compacted topic. ``on_failure`` is given what no
     work may raise: a broken invariant or a bug.
@@ -65,12 +66,14 @@ class Maintenance:
         on_failure: Callable[[BaseException], None],
         refresh: Work | None = None,
         compact: Work | None = None,
+        is_serving: Callable[[], bool] = lambda: True,
     ) -> None:
         self.replica = replica
         self._clock = clock
         self._on_failure = on_failure
         self._refresh = refresh
         self._compact = compact
+        self._is_serving = is_serving
         self._chores: list[_Chore] = []
         self._asleep: asyncio.Future[None] | None = None
         self._tick: asyncio.TimerHandle | None = None
@@ -81,7 +84,9 @@ class Maintenance:
         self._is_checkpoint_due = False
 
     def start(self) -> None:
-        """Begin; the first round of each work is one interval away."""
+        """Begin, unless it has begun; the first round of each work is one interval away."""
+        if self.is_running:
+            return
         cluster = self.replica.config.cluster
         plan = [
             ("retention", cluster.log_retention_check_interval_ms, self._retain),
@@ -158,13 +163,17 @@ class Maintenance:
         Looked at without waking the task: most replicas have nothing to write most of the time.
         """
         self._tick_later()
-        is_serving = self.replica.availability() is ErrorCode.NONE
-        if is_serving and self.replica.log.has_old_checkpoint:
+        if self._may_work() and self.replica.log.has_old_checkpoint:
             self._is_checkpoint_due = True
             self._wake()
 
+    def _may_work(self) -> bool:
+        if self.replica.upkeep_error() is not ErrorCode.NONE:
+            return False
+        return self.replica.is_following or self._is_serving()
+
     async def _do(self, chore: _Chore) -> None:
-        if self.replica.availability() is ErrorCode.NONE:
+        if self._may_work():
             await self._try(chore.name, chore.work)
 
     async def _try(self, name: str, work: Work) -> None:
@@ -181,7 +190,7 @@ class Maintenance:
     # --- the work -------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
-        if self.replica.availability() is ErrorCode.NONE and self.replica.log.has_old_checkpoint:
+        if self._may_work() and self.replica.log.has_old_checkpoint:
             await self.replica.sync_all()
 
     async def _retain(self) -> None:
@@ -198,8 +207,7 @@ class Maintenance:
             self._is_removing = False
 
     def _has_removable(self) -> bool:
-        is_leading = self.replica.availability() is ErrorCode.NONE
-        return is_leading and has_old_segments(self.replica, self._clock.now_ms())
+        return self._may_work() and has_old_segments(self.replica, self._clock.now_ms())
 
     async def _expire(self) -> None:
         expiration_ms = self.replica.config.cluster.producer_id_expiration_ms

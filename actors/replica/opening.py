@@ -307,6 +307,11 @@ def read_back(log: PartitionLog) -> Iterator[ReplayedBatch]:
             yield ReplayedBatch(header=header, records=decode_records(batch, header), control=None)
 
 
+def is_leader(leadership: BecomeLeaderReply, broker_id: int) -> bool:
+    """Whether the replica on ``broker_id`` is to lead."""
+    return not leadership.replicas or leadership.leader == broker_id
+
+
 async def ask_until_told(
     epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
     last_epoch: int,

@@ -119,7 +119,7 @@ class PartitionLeader:
         stamps_time = replica.topic.message_timestamp_type == "LogAppendTime"
         while True:
             now_ms = self._clock.now_ms()
-            error = replica.availability()
+            error = replica.check_append() if request.acks == -1 else replica.availability()
             if error is not ErrorCode.NONE:
                 return AppendOutcome(error=error)
             verdict = replica.machine.decide_append(

@@ -6,17 +6,26 @@ What every log-holding actor is made of. What it does while it leads is in ``rep
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.replication import (
+    Assignment,
+    LeaderReplication,
+    ReplicationSettings,
+)
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.actors.replica.follower_log import FollowerLog
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
-from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
     LOCK_RETRY_MS,
@@ -24,28 +33,34 @@ from oncelog.actors.replica.opening import (
     MissingLogError,
     ReplicaDirectory,
     ask_until_told,
+    is_leader,
     log_settings,
 )
+from oncelog.actors.replica.replicator import Replicator
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.partition import PartitionLog
 from oncelog.storage.model import INTERNAL_TOPICS, NO_LEADER_EPOCH, NO_OFFSET
+from oncelog.storage.records.batch import Buffer
 
 _logger = logging.getLogger(__name__)
 
 MISSING_LOG_RETRY_MS: Final = 1_000
 """How often a replica whose log is missing looks whether it is there again."""
 
+LEADERLESS_ASK_MS: Final = 500
+"""How often a follower that has no leader asks whether it is to lead."""
+
 START_RETRY_MAX_MS: Final = 10_000
 """The longest pause between two attempts of a start that the disk refused, as a full one does."""
 
 
-class Replica(ReplicaLog):
+class Replica(FollowerLog):
     """The log of one partition with its directory and its role.
 
-    ``epoch_source`` asks for the epoch to lead with, given the last epoch found in the log; it is
+    ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is
     asked again until it answers ``NONE``. ``log_source`` asks what the controller knows of the log,
     ``None`` when it did not say; a log that no controller knows of is given none. ``opener`` does
     what may take minutes, so that it does not keep syncs of other logs waiting.
@@ -91,6 +106,8 @@ class Replica(ReplicaLog):
             topic_partition=self.topic_partition,
             process_id=process_id,
             is_leader=self._is_leading,
+            is_following=self.is_following,
+            isr=() if self.replicator is None else self.replicator.isr,
             leader_epoch=self.leader_epoch,
             log_start_offset=machine.log_start_offset,
             last_stable_offset=machine.last_stable_offset,
@@ -113,7 +130,7 @@ class Replica(ReplicaLog):
     # --- start and stop -------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the directory, recover the log, sync it, get an epoch and lead.
+        """Take the directory, recover the log, sync it, follow until elected, and lead.
 
         Never raises for the disk: what may pass is tried again, less and less often, and any other
         failure leaves the replica offline with its reason. One whose log is missing is offline
@@ -121,10 +138,8 @@ class Replica(ReplicaLog):
         """
         if not await self._manage("open", self._open):
             return
-        last_epoch = self.log.leader_epochs[-1][0] if self.log.leader_epochs else NO_LEADER_EPOCH
-        self.leadership = await ask_until_told(
-            self._epoch_source, last_epoch, is_wanted=lambda: not self._is_stopped
-        )
+        await self._until_elected()
+        self._end_following()
         self._check_epoch()
         if not await self._manage("write the leader epoch in", self._begin_epoch):
             return
@@ -132,6 +147,123 @@ class Replica(ReplicaLog):
         self.machine.become_leader(self.leader_epoch, self.leadership.topic_id, self.keys)
         self.configure(self.leadership.settings, self.leadership.settings_version)
         self._is_leading = True
+        self._begin_replication()
+
+    async def _until_elected(self) -> None:
+        """Ask for a role, and follow as long as it is not to lead."""
+        while self._may_go_on():
+            told = await ask_until_told(
+                self._epoch_source, self._newest_epoch(), is_wanted=lambda: not self._is_stopped
+            )
+            if self.is_following and told.leader_epoch < self._newest_epoch():
+                continue  # Another has been elected meanwhile, and has pushed.
+            self.leadership = told
+            if is_leader(told, self.broker_id) or not self._may_go_on():
+                self._end_following()
+                return
+            if told.leader_epoch < self._newest_epoch():
+                return
+            follow = functools.partial(self._follow, self.leadership)
+            if not await self._manage("follow a leader in", follow):
+                return
+            self.configure(self.leadership.settings, self.leadership.settings_version)
+            self.on_following()
+            # With a leader the controller tells when there is another; without, ask again.
+            has_leader = self.leadership.leader >= 0
+            elected = await self._election(None if has_leader else LEADERLESS_ASK_MS)
+            if elected is not None:
+                self.leadership = elected
+                return
+
+    # --- leading --------------------------------------------------------------------------
+
+    def _newest_epoch(self) -> int:
+        """The newest leader epoch that this replica knows."""
+        entries = self.log.leader_epochs
+        in_log = entries[-1][0] if entries else NO_LEADER_EPOCH
+        return max(in_log, self.machine.leader_epoch)
+
+    def _begin_replication(self) -> None:
+        """Push to the followers from now on, if there are any; commit what is synced."""
+        replication = LeaderReplication(
+            self.machine,
+            assignment_of(self.leadership, self.broker_id),
+            broker_id=self.broker_id,
+            synced_end_offset=self._synced_offset,
+            settings=self._replication_settings(),
+            now_ms=loop_ms(),
+        )
+        self.replicator = Replicator(
+            replication,
+            request_of=self._request_of,
+            send=self.send_push,
+            propose=self.propose_isr,
+            on_rise=self._note_risen,
+            on_loss=self._lose_leadership,
+            on_failure=self.on_bug,
+        )
+        self._note_risen()
+        self.replicator.appended()
+
+    def _replication_settings(self) -> ReplicationSettings:
+        return ReplicationSettings(
+            min_insync_replicas=self.leadership.min_insync_replicas,
+            lag_max_ms=self.config.cluster.replica_lag_time_max_ms,
+        )
+
+    def _request_of(self, push: Push) -> ReplicateRequest | None:
+        """A push with its batches; ``None`` if they cannot be read now."""
+        batches: Buffer = b""
+        log_end_offset = self.machine.log_end_offset
+        if push.bytes_max and push.previous_end_offset < log_end_offset:
+            try:
+                batches = self.log.fetch(
+                    push.previous_end_offset,
+                    max_bytes=push.bytes_max,
+                    upper_offset=log_end_offset,
+                ).records
+            except (OSError, CorruptDataError) as error:
+                _logger.error(
+                    "%s cannot be copied to broker %d: %s",
+                    self.topic_partition,
+                    push.broker_id,
+                    error,
+                )
+                return None
+        return ReplicateRequest(
+            topic_partition=self.topic_partition,
+            topic_id=self.leadership.topic_id,
+            leader=self.broker_id,
+            leader_epoch=push.leader_epoch,
+            epoch_start_offset=push.epoch_start_offset,
+            previous_end_offset=push.previous_end_offset,
+            previous_leader_epoch=push.previous_leader_epoch,
+            high_watermark=push.bounds.high_watermark,
+            log_start_offset=push.bounds.log_start_offset,
+            batches=batches,
+        )
+
+    def _learn_as_leader(self, leadership: BecomeLeaderReply) -> ErrorCode:
+        """Take what the controller has recorded; lead no longer if it names a newer epoch."""
+        replicator = self.replicator
+        if replicator is None or leadership.topic_id != self.leadership.topic_id:
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        if leadership.leader_epoch < self.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        is_newer = leadership.partition_version > self.leadership.partition_version
+        if is_newer and leadership.leader_epoch == self.leader_epoch:
+            self.leadership = leadership
+        if leadership.leader_epoch == self.leader_epoch:
+            self.configure(leadership.settings, leadership.settings_version)
+            replicator.configure(self._replication_settings())
+        replicator.learn(assignment_of(leadership, self.broker_id))
+        return ErrorCode.NONE
+
+    def _lose_leadership(self) -> None:
+        """Another leads, or may: answer whoever waits, and begin again."""
+        epoch = self.leader_epoch
+        self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self.on_loss(f"{self.topic_partition} was led in epoch {epoch}, and a newer one was given")
 
     async def _manage(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> bool:
         """Attempt it until it succeeds; false if the replica is offline or stopped instead."""
@@ -223,7 +355,7 @@ class Replica(ReplicaLog):
         """Go offline if the log knows an epoch that the controller, by what it gave, does not."""
         if not self._may_go_on():
             return
-        newest = self.log.leader_epochs[-1][0] if self.log.leader_epochs else NO_LEADER_EPOCH
+        newest = self._newest_epoch()
         if self.leader_epoch <= newest:
             self._go_offline(
                 f"{self.config.directory} was led in epoch {newest}, and the controller gave "
@@ -268,8 +400,10 @@ class Replica(ReplicaLog):
         files in work, that is waited for.
         """
         self._is_stopped = True
-        self._is_leading = False
-        self._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._end_following()
+        self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self._elected is not None:
+            self._elected.cancel()
         await self._sync.drain()
         async with self._opening:
             log, self._log = self._log, None
@@ -282,3 +416,13 @@ class Replica(ReplicaLog):
             except OSError as error:
                 self._go_offline(f"cannot close {self.config.directory}: {error}")
             self.directory.release()
+
+
+def assignment_of(leadership: BecomeLeaderReply, broker_id: int) -> Assignment:
+    """What ``leadership`` says of replicas; the only one is that of ``broker_id``."""
+    return Assignment(
+        leader_epoch=leadership.leader_epoch,
+        partition_version=leadership.partition_version,
+        replicas=leadership.replicas or (broker_id,),
+        isr=leadership.isr or (broker_id,),
+    )

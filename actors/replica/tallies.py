@@ -17,6 +17,7 @@ class ReplicaTallies:
         "appended_records",
         "fetched_bytes",
         "fetched_records",
+        "replicated_bytes",
         "sync_durations",
     )
 
@@ -25,4 +26,5 @@ class ReplicaTallies:
         self.appended_records = 0
         self.fetched_bytes = 0
         self.fetched_records = 0
+        self.replicated_bytes = 0
         self.sync_durations = Histogram(SYNC_DURATION_MS)

@@ -9,6 +9,7 @@ import logging
 
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.log_settings import RetentionPolicy
 
 _logger = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ def has_old_segments(replica: Replica, now_ms: int) -> bool:
 
 
 def _retained_from(replica: Replica, now_ms: int) -> int:
-    """Inclusive offset from which the topic's retention keeps the log."""
+    """Inclusive offset from which the log is kept: by the topic's retention, or by the leader's."""
     log = replica.log
+    is_leading = replica.availability() is ErrorCode.NONE
     return log.head.retained_from(
-        replica.topic.retention,
+        replica.topic.retention if is_leading else RetentionPolicy(),
         log_start_offset=log.log_start_offset,
         upper_offset=min(replica.machine.high_watermark, log.recovery_point),
         now_ms=now_ms,

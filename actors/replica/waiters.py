@@ -18,19 +18,24 @@ class ReplicaWaiters:
     """The waiters of one replica; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._commits: deque[tuple[int, Callable[[ErrorCode], None]]] = deque()
+        self._commits: deque[tuple[int, Callable[[ErrorCode], None], bool]] = deque()
         """By offset, and in the order they came."""
         self._readers: dict[asyncio.Future[None], None] = {}
         """A dict, so that they are woken in the order they came."""
 
-    def when_committed(self, next_offset: int, done: Callable[[ErrorCode], None]) -> None:
-        """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away."""
-        commits = self._commits
+    def when_committed(
+        self, next_offset: int, done: Callable[[ErrorCode], None], *, is_patient: bool = True
+    ) -> None:
+        """Call ``done`` when ``release`` reaches ``next_offset``, or all are sent away.
+
+        Unless ``is_patient``, also by ``send_impatient_away``.
+        """
+        commits, waiter = self._commits, (next_offset, done, is_patient)
         if commits and next_offset < commits[-1][0]:
             # A retry of a batch that is in the log already: all others come in order.
-            insort(commits, (next_offset, done), key=_NEXT_OFFSET)
+            insort(commits, waiter, key=_NEXT_OFFSET)
         else:
-            commits.append((next_offset, done))
+            commits.append(waiter)
 
     async def progress(self, timeout_ms: int) -> None:
         """Wait until ``wake_readers``, or until the time is over."""
@@ -53,9 +58,17 @@ class ReplicaWaiters:
     def send_away(self, error: ErrorCode) -> None:
         """Answer every append with ``error``, and wake all readers."""
         sent_away, self._commits = self._commits, deque()
-        for _, done in sent_away:
+        for _, done, _ in sent_away:
             done(error)
         self.wake_readers()
+
+    def send_impatient_away(self, error: ErrorCode) -> None:
+        """Answer the appends of callers that rather try again than wait."""
+        commits, self._commits = self._commits, deque()
+        self._commits.extend(waiter for waiter in commits if waiter[2])
+        for _, done, is_patient in commits:
+            if not is_patient:
+                done(error)
 
     def wake_readers(self) -> None:
         """Let every reader look again."""

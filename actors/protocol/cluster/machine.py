@@ -284,6 +284,7 @@ class ClusterMachine:
             replicas=partition.replicas,
             hosts=partition.hosts,
             isr=partition.isr,
+            min_insync_replicas=min_insync_of(topic.settings, partition.settled_count),
             keys=self.keys,
             settings=topic.settings,
             settings_version=topic.settings_version,
@@ -346,6 +347,8 @@ class ClusterMachine:
                 topic = self._topics[self._names_by_id[topic_id]]
                 topic.settings = settings
                 topic.settings_version += 1
+                for number in range(len(topic.partitions)):
+                    self._note_untold(topic, number)
             case PartitionsCreated() as added:
                 topic = self._topics[self._names_by_id[added.topic_id]]
                 invariant(
@@ -392,8 +395,12 @@ class ClusterMachine:
                 partition.isr_changed(record)
             case ReplicasChanged():
                 partition.replicas_changed(record)
+        self._note_untold(topic, record.partition)
+
+    def _note_untold(self, topic: TopicState, number: int) -> None:
+        partition = topic.partitions[number]
         if len(partition.replicas) > 1 or not partition.incarnation:
-            self._untold[TopicPartition(topic.name, record.partition)] = None
+            self._untold[TopicPartition(topic.name, number)] = None
 
     def take_untold(self) -> list[TopicPartition]:
         """The partitions that have changed since the last call, whose leaders are to be told.

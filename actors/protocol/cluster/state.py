@@ -82,6 +82,11 @@ class PartitionState:
         return tuple(broker_id for broker_id in self.replicas if broker_id not in self.removing)
 
     @property
+    def settled_count(self) -> int:
+        """How many replicas it has without those that a reassignment is adding."""
+        return len(self.replicas) - len(self.adding)
+
+    @property
     def is_moving(self) -> bool:
         """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)

@@ -166,6 +166,7 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
     replicas: tuple[int, ...] = ()
     hosts: tuple[int, ...] = ()
     isr: tuple[int, ...] = ()
+    min_insync_replicas: int = 1
     keys: ClusterKeys = NO_KEYS
     settings: tuple[tuple[str, str], ...] = ()
     settings_version: int = 0

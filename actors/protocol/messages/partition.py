@@ -190,7 +190,8 @@ class DescribeProducersRequest(Request[DescribeProducersReply], frozen=True, kw_
 class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     """A replica's bounds, role and process, for people, metrics and fault tests.
 
-    ``active_transactional_id_count`` is ``None`` except for transaction coordinators.
+    ``isr`` is what a leader knows. ``active_transactional_id_count`` is ``None`` except for
+    transaction coordinators.
     ``damaged_offset`` is the first known to be unreadable; -1 if none is. The start of this
     process cut ``cut_bytes`` from the log, which was torn or given up from ``cut_offset`` on;
     -1: it cut nothing.
@@ -199,6 +200,8 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     topic_partition: TopicPartition | None = None
     process_id: int = -1
     is_leader: bool = False
+    is_following: bool = False
+    isr: tuple[int, ...] = ()
     leader_epoch: int = NO_LEADER_EPOCH
     log_start_offset: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET

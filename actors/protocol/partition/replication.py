@@ -151,6 +151,11 @@ class LeaderReplication:
         return self._is_leading and self._bounds.leader_epochs.latest_epoch == self._leader_epoch
 
     @property
+    def has_followers(self) -> bool:
+        """Whether there is anybody to push to."""
+        return bool(self._followers)
+
+    @property
     def in_sync(self) -> InSyncReplicas:
         """The in-sync replicas, and what is proposed."""
         return self._in_sync
@@ -165,7 +170,7 @@ class LeaderReplication:
         """Whether a batch with acks -1 may be appended; if not, nothing is."""
         if not self.is_leading:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if self._has_too_few():
+        if self.has_too_few:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
@@ -177,11 +182,13 @@ class LeaderReplication:
         """
         if not self.is_leading:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if self._has_too_few():
+        if self.has_too_few:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE if self._bounds.high_watermark >= next_offset else None
 
-    def _has_too_few(self) -> bool:
+    @property
+    def has_too_few(self) -> bool:
+        """Whether the ISR has fewer members than ``min_insync_replicas``."""
         return len(self._in_sync.isr) < self._settings.min_insync_replicas
 
     # --- events ------------------------------------------------------------------------------
@@ -245,6 +252,11 @@ class LeaderReplication:
             isr=reply.isr,
         )
         return self.learn(assignment, now_ms)
+
+    def configure(self, settings: ReplicationSettings) -> bool:
+        """Follow other settings from now on; returns whether the high watermark rose."""
+        self._settings = settings
+        return self._advance()
 
     def step_down(self) -> None:
         """Lead no longer: nothing more is pushed, proposed or committed."""
@@ -317,7 +329,7 @@ class LeaderReplication:
 
     def _advance(self) -> bool:
         """Move the high watermark to what all who may be in sync have; I-04 rests on this."""
-        if not self.is_leading or self._has_too_few():
+        if not self.is_leading or self.has_too_few:
             return False
         return self._bounds.advance_high_watermark(self._committed_end_offset())
 

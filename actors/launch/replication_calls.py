@@ -1,0 +1,68 @@
+"""The calls by which a replica replicates: what it answers, and what it asks of others."""
+
+from __future__ import annotations
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, address_of
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
+from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrReply,
+    AlterIsrRequest,
+    LeaderAndIsrReply,
+    LeaderAndIsrRequest,
+)
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+
+
+class ReplicationCalls:
+    """Half of a replica's server."""
+
+    config: ReplicaConfig
+    replica: Replica
+    transport: Transport
+
+    async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
+        """Answer: this process lives."""
+        return PingReply()
+
+    async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
+        """Take what the leader pushes."""
+        if request.topic_partition != self.replica.topic_partition:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return await self.replica.replicate(request)
+
+    async def leader_and_isr(self, request: LeaderAndIsrRequest) -> LeaderAndIsrReply:
+        """Take what the controller has recorded."""
+        if request.topic_partition != self.replica.topic_partition:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return LeaderAndIsrReply(error=self.replica.learn_leadership(request.leadership))
+
+    async def send_push(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
+        """Push to the follower on a broker."""
+        leadership = self.replica.leadership
+        hosts = dict(zip(leadership.replicas, leadership.hosts, strict=True))
+        if broker_id not in hosts:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        follower = Placement(
+            request.topic_partition, leadership.topic_id, broker_id, hosts[broker_id]
+        )
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        return await self.transport.call(address_of(follower), request, timeout_ms=timeout_ms)
+
+    async def propose_isr(self, proposal: IsrProposal) -> AlterIsrReply:
+        """Ask the controller to change the ISR."""
+        replica = self.replica
+        request = AlterIsrRequest(
+            topic_partition=replica.topic_partition,
+            topic_id=replica.leadership.topic_id,
+            broker_id=self.config.broker_id,
+            leader_epoch=replica.leader_epoch,
+            partition_version=proposal.partition_version,
+            isr=proposal.isr,
+        )
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        return await self.transport.call(CONTROLLER_ACTOR, request, timeout_ms=timeout_ms)

@@ -1,0 +1,214 @@
+"""One log in the follower role: it takes what the leader pushes, and acknowledges what is synced.
+
+What of a push to take is decided in ``protocol/partition/following``. Decision, cut and append are
+one turn of the event loop, unless there is something to cut: then other pushes are refused until
+that is done, as if it were one turn.
+
+The leader epoch is not written down here. A replica that starts takes no push before the controller
+has told it the current epoch, and that is not older than any it has taken a push of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+from oncelog.actors.process.background import settle
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
+from oncelog.actors.replica.log import ReplicaLog
+from oncelog.actors.replica.opening import ReplicaDirectory, index_if_aborted
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_OFFSET
+from oncelog.storage.records.batch import iterate_batches
+from oncelog.storage.records.control import decode_control
+
+_logger = logging.getLogger(__name__)
+
+NOT_NOW: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
+"""What a push is answered with by a replica that does not follow, or not yet."""
+
+
+class FollowerLog(ReplicaLog):
+    """The follower's half of a replica; ``is_following`` between start and election."""
+
+    directory: ReplicaDirectory
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._follower: FollowerReplication | None = None
+        self._elected: asyncio.Future[BecomeLeaderReply] | None = None
+        self._is_cutting = False
+
+    @property
+    def is_following(self) -> bool:
+        """Whether it takes what a leader pushes."""
+        return self._follower is not None and self.failure is None
+
+    def upkeep_error(self) -> ErrorCode:
+        """See ``ReplicaLog``; a follower keeps its log too."""
+        return ErrorCode.NONE if self.is_following and not self._is_cutting else self.availability()
+
+    # --- role -----------------------------------------------------------------------------
+
+    async def _follow(self, leadership: BecomeLeaderReply) -> None:
+        """Take pushes from now on. OSError."""
+        # Epochs that this replica led without a batch are no part of its log.
+        self.log.truncate_to(self.log.log_end_offset)
+        self.machine.become_follower(max(leadership.leader_epoch, self.machine.leader_epoch))
+        self.leadership = leadership
+        if self._follower is None:
+            self._follower = FollowerReplication(self.machine, leadership.topic_id)
+
+    def _learn_as_leader(self, leadership: BecomeLeaderReply) -> ErrorCode:
+        """See ``learn_leadership``, for a replica that leads."""
+        raise NotImplementedError
+
+    def _lose_leadership(self) -> None:
+        """Lead no longer."""
+        raise NotImplementedError
+
+    async def _election(self, timeout_ms: int | None) -> BecomeLeaderReply | None:
+        """Wait until this replica is elected; ``None`` after ``timeout_ms``, or if it ended."""
+        self._elected = asyncio.get_running_loop().create_future()
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        await asyncio.wait({self._elected}, timeout=timeout_s)
+        elected, self._elected = self._elected, None
+        return elected.result() if elected.done() and not elected.cancelled() else None
+
+    def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
+        """The controller has told who leads now."""
+        if self.replicator is not None:
+            return self._learn_as_leader(leadership)
+        follower = self._follower
+        if follower is None or self._is_cutting:
+            return NOT_NOW
+        if leadership.leader_epoch <= follower.known_epoch:
+            is_known = leadership.leader_epoch == follower.known_epoch
+            is_other = is_known and leadership.leader != self.config.broker_id
+            return ErrorCode.NONE if is_other else ErrorCode.FENCED_LEADER_EPOCH
+        if leadership.leader == self.config.broker_id:
+            if self._elected is None:
+                return NOT_NOW
+            # From here on no push is taken that the election would have to know of.
+            self._end_following()
+            settle(self._elected, leadership)
+        return ErrorCode.NONE
+
+    def _end_following(self) -> None:
+        self._follower = None
+        self._sync_waiters.send_away(NOT_NOW)
+
+    # --- pushes ---------------------------------------------------------------------------
+
+    async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
+        """Take a push; what is acknowledged is synced, and as the leader has it."""
+        follower = self._follower
+        if follower is None or self._is_cutting or self.failure is not None:
+            self._note_newer_leader(request)
+            return ReplicateReply(error=NOT_NOW)
+        verdict = follower.decide(request)
+        if verdict.error is not ErrorCode.NONE:
+            self._note_refusal_of(request, verdict)
+            return follower.acknowledge(request, verdict, NO_OFFSET)
+        try:
+            await self._take(request, verdict)
+        except OSError as refusal:
+            self._give_up("replicate to", refusal)
+            return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refusal))
+        follower.done(request, verdict)
+        error = await self._until_synced(self.machine.log_end_offset)
+        if error is not ErrorCode.NONE:
+            return ReplicateReply(error=error)
+        reply = follower.acknowledge(request, verdict, self._synced_offset)
+        self._keep_bounds()
+        return reply
+
+    async def _take(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
+        if verdict.adopts_epoch:
+            self.machine.become_follower(request.leader_epoch)
+        if (verdict.truncate_offset, verdict.restart_offset) != (NO_OFFSET, NO_OFFSET):
+            with self._cutting():
+                await self._cut(verdict)
+        batches = memoryview(request.batches)[verdict.append_position :]
+        size_bytes = 0
+        for position, header in iterate_batches(batches):
+            batch = batches[position : position + header.size_bytes]
+            self._roll_if_needed(len(batch), header, header.max_timestamp_ms)
+            self.log.append_as_is(batch, header)
+            control = decode_control(batch, header) if header.is_control else None
+            index_if_aborted(self.log, self.machine.apply(header, control))
+            size_bytes += len(batch)
+        if size_bytes:
+            self.tallies.replicated_bytes += size_bytes
+            self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
+
+    @contextlib.contextmanager
+    def _cutting(self) -> Iterator[None]:
+        self._is_cutting = True
+        try:
+            yield
+        finally:
+            self._is_cutting = False
+
+    async def _cut(self, verdict: ReplicateVerdict) -> None:
+        """Cut the log and rebuild the machine from what is left, durably. OSError."""
+        log, epoch = self.log, self.machine.leader_epoch
+        await self._sync.drain()
+        self._sync_waiters.send_away(NOT_NOW)
+
+        def cut() -> None:
+            if verdict.restart_offset != NO_OFFSET:
+                log.restart_at(verdict.restart_offset)
+            if verdict.truncate_offset != NO_OFFSET:
+                log.truncate_to(verdict.truncate_offset)
+            self.directory.rebuild(log)
+
+        _logger.warning(
+            "%s cuts its log at %d, which ended at %d, as its leader has another",
+            self.topic_partition,
+            max(verdict.restart_offset, verdict.truncate_offset),
+            log.log_end_offset,
+        )
+        await self.run_beside(cut)
+        self._synced_offset = 0
+        self.machine.become_follower(epoch)
+        self._sync.begin(log)
+
+    async def _until_synced(self, offset: int) -> ErrorCode:
+        """Wait until all below ``offset`` (exclusive) is synced."""
+        if self._synced_offset >= offset:
+            return ErrorCode.NONE
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        self._sync_waiters.when_committed(offset, lambda error: settle(waiter, error))
+        return await waiter
+
+    def _keep_bounds(self) -> None:
+        """The log start and high watermark that the leader told are for the next start too."""
+        log, machine = self.log, self.machine
+        log.high_watermark = machine.high_watermark
+        if machine.log_start_offset > log.log_start_offset:
+            try:
+                log.advance_log_start(machine.log_start_offset)
+            except OSError as error:
+                self._note_refusal("write to", error)
+
+    def _note_refusal_of(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
+        if verdict.detail:
+            _logger.error(
+                "%s refuses what %d pushes: %s",
+                self.topic_partition,
+                request.leader,
+                verdict.detail,
+            )
+
+    def _note_newer_leader(self, request: ReplicateRequest) -> None:
+        """A push of a newer epoch than the one that this replica leads in."""
+        replicator = self.replicator
+        is_ours = request.topic_id == self.leadership.topic_id
+        if replicator is not None and is_ours and request.leader_epoch > self.leader_epoch:
+            self._lose_leadership()

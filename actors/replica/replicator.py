@@ -1,0 +1,141 @@
+"""What a leader sends its followers and the controller, as ``protocol/partition/replication`` says.
+
+Appends of a turn of the event loop leave together at its end, beside the leader's own sync. Each
+call that fails is answered here, with its code, so that the machine never waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.replication import (
+    Assignment,
+    LeaderReplication,
+    ReplicationSettings,
+)
+from oncelog.storage.errors import ErrorCode
+
+SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
+"""What a push is answered with that cannot be read, so that it is tried again."""
+
+
+class Replicator:
+    """The calls of one leader in one epoch; ``stop`` ends them.
+
+    ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
+    one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
+    ``on_loss`` once, when another leads.
+    """
+
+    def __init__(
+        self,
+        replication: LeaderReplication,
+        *,
+        request_of: Callable[[Push], ReplicateRequest | None],
+        send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
+        propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
+        on_rise: Callable[[], None],
+        on_loss: Callable[[], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.replication = replication
+        self._request_of = request_of
+        self._send = send
+        self._propose = propose
+        self._on_rise = on_rise
+        self._on_loss = on_loss
+        self._tasks = OwnTasks(on_failure)
+        self._next: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._is_stopped = True
+        self.replication.step_down()
+        for handle in (self._next, self._timer):
+            if handle is not None:
+                handle.cancel()
+        self._tasks.cancel()
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas, as the controller last told them."""
+        return tuple(sorted(self.replication.in_sync.isr))
+
+    def configure(self, settings: ReplicationSettings) -> None:
+        """Follow other settings from now on."""
+        self._note(self.replication.configure(settings))
+        self.appended()
+
+    def appended(self) -> None:
+        """There may be something to push: at the end of this turn, with what else it appends."""
+        if self._next is None and not self._is_stopped and self.replication.has_followers:
+            self._next = asyncio.get_running_loop().call_soon(self._go_on)
+
+    def synced(self, end_offset: int) -> None:
+        """The leader's own log is synced up to ``end_offset`` (exclusive)."""
+        self._note(self.replication.synced(end_offset))
+
+    def learn(self, assignment: Assignment) -> None:
+        """The controller has told what it has recorded."""
+        self._note(self.replication.learn(assignment, loop_ms()))
+        self.appended()
+
+    def _note(self, has_risen: bool) -> None:
+        if self._is_stopped:
+            return
+        if not self.replication.is_leading:
+            self._lose()
+        elif has_risen:
+            self._on_rise()
+            # Followers are told soon: a reader of theirs, once elected, must not see less.
+            self.appended()
+
+    def _lose(self) -> None:
+        self.stop()
+        self._on_loss()
+
+    def _go_on(self) -> None:
+        """Make every call that is due now, and wake up when the next one is."""
+        self._next = None
+        if self._is_stopped:
+            return
+        now_ms = loop_ms()
+        for push in self.replication.pushes(now_ms):
+            self._tasks.spawn(self._push(push))
+        proposal = self.replication.proposal(now_ms)
+        if proposal is not None:
+            self._tasks.spawn(self._make_proposal(proposal))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_ms = self.replication.wake_ms(now_ms)
+        if wake_ms is not None:
+            delay_s = max(wake_ms - now_ms, 1) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+
+    async def _push(self, push: Push) -> None:
+        request = self._request_of(push)
+        reply = ReplicateReply(error=SETTLING)
+        if request is not None:
+            reply = await self._send(push.broker_id, request)
+        if not self._is_stopped:
+            self._note(self.replication.answered(push, reply, loop_ms()))
+            self.appended()
+
+    async def _make_proposal(self, proposal: IsrProposal) -> None:
+        reply = await self._propose(proposal)
+        if not self._is_stopped:
+            isr = self.replication.in_sync.isr
+            has_risen = self.replication.proposal_answered(reply, loop_ms())
+            self._note(has_risen or self.replication.in_sync.isr != isr)
+            self.appended()
