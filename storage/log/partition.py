@@ -444,8 +444,9 @@ class PartitionLog(ReadableLog):
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
-            self._epochs.cut_end(next_offset)
             self._sync_now()
+            # Last: lost power may bring batches back, and those of an unknown epoch are damage.
+            self._epochs.cut_end(next_offset)
         except OSError as error:
             self._ledger.fail(error)
             raise
