@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sim_nodes import CONTROLLER_NODE
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of, address_of
@@ -39,7 +40,6 @@ from oncelog.storage.records.codec import decode_records, encode_records
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
 
-BROKER_ID = 1
 PAUSE_MS = 300.0
 POISON_RATIO = 0.2
 
@@ -140,7 +140,7 @@ def _entries(player: Player) -> list[tuple[TopicPartition, ProducerEntry]]:
     return [
         (topic_partition, entry)
         for topic_partition in player.stage.partitions
-        if (replica := replicas.get(actor_of(topic_partition, BROKER_ID))) is not None
+        if (replica := replicas.get(_leader(player, topic_partition))) is not None
         for _, entry in sorted(replica.machine.producers.entries.items())
     ]
 
@@ -251,7 +251,13 @@ def _shard_in(name: str) -> TopicPartition:
     return TopicPartition(TRANSACTION_STATE_TOPIC, int(shard))
 
 
+def _leader(player: Player, topic_partition: TopicPartition) -> str:
+    """The replica that leads; without a controller to ask, that of the first broker."""
+    placement = player.stage.world.placement_of(topic_partition)
+    return actor_of(topic_partition, placement.broker_id if placement else CONTROLLER_NODE)
+
+
 def _address(player: Player, topic_partition: TopicPartition) -> str:
     """Whom to call; without a controller to ask, an actor that is alone."""
     placement = player.stage.world.placement_of(topic_partition)
-    return address_of(placement) if placement else actor_of(topic_partition, BROKER_ID)
+    return address_of(placement) if placement else actor_of(topic_partition, CONTROLLER_NODE)
