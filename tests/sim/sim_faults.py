@@ -247,6 +247,8 @@ class Faults:
     def is_quiet(self) -> bool:
         """Whether nothing is unstable in any partition and no transaction is open or undecided."""
         for name, server in self.servers().items():
+            if not self.leads(server.replica):
+                continue
             machine = server.replica.machine
             if machine.last_stable_offset != machine.log_end_offset:
                 return False

@@ -9,6 +9,7 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.state import NO_LEADER
+from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -35,6 +36,16 @@ class Readiness:
         if leader == NO_LEADER:
             return replicas[0]
         return next(one for one in replicas if one.broker_id == leader)
+
+    def leads(self, replica: Replica) -> bool:
+        """Whether nobody else does: as the controller has it, if it lives."""
+        placement = self.placement_of(replica.topic_partition)
+        return placement is None or placement.broker_id == replica.config.broker_id
+
+    def leaders(self) -> dict[str, Replica]:
+        """Every living replica that leads, by the name of an actor that holds just that."""
+        replicas = self.replicas().items()
+        return {name: replica for name, replica in replicas if self.leads(replica)}
 
     def is_serving(self) -> bool:
         """Whether everything that the controller knows is ready."""

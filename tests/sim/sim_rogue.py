@@ -136,11 +136,12 @@ def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescripti
 
 def _entries(player: Player) -> list[tuple[TopicPartition, ProducerEntry]]:
     """What leaders remember of producers, by partition and id."""
-    replicas = player.stage.world.replicas()
+    replicas = player.stage.world.leaders()
+    leaders = {replica.topic_partition: replica for replica in replicas.values()}
     return [
         (topic_partition, entry)
         for topic_partition in player.stage.partitions
-        if (replica := replicas.get(_leader(player, topic_partition))) is not None
+        if (replica := leaders.get(topic_partition)) is not None
         for _, entry in sorted(replica.machine.producers.entries.items())
     ]
 
@@ -249,12 +250,6 @@ def _coordinators(player: Player) -> list[tuple[str, Any]]:
 def _shard_in(name: str) -> TopicPartition:
     shard = name.removeprefix("transaction:").partition("@")[0]
     return TopicPartition(TRANSACTION_STATE_TOPIC, int(shard))
-
-
-def _leader(player: Player, topic_partition: TopicPartition) -> str:
-    """The replica that leads; without a controller to ask, that of the first broker."""
-    placement = player.stage.world.placement_of(topic_partition)
-    return actor_of(topic_partition, placement.broker_id if placement else CONTROLLER_NODE)
 
 
 def _address(player: Player, topic_partition: TopicPartition) -> str:

@@ -325,7 +325,7 @@ def _read_everything(stage: Stage) -> None:
 
 
 def _note_ends(stage: Stage) -> None:
-    for replica in stage.world.replicas().values():
+    for replica in stage.world.leaders().values():
         if replica.topic_partition in stage.partitions:
             machine = replica.machine
             stage.history.log_ends[replica.topic_partition] = LogEnd(
