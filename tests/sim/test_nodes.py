@@ -130,6 +130,7 @@ def test_a_node_that_comes_back_has_what_was_acknowledged(world: World):
     ids = directory_ids(world)
     epoch = world.server(REPLICAS[1]).replica.leader_epoch
     world.kill_node(2, is_power_lost=True)
+    assert world.counts["power_loss"] == 1
     world.run_for(5.0)
     world.start_node(2)
     world.quiesce()
@@ -139,6 +140,15 @@ def test_a_node_that_comes_back_has_what_was_acknowledged(world: World):
     assert world.server("broker:2").is_registered
     assert directory_ids(world) == ids
     assert told_live(world) == {1: True, 2: True, 3: True}
+
+
+def test_a_dead_node_refuses_calls_or_does_not_answer_at_all(world: World):
+    actor = address(world, 1)
+    world.kill(actor.partition("/")[0])
+    assert {describe(world, 3, actor) for _ in range(3)} == {ErrorCode.NETWORK_EXCEPTION}
+    world.kill_node(2)
+    heard = {describe(world, 3, actor) for _ in range(20)}
+    assert heard == {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT}
 
 
 def test_new_partitions_are_placed_on_living_nodes(world: World):
@@ -245,6 +255,7 @@ def test_a_node_that_has_lost_its_disks_leads_nothing_that_was_acknowledged(worl
 def test_peace_mends_every_node(world: World):
     world.kill_node(2)
     world.stop_node(3)
+    world.kill("broker:3")
     world.isolate_node(1)
     world.run_for(2.0)
     world.quiesce()
