@@ -110,7 +110,13 @@ def empty_disk(config: ReplicaConfig | HostConfig | None, *, is_founding: bool =
 def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:
     """The disks of a cluster that was founded and has its topics, everything on them durable."""
     key = repr(
-        (sorted(topics.items()), settings.brokers, settings.cluster, settings.topic_settings)
+        (
+            sorted(topics.items()),
+            settings.brokers,
+            settings.replication_factor,
+            settings.cluster,
+            settings.topic_settings,
+        )
     )
     if key not in _FOUNDED:
         _FOUNDED[key] = _found(topics, settings)
@@ -123,7 +129,12 @@ def _found(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Dire
     async def create(client: Any) -> None:
         admin = client.admin()
         for topic, partitions in topics.items():
-            await admin.create_topic(topic, partitions, **settings.topic_settings.get(topic, {}))
+            await admin.create_topic(
+                topic,
+                partitions,
+                settings.replication_factor,
+                **settings.topic_settings.get(topic, {}),
+            )
 
     with World(-1, topics={}, settings=settings, is_founded=False) as world:
         founder = world.client("founder")

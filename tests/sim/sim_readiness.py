@@ -60,7 +60,18 @@ class Readiness:
             return [CONTROLLER_ACTOR]
         names = [actor_of(one.topic_partition, one.broker_id) for one in self.placements()]
         names += [broker_actor(number) for number in self.node_numbers()[1:]]
-        return [name for name in names if not self.is_ready(name)]
+        return [name for name in names if not self.is_ready(name)] + self.out_of_sync()
+
+    def out_of_sync(self) -> list[str]:
+        """The replicas that are not in sync, and partitions that nobody leads."""
+        topics = self.server(CONTROLLER_ACTOR).machine.topics
+        found = []
+        for placement in self.placements():
+            tp = placement.topic_partition
+            partition = topics[tp.topic].partitions[tp.partition]
+            if partition.leader == NO_LEADER or placement.broker_id not in partition.isr:
+                found.append(f"in sync: {actor_of(tp, placement.broker_id)}")
+        return found
 
     def is_ready(self, name: str) -> bool:
         """Whether the actor, or the replica in its host, lives and does its part."""
@@ -73,8 +84,11 @@ class Readiness:
         return server is not None and self.is_replica_ready(server)
 
     def is_replica_ready(self, server: Any) -> bool:
-        """Whether a replica does its part: it leads its log and has loaded it."""
-        return server.replica.availability() is ErrorCode.NONE and server.maintenance.is_running
+        """Whether a replica does its part: it leads and has loaded its log, or it follows."""
+        replica = server.replica
+        if not self.leads(replica):
+            return replica.is_following
+        return server.is_serving() and server.maintenance.is_running
 
     def _held_by(self, host: str) -> list[str]:
         """What a host should hold, whether it does yet or not; nothing without a controller."""

@@ -65,6 +65,7 @@ class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
 
     brokers: int = 1
+    replication_factor: int = 1
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(replicas_per_actor=1))
     topic_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sync_ms: tuple[float, float] = (0.2, 3.0)
