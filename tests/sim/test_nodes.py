@@ -22,8 +22,12 @@ from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
 BROKERS = 3
-OWN = WorldSettings(brokers=BROKERS, replication_factor=1, cluster=ClusterConfig(replicas_per_actor=1))
-SHARED = WorldSettings(brokers=BROKERS, replication_factor=1, cluster=ClusterConfig(replicas_per_actor=3))
+OWN = WorldSettings(
+    brokers=BROKERS, replication_factor=1, cluster=ClusterConfig(replicas_per_actor=1)
+)
+SHARED = WorldSettings(
+    brokers=BROKERS, replication_factor=1, cluster=ClusterConfig(replicas_per_actor=3)
+)
 REPLICAS = ("partition:a-0@1", "partition:a-1@2", "partition:a-2@3")
 HASTY = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 500, "linger_ms": 0}
 
