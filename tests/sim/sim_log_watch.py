@@ -231,11 +231,11 @@ class LogWatch(ReplicaWatch):
         self.is_everywhere(machine, high)
         self.settles(machine)
 
-    def has_cut(self, replica: ReplicaLog, high_watermark: int) -> None:
-        """A follower has cut its log."""
-        if not is_remade(replica.topic_partition):
-            promise = self._promises.get(replica.topic_partition, Promise())
-            self.cuts(replica, high_watermark, promise.high_watermark)
+    def committed_to(self, topic_partition: TopicPartition) -> int:
+        """What the leaders of a partition have shown; nothing of one that may be another's."""
+        if is_remade(topic_partition):
+            return 0
+        return self._promises.get(topic_partition, Promise()).high_watermark
 
     def settles(self, machine: PartitionBounds) -> None:
         """Readers see nothing of a transaction before its marker is synced (I-04, I-10)."""

@@ -59,6 +59,8 @@ class ReplicaWatch:
     """The part of ``LogWatch`` that knows of replicas; mixed into it, never on its own."""
 
     _found: Callable[..., None]
+    committed_to: Callable[[TopicPartition], int]
+    """What the leaders of a partition have shown."""
 
     def __init__(self) -> None:
         self._batches: dict[int, tuple[PartitionBounds, Batches]] = {}
@@ -79,11 +81,22 @@ class ReplicaWatch:
         self._replicas[id(replica.machine)] = replica
         self._lives[replica.topic_partition, replica.config.broker_id] = replica
 
-    def records(self, topic_id: str, partition: int, version: int, isr: tuple[int, ...]) -> None:
-        """The controller has recorded an ISR; a controller that loads repeats older ones."""
-        key = (topic_id, partition)
-        if version > self._isrs.get(key, (-1, ()))[0]:
-            self._isrs[key] = (version, isr)
+    def records(
+        self, topic_id: str, tp: TopicPartition, version: int, isr: tuple[int, ...]
+    ) -> None:
+        """The controller has recorded an ISR, whose members have all that is committed.
+
+        A controller that loads repeats older ones.
+        """
+        key = (topic_id, tp.partition)
+        known, earlier = self._isrs.get(key, (-1, ()))
+        if version <= known:
+            return
+        self._isrs[key] = (version, isr)
+        for broker_id in set(isr).difference(earlier):
+            replica = self._lives.get((tp, broker_id))
+            if replica is not None and _lacks(replica, self.committed_to(tp)):
+                self._found("MissingCopies", f"in sync in {version} is {replica.machine}", tp)
 
     # --- what is committed ----------------------------------------------------------------------
 
@@ -146,9 +159,10 @@ class ReplicaWatch:
                     tp,
                 )
 
-    def cuts(self, replica: ReplicaLog, high_watermark: int, committed_to: int) -> None:
+    def cuts(self, replica: ReplicaLog, high_watermark: int) -> None:
         """A follower has cut its log, and was told that ``high_watermark`` is committed."""
         tp, end = replica.topic_partition, replica.machine.log_end_offset
+        committed_to = self.committed_to(tp)
         if end < high_watermark:
             self._found(
                 "CutPromises", f"{replica.machine} is cut below {high_watermark}, its promise", tp
@@ -216,7 +230,8 @@ def recording(watch: Any, method: Method) -> Method:
         for topic in self.topics.values():
             if topic.topic_id == record.topic_id:
                 partition = topic.partitions[record.partition]
-                watch.records(topic.topic_id, record.partition, partition.version, partition.isr)
+                tp = TopicPartition(topic.name, record.partition)
+                watch.records(topic.topic_id, tp, partition.version, partition.isr)
 
     return apply_to_partition
 
@@ -237,6 +252,6 @@ def cutting(watch: Any, method: Method) -> Method:
     async def cut(self: Any, verdict: Any) -> None:
         high_watermark = self.machine.high_watermark
         await method(self, verdict)
-        watch.has_cut(self, high_watermark)
+        watch.cuts(self, high_watermark)
 
     return cut
