@@ -148,7 +148,7 @@ class Nodes:
         self.count("disk_loss")
         names = [name for name in self.disks if self.node_of(name) == number]
         for name in names:
-            del self.disks[name]
+            self.disks[name] = empty_disk(None)
             self.away_disks.pop(name, None)
             self._disk_stops.pop(name, None)
         self.media.forget(names)

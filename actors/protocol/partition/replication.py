@@ -75,6 +75,11 @@ _FENCING: Final = frozenset(
 )
 """Answers of the controller after which this leader leads no longer."""
 
+_TELLING: Final = frozenset(
+    {ErrorCode.NONE, ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.INELIGIBLE_REPLICA}
+)
+"""Answers of the controller that tell what it has recorded; another may tell what it could not."""
+
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller has recorded of a partition; ``partition_version`` rises with each."""
@@ -249,6 +254,8 @@ class LeaderReplication:
             self._retry_proposal_ms = now_ms + BACKOFF_MIN_MS
         if reply.error is ErrorCode.INELIGIBLE_REPLICA:
             self._expand_ms = now_ms + BACKOFF_MAX_MS
+        if reply.error not in _TELLING:
+            return False
         assignment = Assignment(
             leader_epoch=reply.leader_epoch,
             partition_version=reply.partition_version,

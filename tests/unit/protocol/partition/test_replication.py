@@ -334,6 +334,21 @@ def test_a_refused_version_is_forgotten_for_what_the_controller_has(leading: Lea
     assert leading.leader.proposal(later_ms) == IsrProposal(isr=(1,), partition_version=9)
 
 
+@pytest.mark.parametrize(
+    "error", [ErrorCode.NOT_COORDINATOR, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT]
+)
+def test_what_the_controller_could_not_record_is_not_learned(
+    leading: Leading, error: ErrorCode
+) -> None:
+    """The controller had decided, and could not write it down: it may never come to be."""
+    leading.leader.pushes(0)
+    now_ms = LAG_MAX_MS + 1
+    assert leading.leader.proposal(now_ms) == IsrProposal(isr=(1,), partition_version=7)
+    assert not leading.leader.proposal_answered(recorded((1,), 8, error), now_ms)
+    assert leading.watermark == 0
+    assert (leading.leader.in_sync.isr, leading.leader.in_sync.version) == ({1, 2}, 7)
+
+
 def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leading) -> None:
     leading.acknowledge(2, 6)
     leading.acknowledge(3, 6)
