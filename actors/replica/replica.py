@@ -108,6 +108,7 @@ class Replica(FollowerLog):
             is_leader=self._is_leading,
             is_following=self.is_following,
             isr=() if self.replicator is None else self.replicator.isr,
+            min_insync_replicas=self.leadership.min_insync_replicas,
             leader_epoch=self.leader_epoch,
             log_start_offset=machine.log_start_offset,
             last_stable_offset=machine.last_stable_offset,

@@ -147,7 +147,7 @@ class AsyncAdmin:
         await self._wait_until_led(name, partitions)
 
     async def _wait_until_led(self, name: str, partitions: int) -> None:
-        """Wait until every partition's actor leads; the topic exists even if that takes longer."""
+        """Wait until every partition takes writes; the topic exists even if that takes longer."""
         await self._router.metadata((name,), refresh=True)
         request = DescribeReplicaRequest()
 
@@ -155,7 +155,7 @@ class AsyncAdmin:
             reply = await self._router.call_leader(
                 topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
             )
-            if reply.error is ErrorCode.NONE and not reply.is_leader:
+            if reply.error is ErrorCode.NONE and not reply.takes_writes:
                 return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return reply
 

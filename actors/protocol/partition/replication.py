@@ -164,6 +164,15 @@ class LeaderReplication:
         """What is known of a follower."""
         return self._followers.get(broker_id)
 
+    def have_log_start(self, offset: int) -> bool:
+        """Whether every follower that may be in sync hides what lies below ``offset``."""
+        followers = self._in_sync.maximal - {self._broker_id}
+        return all(
+            (progress := self._followers.get(broker_id)) is not None
+            and progress.told_log_start_offset >= offset
+            for broker_id in followers
+        )
+
     # --- acks -1 -----------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
