@@ -1,4 +1,4 @@
-"""Leaders are told what was recorded of their partitions: until they take it, and the newest only."""
+"""Leaders are told what was recorded of their partitions: the newest, until they take it."""
 
 from __future__ import annotations
 
