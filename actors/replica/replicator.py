@@ -86,8 +86,7 @@ class Replicator:
 
     def configure(self, settings: ReplicationSettings) -> None:
         """Follow other settings from now on."""
-        self._note(self.replication.configure(settings))
-        self.appended()
+        self._change(lambda: self.replication.configure(settings))
 
     def appended(self) -> None:
         """There may be something to push: at the end of this turn, with what else it appends."""
@@ -100,7 +99,14 @@ class Replicator:
 
     def learn(self, assignment: Assignment) -> None:
         """The controller has told what it has recorded."""
-        self._note(self.replication.learn(assignment, loop_ms()))
+        self._change(lambda: self.replication.learn(assignment, loop_ms()))
+
+    def _change(self, change: Callable[[], bool]) -> None:
+        """Whoever waits must hear of a changed ISR or minimum, also if the high watermark stays."""
+        replication = self.replication
+        before = replication.in_sync.isr, replication.has_too_few
+        has_risen = change()
+        self._note(has_risen or before != (replication.in_sync.isr, replication.has_too_few))
         self.appended()
 
     def _note(self, has_risen: bool) -> None:
@@ -154,8 +160,5 @@ class Replicator:
     async def _make_proposal(self, proposal: IsrProposal) -> None:
         reply = await self._propose(proposal)
         if not self._is_stopped:
-            isr = self.replication.in_sync.isr
-            has_risen = self.replication.proposal_answered(reply, loop_ms())
-            self._note(has_risen or self.replication.in_sync.isr != isr)
+            self._change(lambda: self.replication.proposal_answered(reply, loop_ms()))
             self._wake_answers()
-            self.appended()
