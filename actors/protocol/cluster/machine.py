@@ -41,7 +41,7 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.elections import after_start
+from oncelog.actors.protocol.cluster.elections import after_return, after_start
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
@@ -257,9 +257,10 @@ class ClusterMachine:
                 request.failed(ErrorCode.FENCED_LEADER_EPOCH), leader_epoch=partition.leader_epoch
             )
             return Decision(reply=refusal)
-        record = after_start(topic, request.topic_partition.partition, request, self._brokers)
+        number = request.topic_partition.partition
+        record = after_start(topic, number, request, self._brokers)
         if record is None:
-            return Decision(reply=self._leadership(topic, partition))
+            return self._following(topic, number, request.broker_id)
         elected = structs.replace(
             self._leadership(topic, partition),
             leader=record.leader,
@@ -268,6 +269,16 @@ class ClusterMachine:
             isr=record.isr,
         )
         return decision(elected, record)
+
+    def _following(
+        self, topic: TopicState, number: int, broker_id: int
+    ) -> Decision[BecomeLeaderReply]:
+        leadership = self._leadership(topic, topic.partitions[number])
+        record = after_return(topic, number, broker_id)
+        if record is None:
+            return Decision(reply=leadership)
+        version = record.partition_version
+        return decision(structs.replace(leadership, partition_version=version), record)
 
     def leadership(self, tp: TopicPartition) -> BecomeLeaderReply | None:
         """Who leads a partition now, as its replicas are told; ``None`` if it is unknown."""

@@ -20,6 +20,8 @@ LEADING         time passes                the ISR may be shrunk; bounds are tol
 LEADING         proposal answered          as the table of ``partition.in_sync``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
+LEADING         a newer version            who is not in sync is probed anew; what it said before
+                                           counts no longer: it may have lost its log since
 LEADING         step_down                  FENCED
 FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
 ==============  =========================  =====================================================
@@ -232,6 +234,8 @@ class LeaderReplication:
             return False
         if self._in_sync.learn(assignment.isr, assignment.partition_version):
             self._assign(assignment.replicas, now_ms)
+            for broker_id in self._followers.keys() - self._in_sync.isr:
+                self._followers[broker_id].begin_anew()
         return self._advance()
 
     def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:

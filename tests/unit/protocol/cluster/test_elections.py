@@ -11,6 +11,8 @@ from oncelog.actors.protocol.cluster.elections import (
     after_draining,
     after_fencing,
     after_silence,
+    after_new_directory,
+    after_return,
     after_unfencing,
     balance,
     decide_alter_isr,
@@ -53,6 +55,32 @@ def state(world: ClusterWorld, number: int = 0) -> tuple[int, int, tuple[int, ..
 def test_the_first_live_member_of_the_isr_follows_a_fenced_leader(world: ClusterWorld) -> None:
     fence(world, 1)
     assert state(world) == (2, 1, (2, 3))
+
+
+def test_a_replica_that_starts_out_of_sync_voids_what_rests_on_its_earlier_life(
+    world: ClusterWorld,
+) -> None:
+    world.lead(1, (1, 2))
+    topic = world.machine.topics["t"]
+    before = topic.partitions[0].version
+    assert after_return(topic, 0, 1) is None
+    assert after_return(topic, 0, 2) is None
+    returned = after_return(topic, 0, 3)
+    assert returned is not None
+    world.apply([returned])
+    assert topic.partitions[0].version == before + 1
+    assert state(world) == (1, 1, (1, 2))
+    fence(world, 1)
+    fence(world, 2)
+    assert after_return(topic, 0, 3) is None
+
+
+def test_a_new_directory_voids_what_rests_on_the_former_one(world: ClusterWorld) -> None:
+    world.lead(1, (1, 2))
+    version = world.machine.topics["t"].partitions[0].version
+    for broker_id, expected in ((2, ()), (3, (version + 1,)), (9, ())):
+        records = after_new_directory(world.machine.topics.values(), broker_id)
+        assert tuple(record.partition_version for record in records) == expected
 
 
 def test_nobody_outside_the_isr_is_elected(world: ClusterWorld) -> None:

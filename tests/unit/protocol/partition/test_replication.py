@@ -343,10 +343,27 @@ def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leadi
     assert withdrawn == IsrProposal(isr=(1, 2), partition_version=7)
     leading.leader.proposal_answered(recorded((1, 2), 8), BACKOFF_MIN_MS)
     assert leading.leader.proposal(BACKOFF_MAX_MS - 1) is None
+    leading.acknowledge(3, 6, BACKOFF_MAX_MS - 1)
     leading.leader.pushes(BACKOFF_MAX_MS - 1)
     assert leading.leader.wake_ms(BACKOFF_MAX_MS - 1) == BACKOFF_MAX_MS
     again = leading.leader.proposal(BACKOFF_MAX_MS)
     assert again == IsrProposal(isr=(1, 2, 3), partition_version=8)
+
+
+def test_who_is_not_in_sync_has_to_say_again_what_it_has_once_the_partition_has_changed(
+    leading: Leading,
+) -> None:
+    """It may have come back with an empty disk, which is a change of the partition."""
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    leading.append()
+    late = leading.push_to(3, 1)
+    changed = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2))
+    leading.leader.learn(changed, 1)
+    leading.leader.answered(late, ReplicateReply(log_end_offset=7), 1)
+    assert leading.leader.proposal(1) is None
+    leading.acknowledge(3, 7, 1)
+    assert leading.leader.proposal(1) == IsrProposal(isr=(1, 2, 3), partition_version=8)
 
 
 def test_a_new_replica_is_pushed_to(leading: Leading) -> None:
@@ -474,7 +491,7 @@ def test_a_leader_does_not_wake_for_a_proposal_that_must_wait(leading: Leading) 
     now_ms = LAG_MAX_MS + 1
     assert leading.leader.wake_ms(now_ms) == now_ms
     leading.leader.proposal(now_ms)
-    leading.leader.proposal_answered(recorded((1, 2), 8, ErrorCode.NETWORK_EXCEPTION), now_ms)
+    leading.leader.proposal_answered(recorded((1, 2), 7, ErrorCode.NETWORK_EXCEPTION), now_ms)
     assert leading.leader.wake_ms(now_ms) == now_ms + BACKOFF_MIN_MS
 
 
