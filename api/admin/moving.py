@@ -62,4 +62,5 @@ async def drain(calls: AdminCalls, broker_id: int, *, is_draining: bool) -> None
     if not is_whole(broker_id):
         raise InvalidRequestError(f"broker_id={broker_id!r}: give a whole number")
     request = DrainBrokerRequest(broker_id=broker_id, is_draining=is_draining)
-    check(await calls.controller(request, told_at_once=_TOLD_AT_ONCE))
+    reply = await calls.controller(request, told_at_once=_TOLD_AT_ONCE)
+    check(reply)
