@@ -10,6 +10,7 @@ REPLICATING     push                            what follows ``next_offset``
 REPLICATING     acknowledged                    ``next_offset`` is the follower's synced end
 REPLICATING     they diverge (its disk is not   PROBING; nothing counts as replicated
                 what it was)
+any             it leaves the ISR               PROBING; nothing counts as replicated
 any             an error                        no push until the back-off has passed, twice as
                                                 long each time
 any             an answer to an earlier push    ignored
@@ -157,6 +158,11 @@ class FollowerProgress:
         self._recovered()
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
+        self.match_offset = NO_OFFSET
+
+    def left(self) -> None:
+        """It is in sync no longer: what it had counts again once it has answered, if it lives."""
+        self.state = FollowerState.PROBING
         self.match_offset = NO_OFFSET
 
     def failed(self, now_ms: int) -> None:

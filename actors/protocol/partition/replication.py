@@ -230,8 +230,12 @@ class LeaderReplication:
             return False
         if assignment.leader_epoch < self._leader_epoch:
             return False
+        before = self._in_sync.isr
         if self._in_sync.learn(assignment.isr, assignment.partition_version):
             self._assign(assignment.replicas, now_ms)
+            for broker_id in before - self._in_sync.isr:
+                if broker_id in self._followers:
+                    self._followers[broker_id].left()
         return self._advance()
 
     def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:
