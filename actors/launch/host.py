@@ -163,8 +163,11 @@ class Host:
             replica_key(replica.topic_id, replica.topic_partition.partition): replica
             for replica in replicas
         }
-        for key in [key for key in self._servers if key not in listed]:
-            self._tasks.spawn(self._servers.pop(key).end())
+        for key, server in list(self._servers.items()):
+            # One that has removed its files, because the partition had moved, may be wanted again.
+            is_spent = server.has_moved and key in listed and not listed[key].is_leaving
+            if key not in listed or is_spent:
+                self._tasks.spawn(self._servers.pop(key).end())
         missing = [key for key in listed if key not in self._servers]
         for count, key in enumerate(missing, start=1):
             self._begin(key, listed[key])
