@@ -113,21 +113,19 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        self._calls = ReplicaCalls(transport, timeout_ms=config.internal_call_timeout_ms)
+        timeout_ms = config.internal_call_timeout_ms
+        self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._launcher = launcher
         self._tasks = OwnTasks(on_failure)
         self._actors = ReplicaActors(
             launcher=launcher,
             transport=transport,
-            timeout_ms=config.internal_call_timeout_ms,
+            timeout_ms=timeout_ms,
             placements=self.machine.placements,
             tasks=self._tasks,
         )
         self._leaders = LeaderAnnouncements(
-            machine=self.machine,
-            transport=transport,
-            tasks=self._tasks,
-            timeout_ms=config.internal_call_timeout_ms,
+            machine=self.machine, transport=transport, tasks=self._tasks, timeout_ms=timeout_ms
         )
         self._members = Membership(
             machine=self.machine,

@@ -393,7 +393,7 @@ def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path)
             topic_id="a" * 32,
             broker_id=2,
             leader_epoch=0,
-            partition_version=led.partition_version,
+            partition_version=follows.partition_version,
             isr=(2, 1),
         )
         altered = await controller.alter_isr(proposal)
