@@ -408,7 +408,10 @@ def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path)
         assert (await controller.broker_heartbeat(silent)).error is ErrorCode.NONE
         before = partition_of(controller)
         assert (before.leader, before.leader_epoch, before.isr) == (1, 1, (1,))
+        await until_idle()
+        assert world.told[-1][0] == "partition:flights-0@1"
         await controller.replica.stop()
+        world.told = []
         controller = await world.controller()
         assert partition_of(controller) == before
         await until_idle()

@@ -154,6 +154,19 @@ def test_a_broker_registers_and_has_a_session_from_then_on():
     play(scenario)
 
 
+def test_a_broker_that_registers_again_while_it_lives_has_a_whole_session():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(SESSION_S - 1, 3)
+        again = structs.replace(NEW, broker_id=2, directory_id="directory 2", data_dir="/d2")
+        assert (await members.membership.register(again)).broker_epoch == 2
+        await members.beat_for(SESSION_S - 1, 3)
+        assert members.fenced == []
+        await members.beat_for(2, 3)
+        assert members.fenced == [2]
+
+    play(scenario)
+
+
 def test_what_keeps_a_broker_away_is_described_until_it_registers():
     async def scenario(members: Members) -> None:
         members.nodes_alive.append(4)

@@ -161,3 +161,14 @@ def test_an_actor_that_does_not_answer_is_told_and_holds_no_heartbeat_up(tmp_pat
         assert cluster.beats[-1].silent_actors == ()
 
     play(tmp_path, scenario)
+
+
+def test_actors_are_watched_on_while_the_controller_is_away(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(3)
+        cluster.lost = {ACTOR}
+        cluster.heartbeat = ErrorCode.NOT_CONTROLLER
+        await asyncio.sleep(SESSION_S + 4)
+        assert cluster.beats[-1].silent_actors == (ACTOR,)
+
+    play(tmp_path, scenario)
