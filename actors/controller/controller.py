@@ -27,9 +27,9 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaActors,
 )
 from oncelog.actors.controller.replica_calls import ReplicaCalls
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
@@ -113,10 +113,10 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        timeout_ms = config.internal_call_timeout_ms
-        self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._launcher = launcher
         self._tasks = OwnTasks(on_failure)
+        timeout_ms = config.internal_call_timeout_ms
+        self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._actors = ReplicaActors(
             launcher=launcher,
             transport=transport,

@@ -14,7 +14,6 @@ import logging
 from typing import Any, Final
 
 from oncelog.actors.config import HostConfig
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
 from oncelog.actors.launch.assembly import (
     DiskRefusedError,
@@ -23,6 +22,7 @@ from oncelog.actors.launch.assembly import (
     Surroundings,
     server_of,
 )
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (

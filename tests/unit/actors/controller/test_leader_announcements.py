@@ -11,8 +11,8 @@ from actor_surroundings import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
 from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, LeaderAnnouncements
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import address_of
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import TopicCreated, TopicDeleted
 from oncelog.actors.protocol.messages.cluster import LeaderAndIsrReply, LeaderAndIsrRequest

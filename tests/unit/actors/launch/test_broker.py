@@ -107,7 +107,7 @@ def test_a_broker_whose_epoch_is_unknown_registers_again(tmp_path: Path, error: 
     async def scenario(cluster: Cluster, broker: Broker) -> None:
         await asyncio.sleep(1.5)
         cluster.known_epoch_min, cluster.unknown = 2, error
-        await asyncio.sleep(2)
+        await asyncio.sleep(2.5)
         assert broker.is_registered
         assert len(cluster.registered) == 2
         assert [beat.broker_epoch for beat in cluster.beats] == [1, 1, 1, 2, 2]

@@ -6,6 +6,7 @@ import pytest
 from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster.brokers import fence
 from oncelog.actors.protocol.cluster.elections import after_unfencing
