@@ -113,7 +113,7 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        self._launcher = launcher
+        self._launcher, self._config = launcher, config
         self._tasks = OwnTasks(on_failure)
         timeout_ms = config.internal_call_timeout_ms
         self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
@@ -149,10 +149,8 @@ class Controller:
             config=config,
             execute=self._execute,
         )
-        self._machine_size = machine_size
-        self._config = config
+        self._machine_size, self._token_bytes = machine_size, token_bytes
         self._process_id = process_id
-        self._token_bytes = token_bytes
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
