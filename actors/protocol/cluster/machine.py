@@ -178,7 +178,7 @@ class ClusterMachine:
             topic_id=request.topic_id,
             replicas=replicas,
             settings=request.settings,
-            hosts=rules.choose(replicas, self._held()),
+            hosts=rules.choose(replicas, self.held()),
         )
         return decision(CreateTopicReply(topic_id=request.topic_id), record)
 
@@ -227,7 +227,7 @@ class ClusterMachine:
             topic_id=topic.topic_id,
             first_partition=count,
             replicas=replicas,
-            hosts=rules.choose(replicas, self._held()),
+            hosts=rules.choose(replicas, self.held()),
         )
         return decision(CreatePartitionsReply(), record)
 
@@ -466,7 +466,7 @@ class ClusterMachine:
             if (broker_id, host) in zip(partition.replicas, partition.hosts, strict=True)
         )
 
-    def _held(self) -> dict[int, Counter[int]]:
+    def held(self) -> dict[int, Counter[int]]:
         """How many replicas each host holds, by broker."""
         held: dict[int, Counter[int]] = {}
         for placement in self.placements():

@@ -105,6 +105,11 @@ class FollowerProgress:
         self._goal_offset = NO_OFFSET
         self._goal_ms = now_ms
 
+    @property
+    def told_log_start_offset(self) -> int:
+        """The log start that it has acknowledged, -1 if none."""
+        return self._told.log_start_offset
+
     # --- pushes ------------------------------------------------------------------------------
 
     def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:

@@ -171,6 +171,15 @@ class LeaderReplication:
         """What is known of a follower."""
         return self._followers.get(broker_id)
 
+    def have_log_start(self, offset: int) -> bool:
+        """Whether every follower that may be in sync hides what lies below ``offset``."""
+        followers = self._in_sync.maximal - {self._broker_id}
+        return all(
+            (progress := self._followers.get(broker_id)) is not None
+            and progress.told_log_start_offset >= offset
+            for broker_id in followers
+        )
+
     # --- acks -1 -----------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
@@ -181,21 +190,12 @@ class LeaderReplication:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
-    def check_committed(self, next_offset: int) -> ErrorCode | None:
-        """The answer to an append that ends at ``next_offset`` (exclusive); None: not yet.
-
-        With too few in sync there is an answer at once: the batch is in the log, and a retry is
-        recognised. After losing the leadership the outcome is unknown.
-        """
-        if not self.is_leading:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if self.has_too_few:
-            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        return ErrorCode.NONE if self._bounds.high_watermark >= next_offset else None
-
     @property
     def has_too_few(self) -> bool:
-        """Whether the ISR has fewer members than ``min_insync_replicas``."""
+        """Whether the ISR has fewer members than ``min_insync_replicas``.
+
+        What was appended before is in the log then, and a retry of it is recognised.
+        """
         return len(self._in_sync.isr) < self._settings.min_insync_replicas
 
     # --- events ------------------------------------------------------------------------------

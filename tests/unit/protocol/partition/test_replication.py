@@ -400,26 +400,46 @@ def test_an_older_assignment_is_ignored(leading: Leading, epoch: int, version: i
 # --- acks -1 -------------------------------------------------------------------------------------
 
 
-def test_too_few_in_sync_refuse_an_append_before_and_answer_it_after(leading: Leading) -> None:
+def test_too_few_in_sync_refuse_an_append_and_hold_the_high_watermark() -> None:
     leading = Leading(min_insync_replicas=2)
     assert leading.leader.check_append() is ErrorCode.NONE
+    assert not leading.leader.has_too_few
     leading.append()
-    assert leading.leader.check_committed(7) is None
+    leading.acknowledge(2, 6)
     leading.leader.proposal(LATER)
     leading.leader.proposal_answered(recorded((1,), 8), LATER)
-    after = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-    assert leading.leader.check_committed(7) is after
+    assert leading.leader.has_too_few
     assert leading.leader.check_append() is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert not leading.sync()
+    assert leading.watermark == 6
 
 
-def test_an_append_is_committed_once_the_high_watermark_has_passed_it(leading: Leading) -> None:
+def test_a_lower_minimum_commits_what_waited_for_more(leading: Leading) -> None:
+    leading.leader.proposal(LATER)
+    leading.leader.proposal_answered(recorded((1,), 8), LATER)
+    assert not leading.leader.configure(ReplicationSettings(min_insync_replicas=2))
+    assert leading.leader.check_append() is ErrorCode.NOT_ENOUGH_REPLICAS
     leading.append()
-    leading.sync()
+    assert not leading.sync()
+    assert leading.leader.configure(ReplicationSettings(min_insync_replicas=1))
+    assert leading.leader.check_append() is ErrorCode.NONE
+    assert leading.watermark == 7
+
+
+def test_other_settings_change_nothing_for_a_leader_that_was_fenced() -> None:
+    leading = Leading(min_insync_replicas=3)
     leading.acknowledge(2, 6)
-    assert leading.leader.check_committed(6) is ErrorCode.NONE
-    assert leading.leader.check_committed(7) is None
-    leading.acknowledge(2, 7)
-    assert leading.leader.check_committed(7) is ErrorCode.NONE
+    leading.leader.step_down()
+    assert not leading.leader.configure(ReplicationSettings())
+    assert leading.watermark == 0
+
+
+def test_only_a_leader_with_other_replicas_has_followers(leading: Leading) -> None:
+    assert leading.leader.has_followers
+    alone = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1,), isr=(1,))
+    leading.leader.learn(alone, 0)
+    assert not leading.leader.has_followers
+    assert leading.leader.pushes(LATER) == []
 
 
 # --- fenced --------------------------------------------------------------------------------------
@@ -463,7 +483,6 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
     assert not leading.leader.learn(ASSIGNMENT, 0)
     assert leading.watermark == 3
     assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert leading.leader.check_committed(1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 # --- when to look again --------------------------------------------------------------------------
