@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from live_states import compared
@@ -95,6 +95,8 @@ class MachineView:
     """(first offset, marker offset) of transactions whose marker may be lost with the machine."""
     shown: Promise = field(default_factory=Promise)
     """What it has shown in its present leadership."""
+    owed: Promise = field(default_factory=Promise)
+    """What leaders before it had shown."""
     lead_from: int = 0
     """Where the log ended when it began to lead."""
 
@@ -193,6 +195,7 @@ class LogWatch(ReplicaWatch):
         view = self._views.setdefault(id(machine), MachineView(machine))
         view.shown, view.lead_from = Promise(), machine.log_end_offset
         promise = self._promises.setdefault(machine.topic_partition, Promise())
+        view.owed = replace(promise)
         if machine.log_end_offset < promise.high_watermark:
             self._found(
                 "LostPromises",
@@ -218,13 +221,13 @@ class LogWatch(ReplicaWatch):
         stable, high = machine.last_stable_offset, machine.high_watermark
         if not stable <= high <= machine.log_end_offset:
             self._found("CrossedBounds", f"{machine}", machine.topic_partition)
-        shown = promise if high >= view.lead_from else view.shown
-        if high < shown.high_watermark or stable < shown.last_stable_offset:
-            self._found(
-                "FallingBounds",
-                f"{machine}, and readers were shown {shown}",
-                machine.topic_partition,
-            )
+        for shown in (view.shown, view.owed) if high >= view.lead_from else (view.shown,):
+            if high < shown.high_watermark or stable < shown.last_stable_offset:
+                self._found(
+                    "FallingBounds",
+                    f"{machine}, and readers were shown {shown}",
+                    machine.topic_partition,
+                )
         self.commits(machine)
         promise.rises(machine)
         view.shown.rises(machine)
