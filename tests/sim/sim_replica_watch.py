@@ -193,7 +193,10 @@ def _lacks(replica: ReplicaLog, offset: int) -> bool:
 def unequal_logs(world: Any) -> list[Violation]:
     """At peace all replicas of a partition have the same bytes, but for what each compacted."""
     logs: dict[TopicPartition, list[ReplicaLog]] = {}
+    known = {one.topic_partition for one in world.placements()}
     for replica in world.replicas().values():
+        if replica.topic_partition not in known:
+            continue
         logs.setdefault(replica.topic_partition, []).append(replica)
     found = []
     for tp, replicas in logs.items():

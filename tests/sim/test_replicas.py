@@ -7,110 +7,266 @@ from typing import Any
 
 import pytest
 from sim_log_watch import watching
-from sim_world import World, WorldSettings
+from sim_nodes import ELSEWHERE
+from sim_replica_stage import (
+    SESSION_S,
+    administer,
+    are_equal,
+    holder,
+    isr,
+    leader,
+    logs,
+    read,
+    replica,
+    replicated,
+    state,
+    watch_errors,
+    write,
+)
+from sim_world import World
 
-from oncelog.actors.config import ClusterConfig
+from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
-OWN = WorldSettings(brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=1))
-SHARED = WorldSettings(brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=3))
+HASTY_CLIENT = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 500}
 
 
-@pytest.fixture(params=[OWN, SHARED], ids=["own", "shared"])
+@pytest.fixture(params=[1, 3], ids=["own", "shared"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    with World(seed=3, topics={"a": 3}, settings=request.param) as world:
+    """Of partition n of ``a`` broker n + 1 is the preferred leader; all is watched."""
+    with (
+        watching() as watch,
+        World(seed=3, topics={"a": 3}, settings=replicated(request.param)) as world,
+    ):
         yield world
-
-
-def write(world: World, texts: list[str], partition: int = 0, **settings: Any) -> None:
-    async def send(client: Any) -> None:
-        producer = client.producer(**settings)
-        for text in texts:
-            await producer.send("a", text.encode(), partition=partition)
-        await producer.flush()
-        await producer.close()
-
-    client = world.client(f"writer-{world.process_count}")
-    world.run(client.spawn(send(client)))
-
-
-def read(world: World, partition: int = 0) -> list[str]:
-    async def drain(client: Any) -> list[str]:
-        consumer = client.consumer(auto_offset_reset="earliest")
-        tp = TopicPartition("a", partition)
-        await consumer.assign(tp)
-        end = (await consumer.end_offsets(tp))[tp]
-        found: list[str] = []
-        while await consumer.position(tp) < end:
-            found += [record.value.decode() for record in await consumer.poll(1_000)]
-        await consumer.close()
-        return found
-
-    client = world.client(f"reader-{world.process_count}")
-    found: list[str] = world.run(client.spawn(drain(client)))
-    return found
-
-
-def leader(world: World, partition: int = 0) -> int:
-    placement = world.placement_of(TopicPartition("a", partition))
-    assert placement is not None
-    return placement.broker_id
-
-
-def isr(world: World, partition: int = 0) -> set[int]:
-    machine = world.server("controller").machine
-    return set(machine.topics["a"].partitions[partition].isr)
-
-
-def logs(world: World, partition: int = 0) -> dict[int, bytes]:
-    """The bytes of each replica's log, by broker."""
-    found = {}
-    for server in world.servers().values():
-        replica = getattr(server, "replica", None)
-        if replica is not None and replica.topic_partition == TopicPartition("a", partition):
-            log = replica.log
-            slice_ = log.fetch(0, max_bytes=10_000_000, upper_offset=log.log_end_offset)
-            found[replica.broker_id] = bytes(slice_.records)
-    return found
+        assert watch.violations == []
 
 
 def test_followers_have_the_bytes_of_the_leader(world: World) -> None:
     assert [leader(world, number) for number in range(3)] == [1, 2, 3]
     assert isr(world) == {1, 2, 3}
-    write(world, [str(number) for number in range(50)])
-    found = logs(world)
-    assert len(found) == 3
-    assert found[1]
-    assert found[1] == found[2] == found[3]
-    assert read(world) == [str(number) for number in range(50)]
+    texts = [str(number) for number in range(20)]
+    assert all(write(world, texts))
+    assert are_equal(world)
+    assert read(world) == texts
 
 
 def test_another_leads_when_a_node_dies_and_nothing_acknowledged_is_lost(world: World) -> None:
     """1. Written. 2. The leader's node dies. 3. Others write on. 4. It is back, in sync again."""
     write(world, ["a", "b"], 1)
     world.kill_node(2)
-    write(world, ["c", "d"], 1)
+    assert all(write(world, ["c", "d"], 1))
     assert leader(world, 1) != 2
     assert isr(world, 1) == {1, 3}
     assert read(world, 1) == ["a", "b", "c", "d"]
     world.start_node(2)
     world.quiesce()
     assert isr(world, 1) == {1, 2, 3}
-    found = logs(world, 1)
-    assert found[1] == found[2] == found[3]
+    assert are_equal(world, 1)
+
+
+def test_a_leader_whose_process_dies_leads_on_or_another_does(world: World) -> None:
+    write(world, ["a"], 1)
+    epoch = state(world, 1).leader_epoch
+    world.kill(holder(world, 2, 1))
+    assert all(write(world, ["b"], 1))
+    assert state(world, 1).leader_epoch > epoch
+    world.quiesce()
+    assert read(world, 1) == ["a", "b"]
+    assert are_equal(world, 1)
+
+
+def test_a_stopped_process_leads_no_longer_and_follows_once_it_goes_on(world: World) -> None:
+    """SIGSTOP of that process alone: its broker lives, and says that it is silent."""
+    write(world, ["a"], 1)
+    world.pause(holder(world, 2, 1))
+    assert all(write(world, ["b"], 1))
+    assert leader(world, 1) != 2
+    world.resume(holder(world, 2, 1))
+    world.quiesce()
+    assert replica(world, 2, 1).is_following
+    assert read(world, 1) == ["a", "b"]
+    assert are_equal(world, 1)
+
+
+def test_an_isolated_leader_acknowledges_nothing_and_steps_down_once_it_is_heard(
+    world: World,
+) -> None:
+    """Its clients are isolated with it; what it took from them is cut (S13)."""
+    client = world.client("inside", node=2)
+    producer = client.producer(linger_ms=0, **HASTY_CLIENT)
+
+    async def send(text: bytes) -> None:
+        await (await producer.send("a", text, partition=1))
+
+    world.run(client.spawn(send(b"a")))
+    world.isolate_node(2)
+    with pytest.raises(OncelogError):
+        world.run(client.spawn(send(b"lost")))
+    diverged = replica(world, 2, 1)
+    assert diverged.machine.log_end_offset == 2
+    assert diverged.machine.high_watermark == 1
+    assert all(write(world, ["b", "c"], 1))
+    assert leader(world, 1) != 2
+    world.rejoin_node(2)
+    world.quiesce()
+    assert replica(world, 2, 1).is_following
+    assert read(world, 1) == ["a", "b", "c"]
+    assert are_equal(world, 1)
+
+
+def test_a_leader_that_only_its_controller_cannot_hear_gives_way(world: World) -> None:
+    """Its followers and clients hear it still: the first push of its successor ends it."""
+    write(world, ["a"], 2)
+    world.cut(3, 1)
+    assert all(write(world, ["b", "c"], 2))
+    world.run_for(SESSION_S)
+    assert leader(world, 2) != 3
+    assert all(write(world, ["d"], 2))
+    world.mend(3, 1)
+    world.quiesce()
+    assert read(world, 2) == ["a", "b", "c", "d"]
+    assert are_equal(world, 2)
+
+
+def test_a_cut_of_one_direction_stops_nobody_for_long(world: World) -> None:
+    write(world, ["a"], 1)
+    world.cut(3, 2, both=False)
+    assert all(write(world, ["b"], 1))
+    world.mend(3, 2)
+    world.cut(2, ELSEWHERE, both=False)
+    world.run_for(SESSION_S)
+    world.mend(2, ELSEWHERE)
+    assert all(write(world, ["c"], 1))
+    world.quiesce()
+    assert read(world, 1) == ["a", "b", "c"]
+    assert are_equal(world, 1)
+
+
+def test_a_follower_that_is_isolated_leaves_the_isr_and_comes_back_with_all(world: World) -> None:
+    write(world, ["a"])
+    world.isolate_node(3)
+    assert all(write(world, ["b"]))
+    assert isr(world) == {1, 2}
+    assert len(read(world)) == 2
+    world.rejoin_node(3)
+    world.quiesce()
+    assert isr(world) == {1, 2, 3}
+    assert are_equal(world)
+
+
+def test_too_few_in_sync_answer_what_is_in_the_log_and_refuse_what_is_not(world: World) -> None:
+    """1. Both followers go while a batch waits for them. 2. More is sent. 3. They are back."""
+    write(world, ["a"])
+    errors = watch_errors(world, "produce")
+    world.isolate_node(2)
+    world.isolate_node(3)
+    assert write(world, ["b"], delivery_timeout_ms=6_000, request_timeout_ms=5_000) == [False]
+    assert isr(world) == {1}
+    assert errors["NOT_ENOUGH_REPLICAS_AFTER_APPEND"]
+    end_offset = replica(world, 1).machine.log_end_offset
+    assert write(world, ["c"], **HASTY_CLIENT) == [False]
+    assert errors["NOT_ENOUGH_REPLICAS"]
+    assert replica(world, 1).machine.log_end_offset == end_offset
+    assert replica(world, 1).machine.high_watermark == 1
+    world.rejoin_node(2)
+    world.rejoin_node(3)
+    world.quiesce()
+    assert all(write(world, ["d"]))
+    assert read(world) == ["a", "b", "d"]
+    assert are_equal(world)
+
+
+def test_a_follower_with_a_slow_disk_is_waited_for_until_it_lags(world: World) -> None:
+    """It acknowledges nothing that it has not synced."""
+    write(world, ["a"])
+    world.hold_disk(holder(world, 3))
+    began_s = world.now_s
+    assert write(world, ["b"]) == [True]
+    assert world.now_s - began_s > 1.0
+    assert isr(world) == {1, 2}
+    world.release_disk(holder(world, 3))
+    world.quiesce()
+    assert isr(world) == {1, 2, 3}
+    assert are_equal(world)
 
 
 def test_a_node_with_a_new_disk_is_in_sync_only_once_it_has_all(world: World) -> None:
     """1. All have all. 2. Node 3 is fenced, loses its disks and is back. 3. Nobody writes."""
     write(world, ["a", "b"])
     world.run_for(3.0)
-    world.lose_node_disks(3)
-    world.run_for(6.0)
+    world.kill_node(3)
+    world.run_for(SESSION_S)
     assert isr(world) == {1, 2}
-    with watching() as watch:
-        world.start_node(3)
-        world.run_for(20.0)
-    found = logs(world)
+    world.lose_node_disks(3)
+    world.start_node(3)
+    world.quiesce()
     assert isr(world) == {1, 2, 3}
-    assert found[3] == found[1]
-    assert watch.violations == []
+    assert are_equal(world)
+
+
+def test_a_follower_far_behind_begins_where_the_log_of_its_leader_begins(world: World) -> None:
+    world.kill_node(3)
+    for _ in range(3):
+        assert all(write(world, ["x" * 3_000] * 2))
+
+    async def remove(admin: Any) -> Any:
+        return await admin.delete_records({TopicPartition("a", 0): 5})
+
+    assert administer(world, remove) == {TopicPartition("a", 0): 5}
+    world.start_node(3)
+    world.quiesce()
+    assert replica(world, 3).machine.log_start_offset == 5
+    assert isr(world) == {1, 2, 3}
+    assert are_equal(world)
+
+
+def test_nothing_acknowledged_is_lost_when_all_nodes_lose_power_at_once(world: World) -> None:
+    for partition in range(3):
+        assert all(write(world, ["a", "b"], partition))
+    world.power_loss()
+    world.quiesce()
+    for partition in range(3):
+        assert read(world, partition) == ["a", "b"]
+        assert are_equal(world, partition)
+
+
+def test_the_same_batch_comes_to_the_next_leader_once(world: World) -> None:
+    """S12: the answer to a batch that all have is lost with its leader; it is sent again."""
+    write(world, ["a"], 1)
+    gate = world.network.hold("produce", callee=holder(world, 2, 1), reply=True)
+    client = world.client("writer")
+
+    async def send() -> int:
+        producer = client.producer(linger_ms=0, request_timeout_ms=1_000)
+        metadata = await (await producer.send("a", b"b", partition=1))
+        await producer.close()
+        return metadata.offset
+
+    sending = client.spawn(send())
+    world.run(gate.wait_held())
+    world.kill_node(2)
+    assert world.run(sending) == 1
+    world.quiesce()
+    assert read(world, 1) == ["a", "b"]
+    assert len(set(logs(world, 1).values())) == 1
+
+
+@pytest.mark.parametrize("replicas_per_actor", [1, 3])
+def test_a_topic_made_again_has_nothing_of_the_first_though_a_follower_was_dead(
+    replicas_per_actor: int,
+) -> None:
+    async def remake(admin: Any) -> None:
+        await admin.delete_topic("a")
+        await admin.create_topic("a", 1, 2)
+
+    with World(seed=3, topics={"a": 3}, settings=replicated(replicas_per_actor)) as world:
+        write(world, ["a"])
+        world.kill_node(3)
+        world.run_for(SESSION_S)
+        administer(world, remake)
+        assert all(write(world, ["b"]))
+        world.start_node(3)
+        world.quiesce()
+        assert read(world) == ["b"]
+        assert set(state(world).replicas) == {1, 2}
