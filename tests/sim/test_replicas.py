@@ -94,15 +94,15 @@ def test_an_isolated_leader_acknowledges_nothing_and_steps_down_once_it_is_heard
 ) -> None:
     """Its clients are isolated with it; what it took from them is cut (S13)."""
     client = world.client("inside", node=2)
-    producer = client.producer(linger_ms=0, **HASTY_CLIENT)
 
-    async def send(text: bytes) -> None:
-        await (await producer.send("a", text, partition=1))
+    async def send() -> None:
+        producer = client.producer(linger_ms=0, **HASTY_CLIENT)
+        await (await producer.send("a", b"a", partition=1))
+        world.isolate_node(2)
+        with pytest.raises(OncelogError):
+            await (await producer.send("a", b"lost", partition=1))
 
-    world.run(client.spawn(send(b"a")))
-    world.isolate_node(2)
-    with pytest.raises(OncelogError):
-        world.run(client.spawn(send(b"lost")))
+    world.run(client.spawn(send()))
     diverged = replica(world, 2, 1)
     assert diverged.machine.log_end_offset == 2
     assert diverged.machine.high_watermark == 1
