@@ -133,6 +133,8 @@ class Controller:
             config=config,
             execute=self._execute,
         )
+        self.loaded_election_count = 0
+        """Of the leaders that were ever elected, those elected before this controller."""
         self._machine_size = machine_size
         self._config = config
         self._process_id = process_id
@@ -149,6 +151,7 @@ class Controller:
         for batch in self.replica.replay():
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
+        self.loaded_election_count = self.machine.election_count
         if not await self._found():
             return
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.

@@ -21,6 +21,7 @@ from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     ReplicationSettings,
 )
+from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -32,13 +33,14 @@ class Replicator:
 
     ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
     one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads.
+    ``on_loss`` once, when another leads. What happens is added up in ``tallies``.
     """
 
     def __init__(
         self,
         replication: LeaderReplication,
         *,
+        tallies: ReplicaTallies,
         request_of: Callable[[Push], ReplicateRequest | None],
         send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
         propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
@@ -47,6 +49,7 @@ class Replicator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replication = replication
+        self._tallies = tallies
         self._request_of = request_of
         self._send = send
         self._propose = propose
@@ -87,8 +90,17 @@ class Replicator:
 
     def learn(self, assignment: Assignment) -> None:
         """The controller has told what it has recorded."""
-        self._note(self.replication.learn(assignment, loop_ms()))
+        isr = self.replication.in_sync.isr
+        has_risen = self.replication.learn(assignment, loop_ms())
+        self._note(self._count_change_from(isr) or has_risen)
         self.appended()
+
+    def _count_change_from(self, isr: frozenset[int]) -> bool:
+        """Whether the in-sync replicas are others than they were."""
+        now = self.replication.in_sync.isr
+        self._tallies.isr_shrinks += bool(isr - now)
+        self._tallies.isr_expands += bool(now - isr)
+        return now != isr
 
     def _note(self, has_risen: bool) -> None:
         if self._is_stopped:
@@ -127,6 +139,7 @@ class Replicator:
         request = self._request_of(push)
         reply = ReplicateReply(error=SETTLING)
         if request is not None:
+            self._tallies.pushed_bytes += len(request.batches)
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
             self._note(self.replication.answered(push, reply, loop_ms()))
@@ -137,5 +150,5 @@ class Replicator:
         if not self._is_stopped:
             isr = self.replication.in_sync.isr
             has_risen = self.replication.proposal_answered(reply, loop_ms())
-            self._note(has_risen or self.replication.in_sync.isr != isr)
+            self._note(self._count_change_from(isr) or has_risen)
             self.appended()

@@ -10,7 +10,6 @@ from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.state import NO_LEADER
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 

@@ -156,3 +156,9 @@ def test_clock_that_goes_back_takes_nothing_away() -> None:
     send(progress, 2_000, end=10)
     progress.acknowledged(10, 2_000, log_end_offset=10)
     assert in_sync(progress, 39_000, 11)
+
+
+def test_lag_is_the_time_since_it_had_everything() -> None:
+    progress = replicating(10, now_ms=1_000)
+    assert progress.lag_ms(9_000, log_end_offset=10) == 0
+    assert progress.lag_ms(9_000, log_end_offset=11) == 8_000
