@@ -147,7 +147,7 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
     admin(world, "reassign_partition", "a", 0, [leader, new])
     wait(world, lambda: has_moved(world, leader, new))
     world.start_node(gone)
-    leaving = world.server("controller")._leaving
+    leaving = world.server("controller")._moves.leaving
     wait(world, lambda: not len(leaving))
     assert has_moved(world, leader, new)
     assert read(world) == ["a"]

@@ -191,7 +191,7 @@ class Cluster:
             await asyncio.sleep(0)
 
     def leaving(self) -> LeavingReplicas:
-        return self.controller._leaving
+        return self.controller._moves.leaving
 
     async def settled(self) -> None:
         """Until nothing is left to be removed."""
