@@ -169,6 +169,18 @@ def test_a_broker_is_drained_of_everything_and_coordinators_serve_on(world: Worl
     assert on(2)
 
 
+def test_a_preferred_leader_that_is_back_leads_again() -> None:
+    balancing = ClusterConfig(leader_imbalance_check_interval_ms=5_000)
+    settings = WorldSettings(cluster=balancing, **BROKERS)
+    with World(seed=3, topics={"a": 2}, settings=settings) as world:
+        tp = next(tp for n in (0, 1) if partition(world, tp := TopicPartition("a", n)).leader != 1)
+        preferred = partition(world, tp).replicas[0]
+        world.kill_node(preferred)
+        wait(world, lambda: partition(world, tp).leader not in (-1, preferred))
+        world.start_node(preferred)
+        wait(world, lambda: partition(world, tp).leader == preferred)
+
+
 def test_internal_topics_have_three_replicas_in_the_end(world: World) -> None:
     tp = TopicPartition(CONSUMER_OFFSETS_TOPIC, 1)
     wait(world, lambda: len(partition(world, tp).isr) == 3 and not partition(world, tp).is_moving)
