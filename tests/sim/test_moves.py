@@ -179,6 +179,7 @@ def test_a_preferred_leader_that_is_back_leads_again() -> None:
         wait(world, lambda: partition(world, tp).leader not in (-1, preferred))
         world.start_node(preferred)
         wait(world, lambda: partition(world, tp).leader == preferred)
+        assert partition(world, tp).leader_epoch >= 2
 
 
 def test_internal_topics_have_three_replicas_in_the_end(world: World) -> None:
