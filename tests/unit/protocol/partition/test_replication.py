@@ -508,6 +508,32 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
     assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+# --- how far followers are -----------------------------------------------------------------------
+
+
+def test_the_lag_is_that_of_the_follower_furthest_behind(leading: Leading) -> None:
+    assert leading.leader.lag(70) == (0, 70)  # Neither has been heard.
+    leading.append()
+    assert leading.leader.lag(70) == (1, 70)
+    leading.acknowledge(2, 7)
+    leading.acknowledge(3, 4)
+    assert leading.leader.lag(80) == (3, 80)
+    leading.acknowledge(3, 7)
+    assert leading.leader.lag(90) == (0, 0)
+    assert alone().leader.lag(90) == (0, 0)
+
+
+def test_a_partition_is_under_replicated_until_all_replicas_are_in_sync(leading: Leading) -> None:
+    assert leading.leader.is_under_replicated
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    assert leading.leader.proposal(0) is not None
+    assert leading.leader.is_under_replicated
+    leading.leader.proposal_answered(recorded((1, 2, 3), 8), 0)
+    assert not leading.leader.is_under_replicated
+    assert not alone().leader.is_under_replicated
+
+
 # --- when to look again --------------------------------------------------------------------------
 
 
