@@ -67,7 +67,7 @@ def admin(fake_cluster):
     fake_cluster.answers[CreateTopicRequest] = create
     fake_cluster.answers[DeleteTopicRequest] = delete
     fake_cluster.answers[DescribeReplicaRequest] = lambda request: DescribeReplicaReply(
-        is_leader=True
+        is_leader=True, isr=(1,)
     )
     return AsyncAdmin(fake_cluster.router(), random=fake_cluster.random)
 

@@ -41,7 +41,7 @@ def admin(fake_cluster):
 
     fake_cluster.answers |= {
         CreateTopicRequest: create,
-        DescribeReplicaRequest: lambda request: DescribeReplicaReply(is_leader=True),
+        DescribeReplicaRequest: lambda request: DescribeReplicaReply(is_leader=True, isr=(1,)),
         ReassignPartitionRequest: lambda request: ReassignPartitionReply(),
         DrainBrokerRequest: lambda request: DrainBrokerReply(),
     }
