@@ -79,7 +79,7 @@ def test_nodes_that_are_labelled_join_and_one_that_dies_takes_only_its_own(nodes
     wait_for(lambda: brokers(nodes).get(2) == "alive" and 3 in brokers(nodes), "the brokers")
     assert "takes no part" in brokers(nodes)[3]
     assert "e" * 32 in brokers(nodes)[3]
-    created = nodes.run("topics", "create", "t", "--partitions", "6")
+    created = nodes.run("topics", "create", "t", "--partitions", "6", "--replication-factor", "1")
     assert (created.returncode, created.stderr) == (0, "")
     write(nodes, 0, 60)
     assert read(nodes, 60) == list(range(60))
