@@ -73,6 +73,7 @@ HASTY_BROKERS = {
     "broker_heartbeat_interval_ms": 250,
     "broker_session_timeout_ms": 1_500,
     "replica_lag_time_max_ms": 1_500,
+    "leader_imbalance_check_interval_ms": 1_000,
 }
 """Of clusters with several replicas: leaders and ISRs change within a few seconds."""
 

@@ -13,6 +13,7 @@ from sim_job_mutants import JOB_MUTANTS
 from sim_log_watch import WATCHED
 from sim_media_mutants import MEDIA_MUTANTS
 from sim_mutants import MUTANTS
+from sim_replica_mutants import REPLICA_MUTANTS
 from sim_saboteurs import SABOTEURS, Saboteur
 from sim_swarm import Scenario, drawn_scenario, founded, run_scenario
 from sim_txn_checkers import ALL_CHECKERS
@@ -29,6 +30,7 @@ EVERYBODY = (
     + MUTANTS
     + COORDINATOR_MUTANTS
     + MEDIA_MUTANTS
+    + REPLICA_MUTANTS
 )
 
 
