@@ -112,12 +112,25 @@ class Nodes:
 
 
 def children_of(parent: int) -> list[int]:
-    found = []
+    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+
+
+def descendants_of(ancestor: int) -> list[int]:
+    parents = _parents()
+    found, wanted = [], {ancestor}
+    while wanted:
+        wanted = {pid for pid, parent in parents.items() if parent in wanted}
+        found += sorted(wanted)
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process of the machine."""
+    found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                found.append(int(entry.name))
+            found[int(entry.name)] = int(fields[1])
     return found
 
 
