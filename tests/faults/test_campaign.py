@@ -15,8 +15,9 @@ from faults.fault_plan import (
     FOLLOWER,
     GROUPS,
     LEADER,
+    LINK,
+    LINKED_ROLES,
     NODE,
-    SEVERAL_BROKERS_ROLES,
     TRANSACTIONS,
     plan_faults,
 )
@@ -33,9 +34,12 @@ def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
 
 
 def test_of_several_brokers_nodes_and_followers_are_struck_too():
-    plan = plan_faults(1, 300, SEVERAL_BROKERS_ROLES)
+    plan = plan_faults(1, 300, LINKED_ROLES)
     for role in (FOLLOWER, BROKER, NODE):
         assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
+    links = [fault for fault in plan if fault.role == LINK]
+    assert all(fault.pause_s for fault in links)
+    assert {fault.is_whole for fault in links} == {True, False}
     assert {fault.is_whole for fault in plan if fault.role == NODE} == {True, False}
     assert all(bool(fault.away_s) != bool(fault.pause_s) for fault in plan if fault.role == NODE)
 

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from links import OWN, Links, address_of
 
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
@@ -34,10 +36,14 @@ def wait_for(is_true: Callable[[], bool], what: str) -> None:
 
 
 class Nodes:
-    """A Ray cluster of this machine whose nodes see different files under ``data``."""
+    """A Ray cluster of this machine whose nodes see different files under ``data``.
 
-    def __init__(self, root: Path, *, head_labels: str = "") -> None:
+    With ``links`` each is in a network of its own, the head in that of this process.
+    """
+
+    def __init__(self, root: Path, *, head_labels: str = "", links: Links | None = None) -> None:
         self.root = root
+        self.links = links
         self.data = root / "data"
         self.data.mkdir()
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token"}
@@ -46,6 +52,8 @@ class Nodes:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
         host = socket.gethostbyname(socket.gethostname())
+        if links is not None:
+            host = address_of(OWN)
         self.address = f"{host}:{port}"
         # A socket's path must be short, and pytest's directories are long.
         self.temporary = Path(tempfile.mkdtemp(prefix="oncelog-"))
@@ -54,20 +62,22 @@ class Nodes:
             "head",
             "--head",
             f"--port={port}",
+            *([f"--node-ip-address={host}"] if links is not None else []),
             f"--temp-dir={self.temporary}",
             "--include-dashboard=false",
             f"--system-config={json.dumps(SYSTEM_CONFIG)}",
             *([f"--labels={head_labels}"] if head_labels else []),
         )
 
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str, inside: Sequence[str] = ()) -> None:
         disk = self.root / name
         disk.mkdir(exist_ok=True)
         log = (self.root / f"{name}.log").open("wb")
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
         command += ["--num-cpus=1", "--object-store-memory=100000000", *arguments]
+        mounted = ["unshare", "-m", "sh", "-c", ON_A_DISK_OF_ITS_OWN, "sh", disk, self.data]
         self.processes[name] = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", ON_A_DISK_OF_ITS_OWN, "sh", disk, self.data, *command],
+            [*inside, *mounted, *command],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=self.environment,
@@ -75,6 +85,12 @@ class Nodes:
         )
         log_path = self.root / f"{name}.log"
         wait_for(lambda: b"Ray runtime started" in log_path.read_bytes(), f"node {name}")
+
+    def start_linked_node(self, name: str, number: int, *, labels: str) -> None:
+        """One node more, in the network of that number."""
+        assert self.links is not None
+        arguments = (f"--address={self.address}", f"--node-ip-address={address_of(number)}")
+        self.start(name, *arguments, f"--labels={labels}", inside=self.links.inside(number))
 
     def start_node(self, name: str, node_address: str, *, labels: str = "") -> None:
         """One node more; a ``name`` that was used before comes back with its disk."""

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Final
 
-from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, NODE
+from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE
 from faults.history import History, Json
 from faults.totals import carried_out
 
@@ -85,7 +85,8 @@ def _is_outage(struck: list[Json]) -> bool:
 
 def _ends_s(history: History, fault: Json) -> float:
     """When a fault was over."""
-    ends = "whole" if fault["role"] == NODE else "resume" if fault["f"] == "pause" else "answered"
+    is_of_node = fault["role"] in (NODE, LINK)
+    ends = "whole" if is_of_node else "resume" if fault["f"] == "pause" else "answered"
     for line in history.faults:
         if line["f"] == ends and line["fault"] == fault["fault"]:
             return float(line["time"]) / 1e9

@@ -25,13 +25,14 @@ from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
 from faults.crew import KINDS, Crew, Plan
 from faults.facts import Anomaly
-from faults.fault_plan import ROLES, SEVERAL_BROKERS_ROLES, plan_faults
+from faults.fault_plan import ROLES, plan_faults
 from faults.history import History, HistoryWriter, read_history, write_meta
 from faults.nemesis import Nemesis
 from faults.replicas import count_moves, replica_differences
 from faults.several_brokers import SeveralBrokers, several_brokers
 from faults.totals import Tally, carried_out, report_lines
 from faults.victims import HEAD_BROKER, Actors
+from links import can_link, enter_own_network
 
 import oncelog
 from oncelog.actors.config import CONNECTIONS, Road
@@ -99,7 +100,7 @@ def run_campaign(
         directory,
         actors,
         crew.process_ids,
-        faults=plan_faults(seed, faults, ROLES if several is None else SEVERAL_BROKERS_ROLES),
+        faults=plan_faults(seed, faults, ROLES if several is None else several.roles),
         seed=seed,
         nodes=None if several is None else several.nodes,
         struck_brokers=() if several is None else several.struck_brokers,
@@ -358,6 +359,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--minutes {arguments.minutes} --faults {arguments.faults}: give more than 0")
     if not 1 <= arguments.replication <= arguments.brokers:
         parser.error(f"--replication {arguments.replication}: give 1 to the number of --brokers")
+    if arguments.brokers > 1 and can_link():
+        words = sys.argv[1:] if argv is None else argv
+        enter_own_network(sys.executable, "-m", "faults", *words)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
 
     def say(line: str) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, NODE, Fault
+from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE, Fault
 from faults.history import NEMESIS, HistoryWriter
 from faults.struck_nodes import StruckNodes
 from faults.victims import Actors, Victim
@@ -81,7 +81,7 @@ class Nemesis:
                 while not until() and self._must_wait(fault, due):
                     self._rest(0.1)
                 self._carry_out_deferred()
-                if fault.role == NODE and not self._may_strike_nodes():
+                if fault.role in (NODE, LINK) and not self._may_strike_nodes():
                     self._deferred.append((number, fault))
                     continue
                 while not until() and not self._carry_out(number, fault):
@@ -166,9 +166,15 @@ class Nemesis:
             time.sleep(fault.delay_s)
         struck = victims if fault.role == EVERYTHING else [victim or self._chance.choice(victims)]
         process_ids = [one.process_id for one in struck if _is_ours(one.process_id)]
+        is_of_nodes = fault.role in (NODE, LINK)
+        brokers = {one.broker_id for one in struck if one.broker_id}
         if fault.role == NODE and self._nodes is not None:
             process_ids = self._nodes.strike(number, fault, struck[0].broker_id)
-        struck = [one for one in struck if one.process_id in process_ids or fault.role == NODE]
+        if fault.role == LINK and self._nodes is not None:
+            process_ids = self._nodes.cut(number, fault, struck[0].broker_id)
+            # Where both live, either may lead what it cannot replicate to the other.
+            brokers |= set() if fault.is_whole else set(process_ids)
+        struck = [one for one in struck if one.process_id in process_ids or is_of_nodes]
         if not process_ids:
             return False
         self._writer.note(
@@ -178,13 +184,13 @@ class Nemesis:
             target=", ".join(one.name for one in struck),
             serves=sorted({name for one in struck for name in one.serves}),
             process_ids=process_ids,
-            brokers=sorted({one.broker_id for one in struck if one.broker_id}),
+            brokers=sorted(brokers),
             is_sole=any(one.is_sole for one in struck),
             is_whole=fault.is_whole,
             pause_ms=round(fault.pause_s * 1_000),
             aimed=is_aimed,
         )
-        if fault.role != NODE:
+        if not is_of_nodes:
             for one in struck:
                 self._strike(number, fault, one)
         self.done += 1
@@ -207,7 +213,7 @@ class Nemesis:
         paused = {process_id for _, _, process_id, _ in self._paused}
         if role == CLIENT:
             found = [Victim(name, pid, (name,)) for name, pid in self._clients().items()]
-        elif role == NODE:
+        elif role in (NODE, LINK):
             return self._actors.nodes()
         else:
             found = self._actors.serving(role)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import ray
 from faults.client import repeat
+from faults.fault_plan import LINKED_ROLES, SEVERAL_BROKERS_ROLES
 from faults.struck_nodes import start_node
 from faults.victims import HEAD_BROKER
+from links import HAS_OWN_NETWORK, Links
 from ray_nodes import Nodes, can_unshare, wait_for
 
 import oncelog
@@ -28,6 +31,11 @@ class SeveralBrokers:
     cluster: Any
     brokers: int
     replication: int
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """The roles of victims."""
+        return SEVERAL_BROKERS_ROLES if self.nodes.links is None else LINKED_ROLES
 
     @property
     def struck_brokers(self) -> tuple[int, ...]:
@@ -50,13 +58,15 @@ def several_brokers(
         raise OSError("several brokers need the right to give a process mounts of its own")
     root = directory / "nodes"
     root.mkdir()
-    nodes = Nodes(root, head_labels=f"broker={HEAD_BROKER}")
+    others = range(HEAD_BROKER + 1, brokers + 1)
+    links = Links(others) if HAS_OWN_NETWORK in os.environ else None
+    nodes = Nodes(root, head_labels=f"broker={HEAD_BROKER}", links=links)
     try:
         options = [word for pair in settings.items() for word in ("--config", "=".join(pair))]
         started = nodes.run("start", "--data-dir", str(nodes.data / "log"), *options)
         if started.returncode:
             raise OSError(f"the log did not start: {started.stdout} {started.stderr}")
-        for broker_id in range(HEAD_BROKER + 1, brokers + 1):
+        for broker_id in others:
             start_node(nodes, broker_id)
         cluster = oncelog.connect(nodes.address)
         wait_for(lambda: _live_count(cluster) == brokers, f"{brokers} brokers")
@@ -72,6 +82,8 @@ def several_brokers(
         if logs.is_dir():
             shutil.copytree(logs, directory / LOGS, ignore=shutil.ignore_patterns("old"))
         nodes.close()
+        if links is not None:
+            links.close()
 
 
 def _live_count(cluster: Any) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from faults.fault_plan import Fault
+from faults.victims import HEAD_BROKER
 from ray_nodes import Nodes, children_of, descendants_of, is_raylet
 
 LOOK_EVERY_S: Final = 0.3
@@ -24,7 +25,11 @@ UP_DEADLINE_S: Final = 60.0
 
 def start_node(nodes: Nodes, broker_id: int) -> None:
     """Start the node of a broker, at first or again."""
-    nodes.start_node(_name(broker_id), f"127.0.0.{broker_id}", labels=f"broker={broker_id}")
+    name, labels = _name(broker_id), f"broker={broker_id}"
+    if nodes.links is not None:
+        nodes.start_linked_node(name, broker_id, labels=labels)
+    else:
+        nodes.start_node(name, f"127.0.0.{broker_id}", labels=labels)
 
 
 def _name(broker_id: int) -> str:
@@ -33,12 +38,16 @@ def _name(broker_id: int) -> str:
 
 @dataclass(slots=True)
 class _Strike:
-    """What befell the one node that is struck. ``stopped`` are processes that are to go on."""
+    """What befell the one node that is struck.
+
+    ``stopped`` are processes that are to go on, ``cut`` the nodes that it does not reach.
+    """
 
     number: int
     broker_id: int
     until: float
     stopped: list[int]
+    cut: list[int]
 
 
 class StruckNodes:
@@ -84,9 +93,22 @@ class StruckNodes:
         else:
             struck = [raylet, *below] if fault.is_whole else [raylet]
         until = time.monotonic() + (fault.pause_s or fault.away_s)
-        self._strike = _Strike(number, broker_id, until, stopped)
+        self._strike = _Strike(number, broker_id, until, stopped, [])
         _send(struck, signal.SIGSTOP if fault.pause_s else signal.SIGKILL)
         return struck
+
+    def cut(self, number: int, fault: Fault, broker_id: int) -> list[int]:
+        """Cut the node off from all others, or from one that is not the head; from which."""
+        links = self._nodes.links
+        if links is None:
+            return []
+        others = [n for n in (HEAD_BROKER, *self._broker_ids) if n != broker_id]
+        cut = others if fault.is_whole else others[-1:]
+        until = time.monotonic() + fault.pause_s
+        self._strike = _Strike(number, broker_id, until, [], cut)
+        for other in cut:
+            links.cut(broker_id, other)
+        return cut
 
     def heal(self) -> None:
         """Have every node up, as soon as that is possible."""
@@ -103,7 +125,8 @@ class StruckNodes:
 
     def _are_up(self) -> bool:
         strike = self._strike
-        return not (strike is not None and strike.stopped) and not self._down()
+        is_held = strike is not None and (strike.stopped or strike.cut)
+        return not is_held and not self._down()
 
     def _keep(self) -> None:
         try:
@@ -118,10 +141,8 @@ class StruckNodes:
         away = None
         if strike is not None and strike.until > time.monotonic():
             away = strike.broker_id
-        elif strike is not None and strike.stopped:
-            _send(strike.stopped, signal.SIGCONT)
-            strike.stopped = []
-            self._note("resume", strike.number)
+        elif strike is not None and (strike.stopped or strike.cut):
+            self._release(strike)
         for broker_id in self._down():
             number = strike.number if strike is not None and strike.broker_id == broker_id else -1
             if broker_id == away:
@@ -132,6 +153,15 @@ class StruckNodes:
         if strike is not None and away is None and not self._down() and not self._unwhole():
             self._note("whole", strike.number)
             self._strike = None
+
+    def _release(self, strike: _Strike) -> None:
+        _send(strike.stopped, signal.SIGCONT)
+        links, cut = self._nodes.links, strike.cut
+        strike.stopped, strike.cut = [], []
+        for other in cut:
+            assert links is not None
+            links.join(strike.broker_id, other)
+        self._note("resume", strike.number)
 
     def _down(self) -> list[int]:
         return [n for n in self._broker_ids if self._process(n).poll() is not None]
