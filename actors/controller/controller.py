@@ -113,9 +113,9 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        self._launcher, self._config = launcher, config
-        self._tasks = OwnTasks(on_failure)
-        timeout_ms = config.internal_call_timeout_ms
+        self._launcher, self._config, self._process_id = launcher, config, process_id
+        self._machine_size, self._token_bytes = machine_size, token_bytes
+        self._tasks, timeout_ms = OwnTasks(on_failure), config.internal_call_timeout_ms
         self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._actors = ReplicaActors(
             launcher=launcher,
@@ -135,6 +135,8 @@ class Controller:
             config=config,
             execute=self._execute,
         )
+        self.loaded_election_count = 0
+        """Of the leaders that were ever elected, those elected before this controller."""
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
         self._leaving = LeavingReplicas(
@@ -149,8 +151,6 @@ class Controller:
             config=config,
             execute=self._execute,
         )
-        self._machine_size, self._token_bytes = machine_size, token_bytes
-        self._process_id = process_id
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
@@ -159,6 +159,7 @@ class Controller:
         for batch in self.replica.replay():
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
+        self.loaded_election_count = self.machine.election_count
         if not await self._found():
             return
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.

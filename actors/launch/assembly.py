@@ -28,6 +28,7 @@ from oncelog.actors.interfaces import (
     DriverWatch,
     Transport,
 )
+from oncelog.actors.launch.controller_figures import ControllerFigures
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
 from oncelog.actors.process.metrics import (
@@ -447,10 +448,19 @@ class ControllerServer(Controller, ReplicaServer):
             on_failure=surroundings.die,
             machine_size=machine_size,
         )
+        self.cluster_figures = ControllerFigures(
+            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
+        )
         self.begin()
 
     def __repr__(self) -> str:
         return "Controller"
+
+    def report_metrics(self) -> None:
+        """Set the figures of the log and those of the cluster."""
+        super().report_metrics()
+        if self.is_serving() and self.figures.metrics is not NO_METRICS:
+            self.cluster_figures.report(self.loaded_election_count)
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log: its directory lock lets one process lead it."""

@@ -196,6 +196,7 @@ class Replica(FollowerLog):
         )
         self.replicator = Replicator(
             replication,
+            tallies=self.tallies,
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,
