@@ -31,7 +31,7 @@ def enter_own_network(*command: str) -> None:
 
 def can_link() -> bool:
     """Whether this machine lets us make such networks."""
-    make = "ip link add a type veth peer name b && ip link add c type bridge"
+    make = "ip link add cable0 type veth peer name cable1 && ip link add bridge type bridge"
     with contextlib.suppress(OSError):
         command = ["unshare", "-n", "sh", "-c", make]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
