@@ -72,6 +72,7 @@ class StruckNodes:
         self._note = note
         self._strike: _Strike | None = None
         self._is_over = threading.Event()
+        self._has_looked = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="nodes")
         self._thread.start()
 
@@ -116,7 +117,8 @@ class StruckNodes:
             self._strike.until = 0.0
         deadline = time.monotonic() + UP_DEADLINE_S
         while not self._are_up() and not self.errors and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
+            self._has_looked.clear()
+            self._has_looked.wait(UP_DEADLINE_S)
 
     def stop(self) -> None:
         """Keep no node up any longer."""
@@ -132,6 +134,7 @@ class StruckNodes:
         try:
             while not self._is_over.wait(LOOK_EVERY_S):
                 self._look()
+                self._has_looked.set()
         except BaseException as error:
             self.errors.append(error)
             raise
