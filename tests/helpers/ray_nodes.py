@@ -20,6 +20,9 @@ from links import OWN, Links, address_of
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
 DEADLINE_S = 120.0
+STARTS_MAX = 3
+"""Ray gives a start up after 30 s, which a busy machine may take."""
+
 ON_A_DISK_OF_ITS_OWN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
@@ -72,19 +75,31 @@ class Nodes:
     def start(self, name: str, *arguments: str, inside: Sequence[str] = ()) -> None:
         disk = self.root / name
         disk.mkdir(exist_ok=True)
-        log = (self.root / f"{name}.log").open("wb")
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
         command += ["--num-cpus=1", "--object-store-memory=100000000", *arguments]
         mounted = ["unshare", "-m", "sh", "-c", ON_A_DISK_OF_ITS_OWN, "sh", disk, self.data]
-        self.processes[name] = subprocess.Popen(
-            [*inside, *mounted, *command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self.environment,
-            start_new_session=True,
-        )
+        command = [*map(str, (*inside, *mounted)), *command]
+        is_up = any(self._attempt(name, command) for _ in range(STARTS_MAX))
+        assert is_up, f"node {name} does not start: see {self.root / name}.log"
+
+    def _attempt(self, name: str, command: Sequence[str]) -> bool:
+        """Start a node and wait until it is up; ``False`` if it has ended instead."""
         log_path = self.root / f"{name}.log"
-        wait_for(lambda: b"Ray runtime started" in log_path.read_bytes(), f"node {name}")
+        with log_path.open("wb") as log:
+            process = self.processes[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + DEADLINE_S
+        while b"Ray runtime started" not in log_path.read_bytes():
+            assert time.monotonic() < deadline, f"node {name} is not up within {DEADLINE_S} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.1)
+                return False
+        return True
 
     def start_linked_node(self, name: str, number: int, *, labels: str) -> None:
         """One node more, in the network of that number."""
