@@ -107,18 +107,15 @@ def run_campaign(
     )
     settling = _Settling(cluster, crew, say)
     crew.start(nemesis.port)
-    try:
+    with contextlib.ExitStack() as ends:
+        for end in (actors.close, nemesis.close, nemesis.heal, crew.kill):
+            ends.callback(end)
         _await_start(crew, directory, say)
         _strike(nemesis, crew, minutes * 60, _Line(directory, faults, say))
         settling.await_true("every replica is in sync", actors.unwhole, WHOLE_DEADLINE_S)
         _settle(settling, directory)
         if several is not None:
             settling.await_true("all replicas are equal", _differences(several), WHOLE_DEADLINE_S)
-    finally:
-        nemesis.heal()
-        nemesis.close()
-        actors.close()
-        crew.kill()
     result = _judge(directory, settling.stalls + crew.crashes, faults)
     if several is not None:
         _judge_availability(result, several)

@@ -73,7 +73,7 @@ class StruckNodes:
         self._strike: _Strike | None = None
         self._is_over = threading.Event()
         self._has_looked = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="nodes")
+        self._thread = threading.Thread(target=self._keep, name="nodes", daemon=True)
         self._thread.start()
 
     @property

@@ -85,7 +85,7 @@ class Actors:
         self._known_at = time.monotonic()
         self._handles: dict[str, Any] = {}
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking, name="metadata")
+        self._thread = threading.Thread(target=self._keep_looking, name="metadata", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
