@@ -112,7 +112,11 @@ class Membership:
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
-                machine.topics, machine.broker_states, request, silent
+                machine.topics,
+                machine.broker_states,
+                request,
+                silent,
+                has_node=request.broker_id not in self.brokers.gone,
             ),
         )
         if reply.error is not ErrorCode.NONE:

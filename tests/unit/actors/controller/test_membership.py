@@ -248,6 +248,21 @@ def test_a_broker_whose_node_is_gone_is_fenced_before_its_session_is_over():
     play(scenario)
 
 
+def test_a_broker_that_beats_on_after_its_node_was_given_up_stays_fenced_until_it_has_one():
+    """1. A node stands still, and Ray gives it up. 2. Its processes go on, until Ray ends them."""
+
+    async def scenario(members: Members) -> None:
+        await members.beat_for(1, 2, 3)
+        members.nodes_alive.remove(2)
+        await members.beat_for(2, 2, 3)
+        assert members.fenced == [2]
+        members.nodes_alive.append(2)
+        await members.beat_for(2, 2, 3)
+        assert members.fenced == []
+
+    play(scenario)
+
+
 def test_a_controller_that_cannot_serve_fences_nobody_and_does_it_later():
     async def scenario(members: Members) -> None:
         members.is_serving = False
