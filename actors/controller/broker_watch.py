@@ -63,6 +63,8 @@ class BrokerWatch:
         session_ms: int,
     ) -> None:
         self.live = {own}
+        self.gone: set[int] = set()
+        """Brokers whose nodes were seen, and are no longer."""
         self.problems: dict[int, str] = {}
         """Why a broker does not take part, by its number."""
         self._launcher = launcher
@@ -122,6 +124,7 @@ class BrokerWatch:
         joining = [node for node in single if node.broker_id != self._own]
         if joining:
             await self._launcher.start_brokers(joining)
+        self.gone = (self.gone | gone) - counts.keys()
         for broker_id in sorted(gone):
             _logger.warning("broker %d is fenced: its node is gone", broker_id)
             await self._fence(broker_id)

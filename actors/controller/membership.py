@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import structs
@@ -13,6 +13,7 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
 from oncelog.actors.coordination.actor_watch import ActorWatch
 from oncelog.actors.interfaces import Transport, holder_of
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
 from oncelog.actors.protocol.cluster.elections import Records, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
@@ -26,8 +27,13 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerReply,
     RegisterBrokerRequest,
 )
-from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderRequest,
+    MetadataReply,
+    MetadataRequest,
+)
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 _TOLD_BY_DETAIL: Final = frozenset(
     {ErrorCode.NONE, ErrorCode.INVALID_REQUEST, ErrorCode.DUPLICATE_BROKER_REGISTRATION}
@@ -69,6 +75,8 @@ class Membership:
             session_ms=config.broker_session_timeout_ms,
         )
         self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
+        self._started_ms: dict[tuple[TopicPartition, int], int] = {}
+        """When a replica, by its partition and broker, last asked for its role."""
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
         """What is to run as long as the controller serves, each in a task of its own."""
@@ -92,14 +100,23 @@ class Membership:
             self.brokers.heard(request.broker_id)
         return reply
 
+    def note_start(self, request: BecomeLeaderRequest) -> None:
+        """A replica has started: whoever found its actor silent may mean the process before."""
+        if len(self._machine.broker_states) > 1:
+            self._started_ms[request.topic_partition, request.broker_id] = loop_ms()
+
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
         """A broker lives: others lead what its silent actors led."""
         machine, placements = self._machine, self._placed_on(request.broker_id)
-        silent = [one for one in placements if holder_of(one) in request.silent_actors]
+        silent = self._silent(placements, request.silent_actors)
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
-                machine.topics, machine.broker_states, request, silent
+                machine.topics,
+                machine.broker_states,
+                request,
+                silent,
+                has_node=request.broker_id not in self.brokers.gone,
             ),
         )
         if reply.error is not ErrorCode.NONE:
@@ -116,9 +133,20 @@ class Membership:
                 continue
             placements = self._placed_on(self._own)
             silent = await self._own_actors.look(map(holder_of, placements))
-            held = [one for one in placements if holder_of(one) in silent]
+            held = self._silent(placements, silent)
             if held:
                 await self._log(functools.partial(self._after_silence, held))
+
+    def _silent(self, placements: Sequence[Placement], actors: Collection[str]) -> list[Placement]:
+        """What these actors of a broker hold, without those that were heard here meanwhile."""
+        oldest_ms = loop_ms() - self._config.broker_session_timeout_ms
+        self._started_ms = {key: ms for key, ms in self._started_ms.items() if ms >= oldest_ms}
+        started = {
+            holder_of(one)
+            for one in placements
+            if (one.topic_partition, one.broker_id) in self._started_ms
+        }
+        return [one for one in placements if holder_of(one) in set(actors) - started]
 
     def _after_silence(self, held: Sequence[Placement]) -> Records:
         return after_silence(self._machine.topics.values(), held, self._machine.broker_states)

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 from faults.campaign import run_campaign
-from faults.nemesis import (
+from faults.fault_plan import (
+    BROKER,
     CLIENT,
     CONTROLLER,
     EVERYTHING,
+    FOLLOWER,
     GROUPS,
     LEADER,
+    LINK,
+    LINKED_ROLES,
+    NODE,
     TRANSACTIONS,
     plan_faults,
 )
+from ray_nodes import can_unshare
 
 
 def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
@@ -25,6 +31,17 @@ def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
     for role in (LEADER, TRANSACTIONS, GROUPS, CONTROLLER, CLIENT):
         assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
     assert {bool(fault.pause_s) for fault in plan if fault.role == EVERYTHING} == {False}
+
+
+def test_of_several_brokers_nodes_and_followers_are_struck_too():
+    plan = plan_faults(1, 300, LINKED_ROLES)
+    for role in (FOLLOWER, BROKER, NODE):
+        assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
+    links = [fault for fault in plan if fault.role == LINK]
+    assert all(fault.pause_s for fault in links)
+    assert {fault.is_whole for fault in links} == {True, False}
+    assert {fault.is_whole for fault in plan if fault.role == NODE} == {True, False}
+    assert all(bool(fault.away_s) != bool(fault.pause_s) for fault in plan if fault.role == NODE)
 
 
 @pytest.mark.ray
@@ -40,25 +57,29 @@ def test_clients_see_no_anomaly_while_processes_die(cluster, tmp_path, seed):
 def test_clients_see_no_anomaly_where_ray_carries_the_calls_to_replicas_that_are_alone(
     tmp_path, seed
 ):
+    options = ["--replicas-per-actor", "1", "--calls", "ray", "--minutes", "0.6", "--faults", "8"]
+    done = run_faults(tmp_path, seed, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "calls by ray, replicas per actor 1" in done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_see_no_anomaly_while_brokers_die_of_which_a_majority_lives(tmp_path, seed):
+    if not can_unshare():
+        pytest.skip("needs the right to give a process mounts of its own")
+    options = ["--brokers", "3", "--replication", "3", "--minutes", "0.6", "--faults", "8"]
+    done = run_faults(tmp_path, seed, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no commit     for" in done.stdout
+
+
+def run_faults(tmp_path, seed, *options):
     run = Path(__file__).resolve().parents[2] / "run"
-    options = [
-        "--replicas-per-actor",
-        "1",
-        "--calls",
-        "ray",
-        "--minutes",
-        "0.6",
-        "--faults",
-        "8",
-        "--seed",
-        str(seed),
-    ]
-    done = subprocess.run(
-        [run, "faults", *options, "--history", tmp_path / "history"],
+    return subprocess.run(
+        [run, "faults", *options, "--seed", str(seed), "--history", tmp_path / "history"],
         capture_output=True,
         text=True,
         check=False,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "calls by ray, replicas per actor 1" in done.stdout

@@ -12,12 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from links import OWN, Links, address_of
 
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
 
 DEADLINE_S = 120.0
+STARTS_MAX = 3
+"""Ray gives a start up after 30 s, which a busy machine may take."""
+
 ON_A_DISK_OF_ITS_OWN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
@@ -34,10 +39,14 @@ def wait_for(is_true: Callable[[], bool], what: str) -> None:
 
 
 class Nodes:
-    """A Ray cluster of this machine whose nodes see different files under ``data``."""
+    """A Ray cluster of this machine whose nodes see different files under ``data``.
 
-    def __init__(self, root: Path, *, head_labels: str = "") -> None:
+    With ``links`` each is in a network of its own, the head in that of this process.
+    """
+
+    def __init__(self, root: Path, *, head_labels: str = "", links: Links | None = None) -> None:
         self.root = root
+        self.links = links
         self.data = root / "data"
         self.data.mkdir()
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token"}
@@ -46,6 +55,8 @@ class Nodes:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
         host = socket.gethostbyname(socket.gethostname())
+        if links is not None:
+            host = address_of(OWN)
         self.address = f"{host}:{port}"
         # A socket's path must be short, and pytest's directories are long.
         self.temporary = Path(tempfile.mkdtemp(prefix="oncelog-"))
@@ -54,27 +65,47 @@ class Nodes:
             "head",
             "--head",
             f"--port={port}",
+            *([f"--node-ip-address={host}"] if links is not None else []),
             f"--temp-dir={self.temporary}",
             "--include-dashboard=false",
             f"--system-config={json.dumps(SYSTEM_CONFIG)}",
             *([f"--labels={head_labels}"] if head_labels else []),
         )
 
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str, inside: Sequence[str] = ()) -> None:
         disk = self.root / name
         disk.mkdir(exist_ok=True)
-        log = (self.root / f"{name}.log").open("wb")
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block"]
         command += ["--num-cpus=1", "--object-store-memory=100000000", *arguments]
-        self.processes[name] = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", ON_A_DISK_OF_ITS_OWN, "sh", disk, self.data, *command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=self.environment,
-            start_new_session=True,
-        )
+        mounted = ["unshare", "-m", "sh", "-c", ON_A_DISK_OF_ITS_OWN, "sh", disk, self.data]
+        command = [*map(str, (*inside, *mounted)), *command]
+        is_up = any(self._attempt(name, command) for _ in range(STARTS_MAX))
+        assert is_up, f"node {name} does not start: see {self.root / name}.log"
+
+    def _attempt(self, name: str, command: Sequence[str]) -> bool:
+        """Start a node and wait until it is up; ``False`` if it has ended instead."""
         log_path = self.root / f"{name}.log"
-        wait_for(lambda: b"Ray runtime started" in log_path.read_bytes(), f"node {name}")
+        with log_path.open("wb") as log:
+            process = self.processes[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + DEADLINE_S
+        while b"Ray runtime started" not in log_path.read_bytes():
+            assert time.monotonic() < deadline, f"node {name} is not up within {DEADLINE_S} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.1)
+                return False
+        return True
+
+    def start_linked_node(self, name: str, number: int, *, labels: str) -> None:
+        """One node more, in the network of that number."""
+        assert self.links is not None
+        arguments = (f"--address={self.address}", f"--node-ip-address={address_of(number)}")
+        self.start(name, *arguments, f"--labels={labels}", inside=self.links.inside(number))
 
     def start_node(self, name: str, node_address: str, *, labels: str = "") -> None:
         """One node more; a ``name`` that was used before comes back with its disk."""
@@ -112,12 +143,25 @@ class Nodes:
 
 
 def children_of(parent: int) -> list[int]:
-    found = []
+    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+
+
+def descendants_of(ancestor: int) -> list[int]:
+    parents = _parents()
+    found, wanted = [], {ancestor}
+    while wanted:
+        wanted = {pid for pid, parent in parents.items() if parent in wanted}
+        found += sorted(wanted)
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process of the machine."""
+    found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                found.append(int(entry.name))
+            found[int(entry.name)] = int(fields[1])
     return found
 
 

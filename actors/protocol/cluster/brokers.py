@@ -17,7 +17,7 @@ whole one.
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
-| broker_heartbeat | fenced | unfenced, durably |
+| broker_heartbeat | fenced | unfenced, durably; unless its node is gone |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
@@ -152,10 +152,13 @@ def decide_heartbeat(
     brokers: Brokers,
     request: BrokerHeartbeatRequest,
     silent: Collection[Placement] = (),
+    *,
+    has_node: bool = True,
 ) -> Decision[BrokerHeartbeatReply]:
     """A broker lives: if it was fenced it is so no longer, and leads what only it can.
 
     ``silent``: the replicas that ``request.silent_actors`` hold. Others lead what they led.
+    Without ``has_node`` it stays fenced: Ray has given its node up, and ends its processes soon.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:
@@ -167,6 +170,8 @@ def decide_heartbeat(
     if not broker.is_fenced:
         moved = after_silence(topics.values(), silent, brokers)
         return decision(BrokerHeartbeatReply(), *moved)
+    if not has_node:
+        return Decision(reply=BrokerHeartbeatReply())
     record = _changed(broker, is_fenced=False, is_draining=broker.is_draining)
     led = after_unfencing(topics.values(), request.broker_id)
     return decision(BrokerHeartbeatReply(), record, *led)

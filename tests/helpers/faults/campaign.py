@@ -1,6 +1,7 @@
 """A fault campaign on a real cluster: clients work, a nemesis strikes, a checker judges.
 
     ./run faults --minutes 15 --seed 1 --faults 200 --history DIR
+    ./run faults --brokers 3 --replication 3 --minutes 15 --faults 150 --history DIR
 
 The history, in JSON lines, is ``DIR/*.jsonl``; the clients' logs are beside it. The exit status is
 0 only if nothing was wrong and enough happened to say so.
@@ -9,22 +10,29 @@ The history, in JSON lines, is ``DIR/*.jsonl``; the clients' logs are beside it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from faults.availability import STALL_MAX_S, longest_stall
 from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
 from faults.crew import KINDS, Crew, Plan
 from faults.facts import Anomaly
+from faults.fault_plan import ROLES, plan_faults
 from faults.history import History, HistoryWriter, read_history, write_meta
-from faults.nemesis import Actors, Nemesis, plan_faults
+from faults.nemesis import Nemesis
+from faults.replicas import count_moves, replica_differences
+from faults.several_brokers import SeveralBrokers, several_brokers
 from faults.totals import Tally, carried_out, report_lines
+from faults.victims import HEAD_BROKER, Actors
+from links import can_link, enter_own_network
 
 import oncelog
 from oncelog.actors.config import CONNECTIONS, Road
@@ -32,6 +40,9 @@ from oncelog.actors.config import CONNECTIONS, Road
 EVENTS_PARTITIONS: Final = 4
 COPIES_PARTITIONS: Final = 2
 SETTLE_DEADLINE_S: Final = 240.0
+WHOLE_DEADLINE_S: Final = 60.0
+"""How soon after the last fault every replica is in sync again, and equal to the others."""
+
 LINE_EVERY_S: Final = 5.0
 STRIKING_SHARE: Final = 0.9
 """The part of the time in which faults are carried out; then clients work on undisturbed."""
@@ -51,6 +62,8 @@ class Result:
     history: History
     anomalies: list[Anomaly]
     missing: list[str]
+    figures: list[str] = field(default_factory=list)
+    """Lines on what only several brokers have."""
 
     @property
     def is_valid(self) -> bool:
@@ -66,12 +79,14 @@ def run_campaign(
     seed: int,
     faults: int,
     say: Callable[[str], None],
+    several: SeveralBrokers | None = None,
 ) -> Result:
     """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it."""
     write_meta(directory)
     admin = cluster.admin()
-    admin.create_topic(EVENTS_TOPIC, EVENTS_PARTITIONS)
-    admin.create_topic(COPIES_TOPIC, COPIES_PARTITIONS)
+    replication = 1 if several is None else several.replication
+    admin.create_topic(EVENTS_TOPIC, EVENTS_PARTITIONS, replication)
+    admin.create_topic(COPIES_TOPIC, COPIES_PARTITIONS, replication)
     plan = Plan(
         directory=directory,
         address=cluster.address,
@@ -82,17 +97,34 @@ def run_campaign(
     crew = Crew(plan)
     actors = Actors(cluster, [*EVENTS, *COPIES], crew.transactional_ids)
     nemesis = Nemesis(
-        directory, actors, crew.process_ids, faults=plan_faults(seed, faults), seed=seed
+        directory,
+        actors,
+        crew.process_ids,
+        faults=plan_faults(seed, faults, ROLES if several is None else several.roles),
+        seed=seed,
+        nodes=None if several is None else several.nodes,
+        struck_brokers=() if several is None else several.struck_brokers,
     )
+    settling = _Settling(cluster, crew, say)
     crew.start(nemesis.port)
-    try:
+    with contextlib.ExitStack() as ends:
+        for end in (actors.close, nemesis.close, nemesis.heal, crew.kill):
+            ends.callback(end)
         _await_start(crew, directory, say)
         _strike(nemesis, crew, minutes * 60, _Line(directory, faults, say))
-        stalls = _settle(cluster, crew, directory, say)
-    finally:
-        nemesis.heal()
-        crew.kill()
-    return _judge(directory, stalls + crew.crashes, faults)
+        settling.await_true("every replica is in sync", actors.unwhole, WHOLE_DEADLINE_S)
+        _settle(settling, directory)
+        if several is not None:
+            settling.await_true("all replicas are equal", _differences(several), WHOLE_DEADLINE_S)
+    result = _judge(directory, settling.stalls + crew.crashes, faults)
+    if several is not None:
+        _judge_availability(result, several)
+    return result
+
+
+def _differences(several: SeveralBrokers) -> Callable[[], str]:
+    keys = [*EVENTS, *COPIES]
+    return lambda: replica_differences(several.data_dirs, keys, several.replication)
 
 
 def _await_start(crew: Crew, directory: Path, say: Callable[[str], None]) -> None:
@@ -160,24 +192,37 @@ class _Line:
 # --- the end ------------------------------------------------------------------------------------
 
 
-def _settle(cluster: Any, crew: Crew, directory: Path, say: Callable[[str], None]) -> list[Anomaly]:
-    """Stop the writers, let the copiers catch up, wait until all is decided, read everything."""
-    stalls: list[Anomaly] = []
+class _Settling:
+    """Waits for what must come; ``stalls`` is what did not."""
 
-    def await_true(what: str, is_done: Callable[[], str]) -> None:
-        say(f"waiting until {what}")
-        deadline = time.monotonic() + SETTLE_DEADLINE_S
+    def __init__(self, cluster: Any, crew: Crew, say: Callable[[str], None]) -> None:
+        self.stalls: list[Anomaly] = []
+        self.cluster = cluster
+        self.crew = crew
+        self.say = say
+
+    def await_true(
+        self, what: str, is_done: Callable[[], str], deadline_s: float = SETTLE_DEADLINE_S
+    ) -> None:
+        """Wait until ``is_done`` has nothing more to tell of what is in the way."""
+        self.say(f"waiting until {what}")
+        deadline = time.monotonic() + deadline_s
         while True:
-            crew.tend()
+            self.crew.tend()
             state = is_done()
             if not state:
                 return
             if time.monotonic() > deadline:
-                stalls.append(Anomaly("stall", f"not in {SETTLE_DEADLINE_S} s: {what}: {state}"))
+                self.stalls.append(Anomaly("stall", f"not in {deadline_s} s: {what}: {state}"))
                 return
             time.sleep(0.5)
 
+
+def _settle(settling: _Settling, directory: Path) -> None:
+    """Stop the writers, let the copiers catch up, wait until all is decided, read everything."""
+    cluster, crew = settling.cluster, settling.crew
     admin = cluster.admin()
+    await_true = settling.await_true
     crew.stop("writers")
     await_true("the writers have ended", crew.alive_text("writers"))
     await_true("every transaction of them is decided", lambda: _undecided(admin, crew.writer_ids))
@@ -186,10 +231,9 @@ def _settle(cluster: Any, crew: Crew, directory: Path, say: Callable[[str], None
     await_true("all clients have ended", crew.alive_text("all"))
     await_true("every transaction is decided", lambda: _undecided(admin, crew.transactional_ids))
     await_true("last stable offsets are at the end", lambda: _unstable(admin))
-    say("reading everything")
+    settling.say("reading everything")
     for isolation, name in (("read_committed", "final"), ("read_uncommitted", UNCOMMITTED)):
         _read_all(cluster, directory, isolation, f"{name}.final")
-    return stalls
 
 
 def _undecided(admin: Any, transactional_ids: Sequence[str]) -> str:
@@ -258,9 +302,22 @@ def _judge(directory: Path, found: list[Anomaly], faults: int) -> Result:
     return Result(committed, [*found, *verdict.anomalies, *seen], verdict.missing + others.missing)
 
 
+def _judge_availability(result: Result, several: SeveralBrokers) -> None:
+    """How often leaders changed, and that commits went on while a majority of brokers lived."""
+    stall = longest_stall(result.history)
+    if stall.length_s > STALL_MAX_S:
+        result.anomalies.append(Anomaly("stall", f"a majority lives, nothing commits: {stall}"))
+    moves = count_moves(several.data_dirs[HEAD_BROKER])
+    result.figures.append(f"elections     {moves}")
+    every = longest_stall(result.history, lives_always=True)
+    result.figures.append(f"no commit     for {stall} at most while a majority lived, else {every}")
+
+
 def print_result(result: Result, directory: Path, say: Callable[[str], None]) -> None:
     """Totals, anomalies and the verdict."""
     for line in report_lines(result.history):
+        say(line)
+    for line in result.figures:
         say(line)
     for anomaly in result.anomalies[:SHOWN_MAX]:
         say(f"ANOMALY       {anomaly}")
@@ -281,7 +338,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="chooses the faults and what clients do")
     parser.add_argument("--faults", type=int, default=200, help="how many are carried out")
     parser.add_argument("--history", type=Path, required=True, help="an empty directory, or none")
-    parser.add_argument("--num-cpus", type=int, default=2)
+    parser.add_argument(
+        "--num-cpus", type=int, default=2, help="of one broker; several have 1 each"
+    )
+    parser.add_argument("--brokers", type=int, default=1, help="each on a Ray node of this machine")
+    parser.add_argument("--replication", type=int, default=1, help="replicas of each partition")
     parser.add_argument(
         "--calls", choices=get_args(Road), default=CONNECTIONS, help="how calls travel"
     )
@@ -293,22 +354,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--history {directory} is not empty: give another directory")
     if arguments.minutes <= 0 or arguments.faults < 1:
         parser.error(f"--minutes {arguments.minutes} --faults {arguments.faults}: give more than 0")
+    if not 1 <= arguments.replication <= arguments.brokers:
+        parser.error(f"--replication {arguments.replication}: give 1 to the number of --brokers")
+    if arguments.brokers > 1 and can_link():
+        words = sys.argv[1:] if argv is None else argv
+        enter_own_network(sys.executable, "-m", "faults", *words)
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
+    brokers = f"{arguments.brokers} brokers, replication {arguments.replication}"
     amount = f"{arguments.faults} faults, {arguments.minutes} minutes"
     shared = f"replicas per actor {arguments.replicas_per_actor}"
-    say(f"seed {seed}, {amount}, calls by {arguments.calls}, {shared}")
-    cluster = oncelog.init(
-        directory / "data",
-        num_cpus=arguments.num_cpus,
-        calls=arguments.calls,
-        replicas_per_actor=arguments.replicas_per_actor,
-    )
-    try:
+    say(f"seed {seed}, {amount}, {brokers}, calls by {arguments.calls}, {shared}")
+    with _cluster_of(arguments, directory) as (cluster, several):
         result = run_campaign(
             cluster,
             directory,
@@ -316,17 +377,41 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=seed,
             faults=arguments.faults,
             say=say,
+            several=several,
         )
-    finally:
-        _stop(cluster)
     print_result(result, directory, say)
     return 0 if result.is_valid else 1
 
 
-def _stop(cluster: Any) -> None:
+@contextlib.contextmanager
+def _cluster_of(
+    arguments: argparse.Namespace, directory: Path
+) -> Iterator[tuple[Any, SeveralBrokers | None]]:
+    """The cluster that the arguments ask for, which ends with this."""
+    if arguments.brokers > 1:
+        with several_brokers(
+            directory,
+            brokers=arguments.brokers,
+            replication=arguments.replication,
+            settings={
+                "calls": arguments.calls,
+                "replicas_per_actor": arguments.replicas_per_actor,
+            },
+        ) as several:
+            yield several.cluster, several
+        return
     import ray
 
+    cluster = oncelog.init(
+        directory / "data",
+        num_cpus=arguments.num_cpus,
+        calls=arguments.calls,
+        replicas_per_actor=arguments.replicas_per_actor,
+    )
     try:
-        repeat(cluster.shutdown, 60.0)
+        yield cluster, None
     finally:
-        ray.shutdown()
+        try:
+            repeat(cluster.shutdown, 60.0)
+        finally:
+            ray.shutdown()

@@ -17,126 +17,26 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import ray
-from faults.client import GROUP
+from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE, Fault
 from faults.history import NEMESIS, HistoryWriter
+from faults.struck_nodes import StruckNodes
+from faults.victims import Actors, Victim
+from ray_nodes import Nodes
 
-LEADER: Final = "partition leader"
-TRANSACTIONS: Final = "transaction coordinator"
-GROUPS: Final = "group coordinator"
-CONTROLLER: Final = "controller"
-CLIENT: Final = "client"
-EVERYTHING: Final = "every actor"
-ROLES: Final = {LEADER: 6, TRANSACTIONS: 6, GROUPS: 3, CONTROLLER: 2, CLIENT: 5, EVERYTHING: 1}
-"""Roles of victims, and how often each is chosen. ``EVERYTHING`` is all actors, killed at once."""
-
-KILL_SHARE: Final = 0.6
-BURST_SHARE: Final = 0.15
-AIMED_SHARE: Final = 0.9
-LONG_SHARE: Final = 0.4
-SHORT_PAUSE_S: Final = (1.0, 3.0)
-LONG_PAUSE_S: Final = (5.0, 10.0)
-STRIKE_DELAY_MAX_S: Final = 0.06
 NOTICE_WAIT_S: Final = 4.0
 PAUSED_MAX: Final = 2
-HEALTH_TIMEOUT_S: Final = 4.0
 NOTICE_BYTES_MAX: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One planned fault. ``pause_s`` is 0 for a kill; ``delay_s`` follows the commit's notice.
-
-    One that is ``at_once`` follows the fault before it without waiting for anything.
-    """
-
-    role: str
-    pause_s: float
-    delay_s: float
-    is_aimed: bool
-    at_once: bool
-
-
-def plan_faults(seed: int, count: int) -> list[Fault]:
-    """Choose ``count`` faults; the same seed gives the same ones."""
-    chance = random.Random(seed)
-    faults = []
-    for _ in range(count):
-        role = chance.choices(list(ROLES), list(ROLES.values()))[0]
-        is_kill = chance.random() < KILL_SHARE or role == EVERYTHING
-        span = LONG_PAUSE_S if chance.random() < LONG_SHARE else SHORT_PAUSE_S
-        pause_s = 0.0 if is_kill else chance.uniform(*span)
-        delay_s = chance.uniform(0.0, STRIKE_DELAY_MAX_S)
-        at_once = chance.random() < BURST_SHARE
-        is_aimed = not at_once and chance.random() < AIMED_SHARE
-        faults.append(Fault(role, pause_s, delay_s, is_aimed, at_once))
-    return faults
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A process that may be struck, and what a client needs it for."""
-
-    name: str
-    process_id: int
-    serves: tuple[str, ...]
-
-
-class Actors:
-    """The actors of the log by role, and the processes that they are just now."""
-
-    def __init__(self, cluster: Any, keys: list[str], transactional_ids: list[str]) -> None:
-        self._handles: dict[str, dict[str, Any]] = {
-            LEADER: {},
-            TRANSACTIONS: {},
-            GROUPS: {},
-            CONTROLLER: {"controller": cluster.controller},
-        }
-        self._serves: dict[str, list[str]] = {"controller": [CONTROLLER]}
-        for key in keys:
-            topic, _, number = key.rpartition("-")
-            self._add(LEADER, f"leader of {key}", cluster.partition(topic, int(number)), key)
-        for name in transactional_ids:
-            handle = cluster.transaction_coordinator(name)
-            self._add(TRANSACTIONS, _coordinator_name(handle), handle, name)
-        handle = cluster.group_coordinator(GROUP)
-        self._add(GROUPS, _coordinator_name(handle), handle, GROUP)
-
-    def _add(self, role: str, name: str, handle: Any, serves: str) -> None:
-        self._handles[role][name] = handle
-        self._serves.setdefault(name, []).append(serves)
-
-    def serving(self, role: str) -> list[Victim]:
-        """The processes of a role, or of every one, that serve now."""
-        roles = list(self._handles) if role == EVERYTHING else [role]
-        asked = {
-            name: handle.health.remote()
-            for one in roles
-            for name, handle in self._handles[one].items()
-        }
-        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=HEALTH_TIMEOUT_S)
-        found = []
-        for name, reference in asked.items():
-            if reference not in done:
-                continue
-            with contextlib.suppress(ray.exceptions.RayError):  # Not back from the last kill.
-                health = ray.get(reference)
-                if health.is_serving:
-                    found.append(Victim(name, health.process_id, tuple(self._serves[name])))
-        return found
-
-
-def _coordinator_name(handle: Any) -> str:
-    return f"coordinator {handle._actor_id.hex()[:8]}"
-
-
 class Nemesis:
-    """Carries out planned faults. ``clients`` tells the process of each client of this moment."""
+    """Carries out planned faults. ``clients`` tells the process of each client of this moment.
+
+    ``nodes`` are those of the brokers ``struck_brokers``; only faults of nodes need them.
+    """
 
     def __init__(
         self,
@@ -146,6 +46,8 @@ class Nemesis:
         *,
         faults: list[Fault],
         seed: int,
+        nodes: Nodes | None = None,
+        struck_brokers: Collection[int] = (),
     ) -> None:
         self.done = 0
         self.aimed = 0
@@ -155,9 +57,15 @@ class Nemesis:
         self._chance = random.Random(seed + 1)
         self._writer = HistoryWriter(directory, NEMESIS)
         self._paused: list[tuple[float, int, int, str]] = []
-        self._answers: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._deferred: list[tuple[int, Fault]] = []
+        """Faults of nodes whose time had come while another node was away."""
+        self._points: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
+        """What other threads saw: function, fault and time of lines to write."""
         self._notices = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._notices.bind(("127.0.0.1", 0))
+        self._nodes: StruckNodes | None = None
+        if nodes is not None:
+            self._nodes = StruckNodes(nodes, struck_brokers, actors.unwhole, self._note_later)
 
     @property
     def port(self) -> int:
@@ -172,14 +80,26 @@ class Nemesis:
                 due = begin + span_s * number / len(self._faults)
                 while not until() and self._must_wait(fault, due):
                     self._rest(0.1)
+                self._carry_out_deferred()
+                if fault.role in (NODE, LINK) and not self._may_strike_nodes():
+                    self._deferred.append((number, fault))
+                    continue
                 while not until() and not self._carry_out(number, fault):
                     self._rest(0.5)
                 if until():
                     break
-            while self._paused and not until():
+            while (self._paused or self._deferred) and not until():
                 self._rest(0.1)
+                self._carry_out_deferred()
         finally:
             self.heal()
+
+    def _may_strike_nodes(self) -> bool:
+        return self._nodes is not None and self._nodes.may_strike
+
+    def _carry_out_deferred(self) -> None:
+        if self._deferred and self._may_strike_nodes() and self._carry_out(*self._deferred[0]):
+            self._deferred.pop(0)
 
     def _must_wait(self, fault: Fault, due: float) -> bool:
         if fault.pause_s and len(self._paused) >= PAUSED_MAX:
@@ -187,19 +107,33 @@ class Nemesis:
         return not fault.at_once and time.monotonic() < due
 
     def heal(self) -> None:
-        """Let every paused process go on."""
+        """Let every paused process go on, and have every node up."""
         for _, number, process_id, name in self._paused:
             self._resume(number, process_id, name)
         self._paused = []
+        if self._nodes is not None:
+            self._nodes.heal()
+        self._rest(0.0)
+
+    def close(self) -> None:
+        """Look after no node any longer."""
+        if self._nodes is not None:
+            self._nodes.stop()
+        self._rest(0.0)
 
     def _rest(self, seconds: float) -> None:
         time.sleep(seconds)
         while self._paused and self._paused[0][0] <= time.monotonic():
             _, number, process_id, name = heapq.heappop(self._paused)
             self._resume(number, process_id, name)
-        while not self._answers.empty():
-            number, time_ns = self._answers.get()
-            self._writer.note("answered", fault=number, time=time_ns)
+        while not self._points.empty():
+            function, number, time_ns = self._points.get()
+            self._writer.note(function, fault=number, time=time_ns)
+        if self._nodes is not None and self._nodes.errors:
+            raise self._nodes.errors[0]
+
+    def _note_later(self, function: str, number: int) -> None:
+        self._points.put((function, number, time.monotonic_ns()))
 
     def _resume(self, number: int, process_id: int, name: str) -> None:
         # A process that was killed while it was paused has nothing left to go on with.
@@ -214,7 +148,7 @@ class Nemesis:
             victim = None
             while victim is None or victim.process_id == former_process_id:
                 victim = next(iter(self._actors.serving(CONTROLLER)), None)
-            self._answers.put((number, time.monotonic_ns()))
+            self._note_later("answered", number)
 
         threading.Thread(target=ask, daemon=True).start()
 
@@ -231,8 +165,17 @@ class Nemesis:
         if is_aimed:
             time.sleep(fault.delay_s)
         struck = victims if fault.role == EVERYTHING else [victim or self._chance.choice(victims)]
-        struck = [one for one in struck if _is_ours(one.process_id)]
-        if not struck:
+        process_ids = [one.process_id for one in struck if _is_ours(one.process_id)]
+        is_of_nodes = fault.role in (NODE, LINK)
+        brokers = {one.broker_id for one in struck if one.broker_id}
+        if fault.role == NODE and self._nodes is not None:
+            process_ids = self._nodes.strike(number, fault, struck[0].broker_id)
+        if fault.role == LINK and self._nodes is not None:
+            process_ids = self._nodes.cut(number, fault, struck[0].broker_id)
+            # Where both live, either may lead what it cannot replicate to the other.
+            brokers |= set() if fault.is_whole else set(process_ids)
+        struck = [one for one in struck if one.process_id in process_ids or is_of_nodes]
+        if not process_ids:
             return False
         self._writer.note(
             "pause" if fault.pause_s else "kill",
@@ -240,12 +183,16 @@ class Nemesis:
             role=fault.role,
             target=", ".join(one.name for one in struck),
             serves=sorted({name for one in struck for name in one.serves}),
-            process_ids=[one.process_id for one in struck],
+            process_ids=process_ids,
+            brokers=sorted(brokers),
+            is_sole=any(one.is_sole for one in struck),
+            is_whole=fault.is_whole,
             pause_ms=round(fault.pause_s * 1_000),
             aimed=is_aimed,
         )
-        for one in struck:
-            self._strike(number, fault, one)
+        if not is_of_nodes:
+            for one in struck:
+                self._strike(number, fault, one)
         self.done += 1
         self.aimed += is_aimed
         return True
@@ -266,6 +213,8 @@ class Nemesis:
         paused = {process_id for _, _, process_id, _ in self._paused}
         if role == CLIENT:
             found = [Victim(name, pid, (name,)) for name, pid in self._clients().items()]
+        elif role in (NODE, LINK):
+            return self._actors.nodes()
         else:
             found = self._actors.serving(role)
         return [victim for victim in found if victim.process_id not in paused]

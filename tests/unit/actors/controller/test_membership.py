@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages.brokers import (
     PingRequest,
     RegisterBrokerRequest,
 )
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -247,6 +248,21 @@ def test_a_broker_whose_node_is_gone_is_fenced_before_its_session_is_over():
     play(scenario)
 
 
+def test_a_broker_that_beats_on_after_its_node_was_given_up_stays_fenced_until_it_has_one():
+    """1. A node stands still, and Ray gives it up. 2. Its processes go on, until Ray ends them."""
+
+    async def scenario(members: Members) -> None:
+        await members.beat_for(1, 2, 3)
+        members.nodes_alive.remove(2)
+        await members.beat_for(2, 2, 3)
+        assert members.fenced == [2]
+        members.nodes_alive.append(2)
+        await members.beat_for(2, 2, 3)
+        assert members.fenced == []
+
+    play(scenario)
+
+
 def test_a_controller_that_cannot_serve_fences_nobody_and_does_it_later():
     async def scenario(members: Members) -> None:
         members.is_serving = False
@@ -298,6 +314,59 @@ def test_an_actor_that_answers_in_time_keeps_what_it_leads():
         assert members.leaders == [1, 1]
 
     play(scenario)
+
+
+def start_of(broker_id: int, tp: TopicPartition = ALONE) -> BecomeLeaderRequest:
+    """What a replica asks for when it has started."""
+    return BecomeLeaderRequest(
+        topic_partition=tp,
+        topic_id=TOPIC_ID,
+        broker_id=broker_id,
+        incarnation="new",
+        expected_epoch=0,
+    )
+
+
+def test_an_actor_that_was_silent_and_started_again_keeps_what_it_leads():
+    """1. An actor dies, and is silent for a session. 2. It starts again, and is elected. 3. The
+    broker tells of the silence; a second later it knows better.
+    """
+
+    async def scenario(members: Members) -> None:
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        members.membership.note_start(start_of(2))
+        await members.beat(2, held(2), held(2, HOSTED))
+        assert members.leaders == [2, 1]
+        await asyncio.sleep(SESSION_S + 1)
+        await members.beat(2, held(2))
+        assert members.leaders == [1, 1]
+
+    play(scenario, is_watching=False)
+
+
+def test_the_controllers_own_actor_that_started_again_keeps_what_it_leads():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(2, 2, 3)
+        members.silent = {held(1), held(1, HOSTED)}
+        await members.beat_for(SESSION_S - 1, 2, 3)
+        members.membership.note_start(start_of(1, HOSTED))
+        await members.beat_for(4, 2, 3)
+        assert members.leaders == [2, 1]
+        await members.beat_for(SESSION_S, 2, 3)
+        assert members.leaders == [2, 2]
+
+    play(scenario)
+
+
+def test_without_other_brokers_no_start_is_remembered():
+    async def scenario(members: Members) -> None:
+        for broker_id in (2, 3):
+            del members.world.machine._brokers[broker_id]
+        members.membership.note_start(start_of(1))
+        assert members.membership._started_ms == {}
+
+    play(scenario, is_watching=False)
 
 
 def test_a_controller_without_other_brokers_asks_no_actor():

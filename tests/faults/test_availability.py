@@ -1,0 +1,67 @@
+"""The longest time without a commit, and which waiting is not counted."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from faults.availability import longest_stall, outages_s
+from faults.history import build_history
+
+SECOND = 1_000_000_000
+
+
+def fault(number, at, *, ends=None, brokers=(2,), role="partition leader", is_sole=False):
+    """A pause that ends at ``ends``, or a kill; of a node it is over with ``whole``."""
+    begin = {"type": "info", "process": "nemesis", "fault": number, "time": at * SECOND}
+    said = {"role": role, "serves": [], "aimed": False, "brokers": brokers, "is_sole": is_sole}
+    if ends is None:
+        return [begin | {"f": "kill"} | said]
+    over = "whole" if role == "node" else "resume"
+    kind = "kill" if role == "node" else "pause"
+    return [begin | {"f": kind} | said, begin | {"f": over, "time": ends * SECOND}]
+
+
+def history(*faults, commits):
+    lines = list(itertools.chain(*faults))
+    for number, at in enumerate(commits):
+        line = {"process": f"t{number}.0", "f": "txn", "value": [["send", "k-0", f"v{number}"]]}
+        lines.append({"type": "invoke", "time": 0} | line)
+        lines.append({"type": "ok", "time": at * SECOND} | line)
+    return build_history(lines)
+
+
+def test_the_longest_time_between_commits_counts_from_the_first_fault_to_the_end_of_the_last():
+    run = history(fault(0, 10, ends=11), fault(1, 40, ends=45), commits=[3, 12, 21, 27, 42, 80])
+    stall = longest_stall(run)
+    assert (stall.begin_s, stall.length_s) == (27, 15)
+
+
+def test_a_time_without_any_commit_is_all_of_it():
+    assert longest_stall(history(fault(0, 10, ends=30), commits=[])).length_s == 20
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"brokers": (3,)}, id="a second broker"),
+        pytest.param({"is_sole": True}, id="what is there once"),
+        pytest.param({"role": "controller", "brokers": (1,)}, id="the controller"),
+    ],
+)
+def test_while_no_majority_lives_nothing_is_demanded(other):
+    run = history(fault(0, 0, ends=60), fault(1, 20, ends=40, **other), commits=[15])
+    assert outages_s(run) == [(20, 40)]
+    assert (longest_stall(run).begin_s, longest_stall(run).length_s) == (40, 20)
+    assert longest_stall(run, lives_always=True).length_s == 45
+
+
+@pytest.mark.parametrize("other", [{"brokers": (2,)}, {"brokers": (), "role": "client"}])
+def test_two_faults_of_one_broker_or_of_a_client_leave_a_majority(other):
+    run = history(fault(0, 0, ends=60), fault(1, 20, ends=40, **other), commits=[])
+    assert outages_s(run) == []
+
+
+def test_a_node_is_away_until_all_is_in_sync_again_and_a_killed_process_for_a_while():
+    run = history(fault(0, 0, ends=30, role="node"), fault(1, 10, brokers=(3,)), commits=[])
+    assert outages_s(run) == [(10, 15)]

@@ -1,0 +1,103 @@
+"""Nodes die for real, without Ray: each is a shell with a process that is named like a raylet."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from faults.fault_plan import NODE, Fault
+from faults.struck_nodes import StruckNodes
+from ray_nodes import children_of, is_raylet, wait_for
+
+
+class FakeNodes:
+    """As ``ray_nodes.Nodes``."""
+
+    links = None
+
+    def __init__(self, directory):
+        self.raylet = directory / "raylet"
+        shutil.copy("/bin/sleep", self.raylet)
+        self.processes = {}
+        for number in (2, 3):
+            self.start_node(f"node-{number}", "", labels="")
+
+    def start_node(self, name, _address, *, labels):
+        script = f"{self.raylet} 600 & echo there; wait"
+        process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
+        self.processes[name] = process
+        wait_for(lambda: any(map(is_raylet, children_of(process.pid))), "the raylet")
+
+    def state(self, number):
+        """That of the raylet: S sleeps, T is stopped."""
+        (raylet,) = children_of(self.processes[f"node-{number}"].pid)
+        return Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def close(self):
+        for process in self.processes.values():
+            for pid in children_of(process.pid):
+                subprocess.run(["kill", "-KILL", str(pid)], check=True)
+            process.wait()
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    found = FakeNodes(tmp_path)
+    yield found
+    found.close()
+
+
+class Watched:
+    """``StruckNodes`` of two nodes, what it noted, and what is not in sync."""
+
+    def __init__(self, nodes):
+        self.notes = []
+        self.unwhole = ""
+        self.is_noted = threading.Condition()
+        self.struck = StruckNodes(nodes, (2, 3), lambda: self.unwhole, self._note)
+
+    def _note(self, function, number):
+        with self.is_noted:
+            self.notes.append((function, number))
+            self.is_noted.notify_all()
+
+    def wait(self, *note):
+        with self.is_noted:
+            assert self.is_noted.wait_for(lambda: note in self.notes, 30), self.notes
+
+
+@pytest.fixture
+def watched(nodes):
+    found = Watched(nodes)
+    yield found
+    found.struck.stop()
+    assert found.struck.errors == []
+
+
+def fault(*, pause_s=0.0, away_s=0.0):
+    return Fault(NODE, pause_s, 0.0, is_aimed=False, at_once=False, away_s=away_s, is_whole=True)
+
+
+def test_a_killed_node_is_back_later_and_none_is_struck_until_all_is_in_sync(nodes, watched):
+    before = nodes.processes["node-2"].pid
+    watched.unwhole = "a-0"
+    assert watched.struck.strike(7, fault(away_s=0.1), 2)
+    watched.wait("back", 7)
+    assert nodes.processes["node-2"].pid != before
+    assert not watched.struck.may_strike
+    watched.unwhole = ""
+    watched.wait("whole", 7)
+    assert watched.struck.may_strike
+
+
+def test_a_paused_node_goes_on_when_it_is_healed(nodes, watched):
+    assert watched.struck.strike(8, fault(pause_s=600), 3)
+    assert nodes.state(3) == "T"
+    assert not watched.struck.may_strike
+    watched.struck.heal()
+    assert nodes.state(3) == "S"
+    watched.wait("whole", 8)
+    assert ("back", 8) not in watched.notes

@@ -1,0 +1,114 @@
+"""How long nothing was committed although a majority of the brokers lived.
+
+A broker does not count as living from the moment a fault strikes a process of it until that is
+over: a kill lasts until the process is back, of a node until every replica is in sync again. While
+two of three brokers do not live, or something does not that is there once only, such as the
+controller, clients may have to wait, and that time is left out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE
+from faults.history import History, Json
+from faults.totals import carried_out
+
+RESTART_S: Final = 5.0
+"""How long a killed process may take to be back."""
+
+STALL_MAX_S: Final = 10.0
+"""The longest that nothing may be committed while a majority lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A time without a commit: its beginning, by the clock of the history, and its length."""
+
+    begin_s: float = 0.0
+    length_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.length_s:.2f} s from {self.begin_s:.3f} s on"
+
+
+def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
+    """The longest time without a committed transaction, between the first and the last fault,
+    while a majority lived; with ``lives_always`` of all such times.
+    """
+    faults = carried_out(history)
+    if not faults:
+        return Stall()
+    begin = faults[0]["time"] / 1e9
+    end = max(_ends_s(history, fault) for fault in faults)
+    commits = [begin, *sorted(_commits_s(history, begin, end)), end]
+    outages = [] if lives_always else outages_s(history)
+    longest = Stall()
+    for left, right in itertools.pairwise(commits):
+        for at, until in _without(left, right, outages):
+            if until - at > longest.length_s:
+                longest = Stall(at, until - at)
+    return longest
+
+
+def outages_s(history: History) -> list[tuple[float, float]]:
+    """When no majority lived, or what is there once only did not, in order and apart."""
+    edges: list[tuple[float, int, Json]] = []
+    for fault in carried_out(history):
+        if fault["role"] != CLIENT:
+            edges.append((fault["time"] / 1e9, 1, fault))
+            edges.append((_ends_s(history, fault), -1, fault))
+    found: list[tuple[float, float]] = []
+    struck: list[Json] = []
+    since = 0.0
+    for at, change, fault in sorted(edges, key=lambda edge: edge[:2]):
+        was_out = _is_outage(struck)
+        if change > 0:
+            struck.append(fault)
+        else:
+            struck.remove(fault)
+        if _is_outage(struck) and not was_out:
+            since = at
+        elif was_out and not _is_outage(struck) and at > since:
+            found.append((since, at))
+    return found
+
+
+def _is_outage(struck: list[Json]) -> bool:
+    brokers = {broker for fault in struck for broker in fault.get("brokers", ())}
+    return len(brokers) > 1 or any(
+        fault.get("is_sole", True) or fault["role"] in (CONTROLLER, EVERYTHING) for fault in struck
+    )
+
+
+def _ends_s(history: History, fault: Json) -> float:
+    """When a fault was over."""
+    is_of_node = fault["role"] in (NODE, LINK)
+    ends = "whole" if is_of_node else "resume" if fault["f"] == "pause" else "answered"
+    for line in history.faults:
+        if line["f"] == ends and line["fault"] == fault["fault"]:
+            return float(line["time"]) / 1e9
+    return float(fault["time"]) / 1e9 + RESTART_S
+
+
+def _commits_s(history: History, begin: float, end: float) -> list[float]:
+    ended = [
+        operation.end / 1e9
+        for operation in history.operations
+        if operation.function == "txn" and operation.outcome == "ok" and operation.sends
+    ]
+    return [at for at in ended if begin < at < end]
+
+
+def _without(
+    left: float, right: float, outages: list[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """What is left of a span without the outages."""
+    found = []
+    for begin, end in outages:
+        if begin < right and end > left:
+            found.append((left, begin))
+            left = end
+    return [(at, until) for at, until in [*found, (left, right)] if until > at]

@@ -1,0 +1,203 @@
+"""Who holds which role just now: leaders move, and every process that dies has a successor."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from faults.client import GROUP
+from faults.fault_plan import (
+    BROKER,
+    CONTROLLER,
+    EVERYTHING,
+    FOLLOWER,
+    GROUPS,
+    LEADER,
+    NODE,
+    TRANSACTIONS,
+)
+
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    NAMESPACE,
+    broker_actor,
+    holder_of,
+    placements_of,
+)
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, shard_of
+
+HEALTH_TIMEOUT_S: Final = 4.0
+LOOK_EVERY_S: Final = 0.25
+UNKNOWN_AFTER_S: Final = 3.0
+"""What the controller said longer ago does not show that all is well."""
+
+HEAD_BROKER: Final = 1
+"""Its node is Ray's head and has the controller, whose log is there alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process that may be struck, and what a client needs it for.
+
+    ``is_sole``: something that all clients need is nowhere else. ``broker_id`` of a client is 0.
+    """
+
+    name: str
+    process_id: int
+    serves: tuple[str, ...]
+    broker_id: int = 0
+    is_sole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """One replica of a partition, by the actor that holds it."""
+
+    topic: str
+    partition: int
+    actor: str
+    broker_id: int
+    leads: bool
+    is_sole: bool
+
+
+class Actors:
+    """The actors of the log by role, and the processes that they are just now.
+
+    ``keys`` and ``transactional_ids`` are those of the clients. A thread asks the controller again
+    and again, until ``close``: while it is paused or away, what it said last has to do.
+    """
+
+    def __init__(
+        self, cluster: Any, keys: Collection[str], transactional_ids: Collection[str]
+    ) -> None:
+        self._cluster = cluster
+        self._keys = keys
+        self._transactional_ids = transactional_ids
+        self._metadata = cluster.describe()
+        self._known_at = time.monotonic()
+        self._handles: dict[str, Any] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_looking, name="metadata", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _keep_looking(self) -> None:
+        while not self._is_over.wait(LOOK_EVERY_S):
+            with contextlib.suppress(OncelogError):
+                self._metadata = self._cluster.describe()
+                self._known_at = time.monotonic()
+
+    def serving(self, role: str) -> list[Victim]:
+        """The processes of a role, or of every one, that serve now."""
+        live = {broker.broker_id for broker in self._metadata.brokers if broker.is_live}
+        wanted = self._actors_of(role)
+        sole = {replica.actor for replica in self._replicas() if replica.is_sole}
+        asked = {}
+        for name, (broker_id, _) in wanted.items():
+            handle = self._handle(name)
+            # Of a node that is away there would be no answer.
+            if handle is not None and broker_id in live:
+                asked[name] = handle.health.remote()
+        references = list(asked.values())
+        done, _ = ray.wait(references, num_returns=len(references), timeout=HEALTH_TIMEOUT_S)
+        found = []
+        for name, reference in asked.items():
+            if reference not in done:
+                continue
+            with contextlib.suppress(ray.exceptions.RayError):  # Not back from the last kill.
+                health = ray.get(reference)
+                if health.is_serving:
+                    broker_id, serves = wanted[name]
+                    is_sole = name in sole or name == CONTROLLER_ACTOR
+                    found.append(
+                        Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
+                    )
+        return found
+
+    def nodes(self) -> list[Victim]:
+        """Every node that may be struck, and what is led there."""
+        led: dict[int, set[str]] = defaultdict(set)
+        sole: set[int] = set()
+        for replica in self._replicas():
+            if replica.leads:
+                led[replica.broker_id].update(self._needed_for(replica)[1])
+            if replica.is_sole:
+                sole.add(replica.broker_id)
+        return [
+            Victim(f"{NODE} {n}", 0, tuple(sorted(led[n])), n, n in sole)
+            for n in (broker.broker_id for broker in self._metadata.brokers if broker.is_live)
+            if n != HEAD_BROKER
+        ]
+
+    def unwhole(self) -> str:
+        """Names the partitions that lack a leader or a replica in sync, and dead brokers."""
+        if time.monotonic() > self._known_at + UNKNOWN_AFTER_S:
+            return "the controller does not answer"
+        away = [str(broker.broker_id) for broker in self._metadata.brokers if not broker.is_live]
+        found = [f"broker {n} is away" for n in away]
+        for topic in self._metadata.topics:
+            for one in topic.partitions:
+                if one.leader < 0 or set(one.isr) != set(one.replicas):
+                    state = f"leader {one.leader}, in sync {one.isr} of {one.replicas}"
+                    found.append(f"{topic.name}-{one.partition}: {state}")
+        return "; ".join(found)
+
+    def _replicas(self) -> Iterator[_Replica]:
+        for topic in self._metadata.topics:
+            for partition in topic.partitions:
+                for placement in placements_of(topic, partition):
+                    yield _Replica(
+                        topic=topic.name,
+                        partition=partition.partition,
+                        actor=holder_of(placement),
+                        broker_id=placement.broker_id,
+                        leads=placement.broker_id == partition.leader,
+                        is_sole=len(partition.replicas) == 1,
+                    )
+
+    def _actors_of(self, role: str) -> dict[str, tuple[int, set[str]]]:
+        """The broker of each actor that has the role, and what it serves in it."""
+        found: dict[str, tuple[int, set[str]]] = {}
+        if role in (CONTROLLER, EVERYTHING):
+            found[CONTROLLER_ACTOR] = (HEAD_BROKER, {CONTROLLER})
+        if role in (BROKER, EVERYTHING):
+            for broker in self._metadata.brokers:
+                if broker.broker_id != HEAD_BROKER:
+                    found[broker_actor(broker.broker_id)] = (broker.broker_id, {CONTROLLER})
+        for replica in self._replicas():
+            its_role, serves = self._needed_for(replica)
+            if serves and role in (its_role, EVERYTHING):
+                found.setdefault(replica.actor, (replica.broker_id, set()))[1].update(serves)
+        return found
+
+    def _needed_for(self, replica: _Replica) -> tuple[str, set[str]]:
+        """The role of a replica, and which of the clients' keys, ids or groups are there."""
+        if replica.topic == TRANSACTION_STATE_TOPIC:
+            count = self._metadata.transaction_state_partitions
+            ids = {n for n in self._transactional_ids if shard_of(n, count) == replica.partition}
+            role, serves = TRANSACTIONS, ids
+        elif replica.topic == CONSUMER_OFFSETS_TOPIC:
+            shard = shard_of(GROUP, self._metadata.offsets_partitions)
+            role, serves = GROUPS, {GROUP} if shard == replica.partition else set()
+        else:
+            role, serves = LEADER, {f"{replica.topic}-{replica.partition}"} & set(self._keys)
+        return (role if replica.leads else FOLLOWER), serves
+
+    def _handle(self, name: str) -> Any:
+        """Ray's handle; ``None`` if there is no such actor, or not yet."""
+        if name not in self._handles:
+            with contextlib.suppress(ValueError):
+                self._handles[name] = ray.get_actor(name, NAMESPACE)
+        return self._handles.get(name)
