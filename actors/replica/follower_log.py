@@ -11,9 +11,7 @@ has told it the current epoch, and that is not older than any it has taken a pus
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Any, Final
 
 from oncelog.actors.process.background import settle
@@ -23,6 +21,7 @@ from oncelog.actors.protocol.partition.following import FollowerReplication, Rep
 from oncelog.actors.replica.log import ReplicaLog
 from oncelog.actors.replica.opening import ReplicaDirectory, index_if_aborted
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET
 from oncelog.storage.records.batch import iterate_batches
 from oncelog.storage.records.control import decode_control
@@ -43,6 +42,8 @@ class FollowerLog(ReplicaLog):
         self._follower: FollowerReplication | None = None
         self._elected: asyncio.Future[BecomeLeaderReply] | None = None
         self._is_cutting = False
+        self._last_refusal = ""
+        """What was logged: the leader tries the same again and again."""
 
     @property
     def is_following(self) -> bool:
@@ -116,9 +117,18 @@ class FollowerLog(ReplicaLog):
             self._note_refusal_of(request, verdict)
             return follower.acknowledge(request, verdict, NO_OFFSET)
         try:
-            await self._take(request, verdict)
+            if verdict.adopts_epoch:
+                self.machine.become_follower(request.leader_epoch)
+            if (verdict.truncate_offset, verdict.restart_offset) != (NO_OFFSET, NO_OFFSET):
+                await self._cut(verdict)
+                if self._follower is not follower:
+                    return ReplicateReply(error=NOT_NOW)
+            self._append_pushed(memoryview(request.batches)[verdict.append_position :])
+        except CorruptDataError as damage:
+            self._go_offline(f"cannot replicate to {self.config.directory}: {damage}")
+            return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refusal:
-            self._give_up("replicate to", refusal)
+            self._note_refusal("replicate to", refusal)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refusal))
         follower.done(request, verdict)
         error = await self._until_synced(self.machine.log_end_offset)
@@ -128,38 +138,32 @@ class FollowerLog(ReplicaLog):
         self._keep_bounds()
         return reply
 
-    async def _take(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
-        if verdict.adopts_epoch:
-            self.machine.become_follower(request.leader_epoch)
-        if (verdict.truncate_offset, verdict.restart_offset) != (NO_OFFSET, NO_OFFSET):
-            with self._cutting():
-                await self._cut(verdict)
-        batches = memoryview(request.batches)[verdict.append_position :]
+    def _append_pushed(self, batches: memoryview) -> None:
+        """Append whole batches as they are. OSError: those before the one that failed are there."""
         size_bytes = 0
-        for position, header in iterate_batches(batches):
-            batch = batches[position : position + header.size_bytes]
-            self._roll_if_needed(len(batch), header, header.max_timestamp_ms)
-            self.log.append_as_is(batch, header)
-            control = decode_control(batch, header) if header.is_control else None
-            index_if_aborted(self.log, self.machine.apply(header, control))
-            size_bytes += len(batch)
-        if size_bytes:
-            self.tallies.replicated_bytes += size_bytes
-            self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
-
-    @contextlib.contextmanager
-    def _cutting(self) -> Iterator[None]:
-        self._is_cutting = True
         try:
-            yield
+            for position, header in iterate_batches(batches):
+                batch = batches[position : position + header.size_bytes]
+                self._roll_if_needed(len(batch), header, header.max_timestamp_ms)
+                self.log.append_as_is(batch, header)
+                control = decode_control(batch, header) if header.is_control else None
+                index_if_aborted(self.log, self.machine.apply(header, control))
+                size_bytes += len(batch)
         finally:
-            self._is_cutting = False
+            if size_bytes:
+                self.tallies.replicated_bytes += size_bytes
+                self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
         """Cut the log and rebuild the machine from what is left, durably. OSError."""
         log, epoch = self.log, self.machine.leader_epoch
-        await self._sync.drain()
-        self._sync_waiters.send_away(NOT_NOW)
+        _logger.warning(
+            "%s cuts its log at %d, which ended at %d, as its leader has another",
+            self.topic_partition,
+            max(verdict.restart_offset, verdict.truncate_offset),
+            log.log_end_offset,
+        )
+        self.tallies.follower_cuts += 1
 
         def cut() -> None:
             if verdict.restart_offset != NO_OFFSET:
@@ -168,17 +172,17 @@ class FollowerLog(ReplicaLog):
                 log.truncate_to(verdict.truncate_offset)
             self.directory.rebuild(log)
 
-        _logger.warning(
-            "%s cuts its log at %d, which ended at %d, as its leader has another",
-            self.topic_partition,
-            max(verdict.restart_offset, verdict.truncate_offset),
-            log.log_end_offset,
-        )
-        self.tallies.follower_cuts += 1
-        await self.run_beside(cut)
-        self._synced_offset = 0
-        self.machine.become_follower(epoch)
-        self._sync.begin(log)
+        self._is_cutting = True
+        try:
+            await self._sync.drain()
+            self._sync_waiters.send_away(NOT_NOW)
+            await self.run_beside(cut)
+        finally:
+            self._is_cutting = False
+        if self._log is log:
+            self._synced_offset = 0
+            self.machine.become_follower(epoch)
+            self._sync.begin(log)
 
     async def _until_synced(self, offset: int) -> ErrorCode:
         """Wait until all below ``offset`` (exclusive) is synced."""
@@ -199,7 +203,8 @@ class FollowerLog(ReplicaLog):
                 self._note_refusal("write to", error)
 
     def _note_refusal_of(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
-        if verdict.detail:
+        if verdict.detail and verdict.detail != self._last_refusal:
+            self._last_refusal = verdict.detail
             _logger.error(
                 "%s refuses what %d pushes: %s",
                 self.topic_partition,
