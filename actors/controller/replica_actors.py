@@ -102,11 +102,14 @@ class ReplicaActors:
         await self._tell(placements)
 
     async def _tell(self, placements: Sequence[Placement]) -> None:
-        hosts = {
-            host_actor(placement.host, placement.broker_id)
-            for placement in placements
-            if placement.host != OWN_ACTOR
-        }
+        # In the same order in any process, so that a simulated run can be repeated.
+        hosts = sorted(
+            {
+                host_actor(placement.host, placement.broker_id)
+                for placement in placements
+                if placement.host != OWN_ACTOR
+            }
+        )
         told = await asyncio.gather(*(self._is_told(host) for host in hosts))
         for host, is_told in zip(hosts, told, strict=True):
             if not is_told and host not in self._untold:

@@ -20,7 +20,7 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine
+from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine, Role
 from oncelog.actors.replica.data_directory import (
     LOG_SUFFIX,
     DirectoryIdentity,
@@ -39,6 +39,7 @@ from oncelog.storage.log.checkpoint import (
     RECOVERY_FILE,
 )
 from oncelog.storage.log.partition import LogSettings, PartitionLog
+from oncelog.storage.log.restart import RESTART_FILE
 from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, read_topic_id, write_topic_id
 from oncelog.storage.records.batch import BatchHeader
@@ -155,7 +156,10 @@ class ReplicaDirectory:
             self._lock = None
 
     def open(self, topic: TopicConfig) -> PartitionLog:
-        """Recover the log and rebuild the machine from it. Durable to its end on return."""
+        """Recover the log and rebuild the machine from it. Durable to its end on return.
+
+        The machine's high watermark is the one that the log remembers.
+        """
         log = PartitionLog.open(
             filesystem=self._filesystem,
             directory=self._path,
@@ -165,6 +169,7 @@ class ReplicaDirectory:
         )
         try:
             self._restore(log)
+            self._machine.advance_high_watermark(log.high_watermark)
         except BaseException:
             log.close(None)
             raise
@@ -174,6 +179,20 @@ class ReplicaDirectory:
         """Of attempts that failed half-way the first one met the most."""
         if self.cut is None or cut.cut_bytes > self.cut.cut_bytes:
             self.cut = cut
+
+    def rebuild(self, log: PartitionLog) -> None:
+        """The log was cut or restarted: rebuild the machine from what is left, in one turn.
+
+        Durable to its end on return. A follower still follows in its epoch, and its high
+        watermark stays, unless the log now ends below it. CorruptDataError and OSError as for
+        ``open``: the machine is then good for nothing but another attempt.
+        """
+        machine = self._machine
+        role, high_watermark = machine.role, machine.high_watermark
+        self._restore(log)
+        if role is Role.FOLLOWER:
+            machine.become_follower(machine.leader_epoch)
+        machine.advance_high_watermark(min(high_watermark, log.log_end_offset))
 
     def _restore(self, log: PartitionLog) -> None:
         """Rebuild the machine and what of the log a load does not trust; make it all durable."""
@@ -268,7 +287,7 @@ class ReplicaDirectory:
         log, its oldest segment first; what says of which topic they are, as lost power may bring
         back any file of a step, and nobody's records would be refused.
         """
-        sized = (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
+        sized = (RESTART_FILE, RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
         named = (TOPIC_ID_FILE, PARTITION_METADATA_FILE)
         found = self._filesystem.list_directory(self._path)
         others = [name for name in found if name not in (*sized, *named, LOCK_FILE)]

@@ -44,8 +44,9 @@ class ActorStatus:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it answers and leads its partition."""
-        return self.reply.error is ErrorCode.NONE and self.reply.is_leader
+        """Whether it answers, and leads its partition or follows whoever does."""
+        has_role = self.reply.is_leader or self.reply.is_following
+        return self.reply.error is ErrorCode.NONE and has_role
 
     @property
     def is_damaged(self) -> bool:
@@ -62,7 +63,7 @@ class ActorStatus:
         if self.is_serving and self.reply.cut_offset >= 0:
             return f"serving; cut {self.reply.cut_bytes} bytes at offset {self.reply.cut_offset}"
         if self.is_serving:
-            return "serving"
+            return "serving" if self.reply.is_leader else "following"
         if self.reply.error is ErrorCode.NETWORK_EXCEPTION:
             return "gone or restarting"
         if self.reply.error is ErrorCode.REQUEST_TIMED_OUT:

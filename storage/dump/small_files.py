@@ -30,7 +30,9 @@ from oncelog.storage.log.checkpoint import (
     read_clean_shutdown,
 )
 from oncelog.storage.log.cleaner_checkpoint import CLEANER_CHECKPOINT_FILE, read_first_dirty_offset
+from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE, read_gaps_end
 from oncelog.storage.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
+from oncelog.storage.log.restart import RESTART_FILE, decode_restart
 from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, decode_metadata, decode_topic_id
 from oncelog.storage.segments.segment import (
     LOG_SUFFIX,
@@ -64,6 +66,8 @@ class FileKind(enum.Enum):
     LEADER_EPOCHS = "leader epochs"
     RECOVERY = "recovery checkpoint"
     CLEANER = "cleaner checkpoint"
+    OFFSET_GAPS = "offset gaps"
+    RESTART = "restart offset"
     CLEAN_SHUTDOWN = "clean shutdown"
     METADATA = "topic of the partition"
     TOPIC_ID = "topic of the partition, checked"
@@ -86,6 +90,8 @@ _BY_NAME: Final = MappingProxyType(
         LEADER_EPOCH_FILE: FileKind.LEADER_EPOCHS,
         RECOVERY_FILE: FileKind.RECOVERY,
         CLEANER_CHECKPOINT_FILE: FileKind.CLEANER,
+        OFFSET_GAPS_FILE: FileKind.OFFSET_GAPS,
+        RESTART_FILE: FileKind.RESTART,
         CLEAN_SHUTDOWN_FILE: FileKind.CLEAN_SHUTDOWN,
         PARTITION_METADATA_FILE: FileKind.METADATA,
         TOPIC_ID_FILE: FileKind.TOPIC_ID,
@@ -241,6 +247,16 @@ def cleaner_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     yield {"first_dirty_offset": read_first_dirty_offset(filesystem, path.parent)}
 
 
+def offset_gaps_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Up to where batches that were copied may have gaps between them."""
+    yield {"gaps_end": read_gaps_end(filesystem, path.parent)}
+
+
+def restart_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
+    """Where the log begins anew, once the restart is finished."""
+    yield {"restart_offset": _decoded(filesystem, path, decode_restart)}
+
+
 def metadata_rows(filesystem: FileSystem, path: Path) -> Iterator[Row]:
     """The one row: version and topic id."""
     version, topic_id = _decoded(filesystem, path, decode_metadata)
@@ -269,6 +285,8 @@ _READERS: Final[Mapping[FileKind, Callable[[FileSystem, Path], Iterator[Row]]]] 
         FileKind.LEADER_EPOCHS: leader_epoch_rows,
         FileKind.RECOVERY: recovery_rows,
         FileKind.CLEANER: cleaner_rows,
+        FileKind.OFFSET_GAPS: offset_gaps_rows,
+        FileKind.RESTART: restart_rows,
         FileKind.CLEAN_SHUTDOWN: clean_shutdown_rows,
         FileKind.METADATA: metadata_rows,
         FileKind.TOPIC_ID: topic_id_rows,

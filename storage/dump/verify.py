@@ -42,6 +42,7 @@ from oncelog.storage.dump.summary import check_summary
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.checkpoint import CLEAN_SHUTDOWN_FILE, LEADER_EPOCH_FILE, CleanShutdown
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
+from oncelog.storage.log.offset_gaps import read_gaps_end
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord, decode_control
 from oncelog.storage.segments.inspection import TailDefect
@@ -154,6 +155,8 @@ class _DirectoryCheck:
         if read_first_dirty_offset(self._filesystem, self._directory) is not None:
             # Compaction may be at work right now, so any of the sealed segments may have gaps.
             self._cleaned_offset = segments[-1]
+        gaps_end = read_gaps_end(self._filesystem, self._directory)
+        self._cleaned_offset = max(self._cleaned_offset, gaps_end)
         self._next_offset = segments[0]
         snapshots = _offsets(names, FileKind.SNAPSHOT)
         yield from self._producers.begin(segments[0], snapshots, self._cleaned_offset)

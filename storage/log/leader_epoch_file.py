@@ -11,7 +11,6 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.log.checkpoint import write_leader_epochs
 from oncelog.storage.model import NO_LEADER_EPOCH
 from oncelog.storage.segments.leader_epochs import (
-    end_of_epoch,
     with_leader_epoch,
     without_end,
     without_start,
@@ -34,6 +33,24 @@ class LeaderEpochFile:
         """``epoch`` leads from ``start_offset`` (inclusive); durable on return."""
         self._replace(with_leader_epoch(self.pairs, epoch, start_offset))
 
+    def assign_copied(self, epoch: int, start_offset: int, log_end_offset: int) -> None:
+        """A leader's batch of ``epoch`` is to follow the log end at ``start_offset``.
+
+        Epochs that begin at the log end or later, and so never wrote, give way. ValueError if one
+        that did write is newer.
+        """
+        latest_start = self.pairs[-1][1] if self.pairs else -1
+        if epoch == self.latest_epoch and latest_start <= start_offset:
+            return
+        kept = without_end(self.pairs, log_end_offset)
+        if kept and kept[-1][0] > epoch:
+            raise ValueError(f"a batch of leader epoch {epoch} after one of {kept[-1][0]}")
+        self._replace(with_leader_epoch(kept, epoch, start_offset))
+
+    def restart(self) -> None:
+        """The log was dropped, and the file with it."""
+        self._take([])
+
     def cut_end(self, offset: int) -> None:
         """The log now ends at ``offset`` (exclusive); durable on return."""
         self._replace(without_end(self.pairs, offset))
@@ -44,22 +61,6 @@ class LeaderEpochFile:
         The file keeps the old epochs until the next one is written; a load drops them again.
         """
         self._take(without_start(self.pairs, offset))
-
-    def common_end(
-        self, leader_epoch: int, end_offset: int, *, log_end_offset: int
-    ) -> tuple[int, bool]:
-        """Up to where (exclusive) this log may agree with a leader's, and whether it does.
-
-        The leader's log leaves ``leader_epoch`` at ``end_offset``. False: this log knows older
-        epochs only, and where the last of them ends is to be compared next.
-        """
-        own_epoch, own_end = end_of_epoch(self.pairs, leader_epoch, log_end_offset=log_end_offset)
-        is_settled = own_epoch in (leader_epoch, NO_LEADER_EPOCH)
-        if own_epoch == leader_epoch:
-            own_end = min(own_end, end_offset)
-        elif is_settled:
-            own_end = end_offset
-        return own_end, is_settled
 
     def _replace(self, pairs: list[tuple[int, int]]) -> None:
         if pairs != self.pairs:

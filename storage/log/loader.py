@@ -30,7 +30,9 @@ from oncelog.storage.log.checkpoint import (
     write_leader_epochs,
 )
 from oncelog.storage.log.cleaner_checkpoint import read_first_dirty_offset
+from oncelog.storage.log.offset_gaps import read_gaps_end
 from oncelog.storage.log.producer_snapshot import SnapshotStore
+from oncelog.storage.log.restart import finish_restart
 from oncelog.storage.log.tail import Tail, TailCut, settle_tail
 from oncelog.storage.segments.inspection import TailDefect
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, without_start
@@ -58,6 +60,8 @@ class LoadedLog:
     leader_epochs: list[tuple[int, int]]
     log_start_offset: int
     high_watermark: int
+    gaps_end: int
+    """Up to there (exclusive) a gap may begin: see ``offset_gaps``."""
     recovery_point: int | None
     snapshot_limit: int
     checked_from: int
@@ -80,6 +84,8 @@ class LogLoader:
     _scanned_from: int | None = None
     _known: int = 0
     """Up to here (exclusive) the log was synced successfully; 0 if unknown."""
+    _copied_gaps_end: int = 0
+    """See ``offset_gaps``."""
     _stored_epochs: list[tuple[int, int]] = field(default_factory=list)
     _unsealed: list[Segment] = field(default_factory=list)
     _summaries: dict[int, SegmentSummary] = field(default_factory=dict)
@@ -93,6 +99,7 @@ class LogLoader:
         has changed. OSError: the disk.
         """
         self.filesystem.make_directory(self.directory)
+        finish_restart(self.filesystem, self.directory)
         complete_swaps(self.filesystem, self.directory)
         segments = self._find_segments()
         try:
@@ -107,6 +114,7 @@ class LogLoader:
         checkpoint = read_recovery_checkpoint(self.filesystem, self.directory)
         flag = read_clean_shutdown(self.filesystem, self.directory)
         self._stored_epochs = self._read_leader_epochs()
+        self._copied_gaps_end = read_gaps_end(self.filesystem, self.directory)
         is_new = not segments
         if is_new:
             self._remove_orphans(segments)
@@ -141,6 +149,7 @@ class LogLoader:
             leader_epochs=leader_epochs,
             log_start_offset=log_start_offset,
             high_watermark=min(max(high_watermark, log_start_offset), log_end_offset),
+            gaps_end=self._copied_gaps_end,
             recovery_point=recovery_point,
             snapshot_limit=snapshot_limit,
             checked_from=OFFSET_MAX if self._scanned_from is None else self._scanned_from,
@@ -314,11 +323,14 @@ class LogLoader:
         segment.end_scan(size_bytes, next_offset)
 
     def _gaps_end(self, segment: Segment, *, is_last: bool) -> int:
-        """Up to which offset (exclusive) compaction may have removed batches of the segment."""
+        """Up to which offset (exclusive) compaction may have removed batches of the segment.
+
+        Here, or at the leader that this log was copied from.
+        """
         first_dirty = read_first_dirty_offset(self.filesystem, self.directory)
         if first_dirty is None:
-            return segment.base_offset
-        return first_dirty if is_last else segment.next_offset
+            return max(segment.base_offset, self._copied_gaps_end)
+        return max(first_dirty if is_last else segment.next_offset, self._copied_gaps_end)
 
     def _scan(self, segment: Segment, gaps_end: int) -> tuple[int, int, TailDefect]:
         """Read all batches; return where that ended, the offset expected there, and why."""

@@ -8,6 +8,8 @@ next one may succeed. ``disk.errors`` has the table.
 
 Invariant: log_start_offset <= recovery_point <= log_end_offset, and every byte below the
 recovery point is durable.
+
+One file: every method moves the same few offsets, and says what is durable when.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ from oncelog.storage.log.cleaner_checkpoint import lower_first_dirty_offset
 from oncelog.storage.log.head import LogHead
 from oncelog.storage.log.leader_epoch_file import LeaderEpochFile
 from oncelog.storage.log.loader import LoadedLog, LogLoader
+from oncelog.storage.log.offset_gaps import write_gaps_end
 from oncelog.storage.log.producer_entry import ProducerSnapshotEntry
 from oncelog.storage.log.readable import ReadableLog
+from oncelog.storage.log.restart import begin_restart, finish_restart
 from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log_settings import LogSettings
 from oncelog.storage.model import NO_TIMESTAMP
-from oncelog.storage.records.batch import BatchHeader, Buffer
+from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
+from oncelog.storage.segments.leader_epochs import OFFSET_MAX
 from oncelog.storage.segments.list import LogSlice, SegmentList
 from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
@@ -85,6 +90,7 @@ class PartitionLog(ReadableLog):
         self._active_since_ms = now_ms
         self.was_clean = loaded.was_clean
         self._unsealed = loaded.unsealed
+        self._gaps_end = loaded.gaps_end
         self.cut: TailCut | None = loaded.cut
         self.high_watermark = loaded.high_watermark
         """Exclusive; the owner of the true one copies it here, for the next checkpoint."""
@@ -143,6 +149,7 @@ class PartitionLog(ReadableLog):
     ) -> bool:
         """Whether ``roll`` must be called before a batch of this size and time is appended.
 
+        ``last_offset_delta``: its last offset, less the log end.
         Because of size; age, by record timestamps if there are any, else the wall clock;
         a full index; or an offset that would not fit an index entry. Source: KIP-32.
         """
@@ -218,13 +225,48 @@ class PartitionLog(ReadableLog):
         if header.leader_epoch > self._epochs.latest_epoch:
             # Before the batch: recovery takes a batch of an unknown epoch for damage.
             self.assign_leader_epoch(header.leader_epoch, header.base_offset)
+        self._write(batch, header)
+
+    def append_as_is(self, batch: Buffer, header: BatchHeader) -> None:
+        """Write one batch as the leader's log has it; durable with the next sync point.
+
+        ``header`` is its own. It may begin beyond the log end: compaction has left a gap there.
+        A batch of a newer leader epoch begins that epoch here. For ``needs_roll`` the gap counts
+        as part of ``last_offset_delta``. OSError as for ``append``.
+        """
+        ledger = self._ledger
+        ledger.check()
+        self._aborted.settle()
+        base_offset, log_end_offset = header.base_offset, self.log_end_offset
+        segment_end = self._segments.active.base_offset + RELATIVE_OFFSET_MAX + 1
+        if (
+            base_offset < log_end_offset
+            or not header.is_of(batch)
+            or header.placement() != bytes(batch[:PLACEMENT_BYTES])
+            or header.next_offset > segment_end
+        ):
+            raise ValueError(
+                f"batch [{base_offset}, {header.last_offset}] of {len(batch)} bytes "
+                f"cannot follow the log end {log_end_offset}"
+            )
         try:
-            file = active.append(batch, header)
+            self._epochs.assign_copied(header.leader_epoch, base_offset, log_end_offset)
+            if base_offset > log_end_offset >= self._gaps_end:
+                write_gaps_end(self._filesystem, self._directory, segment_end)
+                self._gaps_end = segment_end
+        except OSError as error:
+            ledger.fail_unless_passing(error)
+            raise
+        self._write(batch, header)
+
+    def _write(self, batch: Buffer, header: BatchHeader) -> None:
+        try:
+            file = self._segments.active.append(batch, header)
         except OSError as error:
             self._undo_append(error)
             raise
-        ledger.note(file)
-        self.log_end_offset = last_offset + 1
+        self._ledger.note(file)
+        self.log_end_offset = header.base_offset + header.last_offset_delta + 1
 
     def append_aborted(
         self, *, producer_id: int, first_offset: int, last_offset: int, last_stable_offset: int
@@ -402,24 +444,43 @@ class PartitionLog(ReadableLog):
         try:
             self._lower_recovery_point(next_offset)
             self._cut_segments(offset, end, next_offset)
-            self._epochs.cut_end(next_offset)
             self._sync_now()
+            # Last: lost power may bring batches back, and those of an unknown epoch are damage.
+            self._epochs.cut_end(next_offset)
         except OSError as error:
             self._ledger.fail(error)
             raise
 
-    def truncate_to_leader_epoch(self, leader_epoch: int, end_offset: int) -> bool:
-        """Follow a leader whose log leaves ``leader_epoch`` at ``end_offset`` (exclusive).
+    def restart_at(self, offset: int) -> None:
+        """Drop the whole log, which then begins and ends at ``offset``; durable on return.
 
-        Truncates beyond it or beyond where this log leaves that epoch, but nothing below the
-        log start. False: this log knows older epochs only, is truncated at the end of the last
-        of them, and must compare that with the leader next. Source: KIP-101, KIP-279.
+        The next open finds the old log or the new one, never less. No ``RemovedFiles`` may run
+        meanwhile: the new log may have files of the old names. OSError: offline.
         """
-        own_end, is_settled = self._epochs.common_end(
-            leader_epoch, end_offset, log_end_offset=self.log_end_offset
-        )
-        self.truncate_to(max(own_end, self.log_start_offset))
-        return is_settled
+        if offset < 0:
+            raise ValueError(f"offset={offset}: offsets begin at 0")
+        self._ledger.check()
+        self.generation += 1
+        try:
+            begin_restart(self._filesystem, self._directory, offset)
+            finish_restart(self._filesystem, self._directory)
+            self._segments.restart(
+                self._filesystem, self._directory, self.settings.index_interval_bytes, offset
+            )
+        except OSError as error:
+            self._ledger.fail(error)
+            raise
+        self._ledger.close()
+        self._snapshots.restart()
+        self._epochs.restart()
+        self._checkpoint.close()
+        self._aborted.cut(0)
+        self._unsealed = []
+        self._gaps_end = 0
+        self._checked_from = OFFSET_MAX
+        self.log_start_offset = self.log_end_offset = self._snapshot_limit = offset
+        self.high_watermark = self.recovery_point = self._noted_recovery_point = offset
+        self._rounds_since_checkpoint_sync = 0
 
     def _lower_recovery_point(self, offset: int) -> None:
         """Lower the recovery point, durably, before what it covers is removed."""
@@ -439,7 +500,9 @@ class PartitionLog(ReadableLog):
         self._segments.cut(offset, end, next_offset)
         self._aborted.cut(next_offset)
         self.log_end_offset = next_offset
-        self._snapshot_limit = min(self._snapshot_limit, next_offset)
+        # A replay from there also restores an aborted transaction whose entry is owed.
+        self._snapshot_limit = min(self._snapshot_limit, self.indexed_end_offset)
+        self._checked_from = OFFSET_MAX
         self._snapshots.remove_above(next_offset)
 
     def close(self, snapshot: Sequence[ProducerSnapshotEntry] | None) -> None:

@@ -140,6 +140,10 @@ class SnapshotStore:
         self._offsets = self._offsets[len(stale) :]
         return tuple(self.path_of(known) for known in stale)
 
+    def restart(self) -> None:
+        """The log was dropped, and all its snapshots with it."""
+        self._offsets = []
+
     def thin_out(self, bases: Collection[int]) -> None:
         """Keep those of ``bases``, where segments begin, and the newest."""
         for offset in self.offsets[:-1]:

@@ -194,6 +194,25 @@ class SegmentList:
         if handle is not None:
             self._ledger.note(handle)
 
+    def restart(
+        self, filesystem: FileSystem, directory: Path, index_interval_bytes: int, offset: int
+    ) -> None:
+        """Drop every segment, whose files are gone, for an empty one at ``offset``; durable."""
+        segment = Segment(
+            filesystem=filesystem,
+            directory=directory,
+            base_offset=offset,
+            next_offset=offset,
+            index_interval_bytes=index_interval_bytes,
+        )
+        segment.create()
+        filesystem.sync_directory(directory)
+        for dropped in self._segments:
+            self._forget(dropped)
+            dropped.close()
+        self._segments[:], self._bases[:] = [segment], [segment.base_offset]
+        self.active = segment
+
     def take_below(self, offset: int) -> list[Segment]:
         """Close and drop the sealed segments that end at or below ``offset``; oldest first."""
         count = 0

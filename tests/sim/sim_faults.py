@@ -202,7 +202,7 @@ class Faults:
     # --- peace --------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """No faults from now on: network, disks, clocks, pauses, gates; zombies are killed.
+        """No faults from now on: network, nodes, disks, clocks, pauses, gates; zombies are killed.
 
         All clocks agree on the latest time that any of them has told: else what began on a clock
         that was ahead would have to wait for that time before it times out.
@@ -217,6 +217,9 @@ class Faults:
         self.kill_zombies()
         for name in list(self.away_disks):
             self.move_back(name)
+        for number in self.node_numbers():
+            self.start_node(number)
+            self.cont_node(number)
         for process in list(self._processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
@@ -244,6 +247,8 @@ class Faults:
     def is_quiet(self) -> bool:
         """Whether nothing is unstable in any partition and no transaction is open or undecided."""
         for name, server in self.servers().items():
+            if not self.leads(server.replica):
+                continue
             machine = server.replica.machine
             if machine.last_stable_offset != machine.log_end_offset:
                 return False

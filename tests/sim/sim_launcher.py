@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from disk_image import Directory
 from sim_disk import SimDisk, settle
 
-from oncelog.actors.config import HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import holder_of
+from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
+from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.interfaces import broker_actor, holder_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.replica.data_directory import DirectoryIdentity, write_identity
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from sim_process import Process
     from sim_world import World, WorldSettings
-
-    from oncelog.actors.controller.broker_watch import BrokerNode
 
 _FOUNDED: dict[str, dict[str, Directory]] = {}
 """Disks of clusters with their topics, by what they were founded with: most worlds begin alike."""
@@ -51,12 +50,24 @@ class SimLauncher:
             self._world.driver.soon(self._world.start_actor, holder_of(placement), config)
 
     async def nodes(self) -> list[BrokerNode]:
-        """See ``BrokerLauncher.nodes``: there is one broker, the controller's own."""
-        return []
+        """See ``BrokerLauncher.nodes``; none is labelled where there is one broker only."""
+        if self._world.settings.brokers == 1:
+            return []
+        await self._pass_time()
+        return [BrokerNode(broker_id=number) for number in self._world.living_nodes()]
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         """See ``BrokerLauncher.start_brokers``."""
-        raise AssertionError(f"no node is labelled here, not even {nodes}")
+        await self._pass_time()
+        for node in nodes:
+            config = BrokerConfig(
+                broker_id=node.broker_id,
+                data_dir=self._config.data_dir,
+                cluster=self._config.cluster,
+                cluster_id=self._config.cluster_id,
+                rack=node.rack,
+            )
+            self._world.driver.soon(self._world.start_actor, broker_actor(node.broker_id), config)
 
     async def end(self, actors: list[str]) -> None:
         """See ``Launcher.end``."""
@@ -98,7 +109,15 @@ def empty_disk(config: ReplicaConfig | HostConfig | None, *, is_founding: bool =
 
 def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:
     """The disks of a cluster that was founded and has its topics, everything on them durable."""
-    key = repr((sorted(topics.items()), settings.cluster, settings.topic_settings))
+    key = repr(
+        (
+            sorted(topics.items()),
+            settings.brokers,
+            settings.replication_factor,
+            settings.cluster,
+            settings.topic_settings,
+        )
+    )
     if key not in _FOUNDED:
         _FOUNDED[key] = _found(topics, settings)
     return _FOUNDED[key]
@@ -110,7 +129,12 @@ def _found(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Dire
     async def create(client: Any) -> None:
         admin = client.admin()
         for topic, partitions in topics.items():
-            await admin.create_topic(topic, partitions, **settings.topic_settings.get(topic, {}))
+            await admin.create_topic(
+                topic,
+                partitions,
+                settings.replication_factor,
+                **settings.topic_settings.get(topic, {}),
+            )
 
     with World(-1, topics={}, settings=settings, is_founded=False) as world:
         founder = world.client("founder")

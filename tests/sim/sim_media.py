@@ -8,7 +8,7 @@ can rebuild them, so each reader must be told; they are restored after the run, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -121,6 +121,12 @@ class Media:
             if self._disk(harmed.actor).exists(harmed.path):
                 self._put_back(harmed)
         self._records.clear()
+
+    def forget(self, actors: Collection[str]) -> None:
+        """Their disks are gone, and nobody can put anything back."""
+        self._harmed = [one for one in self._harmed if one.actor not in actors]
+        self._records = [one for one in self._records if one.actor not in actors]
+        self.broken.difference_update(actors)
 
     def attend(self) -> None:
         """What an operator does: restart after a failed disk, put back what was refused.

@@ -77,6 +77,10 @@ class FaultPlan:
     """Not shown, so that what is drawn by the rest of the plan stays what it was."""
 
     kill_group: float = field(default=0.0, repr=False)
+    kill_node: float = field(default=0.0, repr=False)
+    cut_node: float = field(default=0.0, repr=False)
+    stop_node: float = field(default=0.0, repr=False)
+    """The last three only where there are several nodes."""
 
 
 RATES = {
@@ -130,6 +134,9 @@ def drawn_faults(random: Random) -> FaultPlan:
         file_damage=Random(f"damage {plan}").choice((0.0, 0.1, 0.3)),
         disk_refusal=Random(f"refusal {plan}").choice((0.0, 0.1, 0.5)),
         kill_group=Random(f"group {plan}").choice((0.0, 0.0, 0.2)),
+        kill_node=Random(f"kill node {plan}").choice((0.0, 0.1, 0.3)),
+        cut_node=Random(f"cut node {plan}").choice((0.0, 0.1, 0.3)),
+        stop_node=Random(f"stop node {plan}").choice((0.0, 0.1, 0.2)),
     )
 
 
@@ -162,6 +169,12 @@ class Nemesis:
             "move": self._move,
             "file_damage": self._file_damage,
         }
+        if len(self._world.node_numbers()) > 1:
+            self._strikes |= {
+                "kill_node": self._kill_node,
+                "cut_node": self._cut_node,
+                "stop_node": self._stop_node,
+            }
 
     async def rage(self) -> None:
         """Strike until the stage is over; to be run as the driver."""
@@ -393,6 +406,34 @@ class Nemesis:
             return
         self._world.move(name, is_of_cluster=self._random.random() < 0.5)
         self._later(3.0, lambda: self._world.move_back(name))
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    def _node(self) -> int:
+        return self._random.choice(self._world.node_numbers())
+
+    def _kill_node(self) -> None:
+        """A machine is gone, by power loss or not, and comes back after a while."""
+        number = self._node()
+        self._world.kill_node(number, is_power_lost=self._random.random() < 0.5)
+        self._later(3.0, lambda: self._world.start_node(number))
+
+    def _cut_node(self) -> None:
+        """A node loses one neighbour, in both directions or one, or all of them."""
+        world, random, number = self._world, self._random, self._node()
+        if random.random() < 0.3:
+            world.isolate_node(number)
+        else:
+            pair = [number, random.choice(world.places_beside(number))]
+            random.shuffle(pair)
+            world.cut(*pair, both=random.random() < 0.5)
+        self._later(4.0, lambda: world.rejoin_node(number))
+
+    def _stop_node(self) -> None:
+        number = self._node()
+        self._world.stop_node(number)
+        delay_s = self._random.choice((0.2, 2.0, 8.0))
+        self._later(delay_s, lambda: self._world.cont_node(number))
 
     # --- the end of what lasts ----------------------------------------------------------------
 

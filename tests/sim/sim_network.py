@@ -171,6 +171,8 @@ class Network:
         self._world = world
         self._random = random
         self.watchers: list[Callable[[Exchange, Any, bool], None]] = []
+        self.cuts: set[tuple[int, int]] = set()
+        """From which node nothing arrives at which."""
         self._rules: list[tuple[Match, NetworkFaults]] = []
         self._gates: list[Gate] = []
         # Of its own: how bytes are cut changes nothing else that a seed stands for.
@@ -189,8 +191,9 @@ class Network:
         self.set_faults(NetworkFaults(drop_request=1.0), caller=caller, callee=callee)
 
     def heal(self) -> None:
-        """No faults, no rules, all gates open; what was delayed stays delayed."""
+        """No faults, rules or cuts, all gates open; what was delayed stays delayed."""
         self.faults = NetworkFaults()
+        self.cuts.clear()
         self._rules.clear()
         for gate in self._gates:
             gate.release_all()
@@ -293,6 +296,8 @@ class Network:
     # --- at the callee ------------------------------------------------------------------------
 
     def _request_arrives(self, exchange: Exchange) -> None:
+        if self._is_cut(exchange.caller.name, exchange.callee, exchange):
+            return
         if self._gates or self.watchers:
             request = request_in(exchange.frame, exchange.method)
             for watcher in tuple(self.watchers):
@@ -307,7 +312,10 @@ class Network:
     def _deliver_request(self, exchange: Exchange) -> None:
         callee = self._callee(exchange)
         if callee is None:
-            self._later(self._latency(self.faults), exchange.fail, ErrorCode.NETWORK_EXCEPTION)
+            if self._is_gone(exchange.callee):
+                self._lose(exchange, self.faults)
+            else:
+                self._later(self._latency(self.faults), self._breaks, exchange)
             return
         callee.calls[exchange.number] = exchange
         if callee.callee_wire is None:
@@ -333,6 +341,8 @@ class Network:
         self._later(self._delay(faults, exchange), self._reply_arrives, exchange, frame)
 
     def _reply_arrives(self, exchange: Exchange, frame: bytes) -> None:
+        if self._is_cut(exchange.callee, exchange.caller.name, exchange):
+            return
         if self._gates or self.watchers:
             reply = reply_in(frame, exchange)
             for watcher in tuple(self.watchers):
@@ -349,10 +359,33 @@ class Network:
             self._caller_wire(exchange.caller).arrives(frame)
 
     def callee_died(self, exchange: Exchange) -> None:
-        """The connection broke while the call ran: the caller hears of it soon."""
-        self._later(
-            self._random.uniform(*BREAK_NOTICED_S), exchange.fail, ErrorCode.NETWORK_EXCEPTION
-        )
+        """The connection broke while the call ran: the caller hears of it soon.
+
+        Not always if the machine is gone: nobody closes its connections.
+        """
+        if not self._is_gone(exchange.callee) or self._random.random() < 0.5:
+            self._later(self._random.uniform(*BREAK_NOTICED_S), self._breaks, exchange)
+
+    # --- between nodes ------------------------------------------------------------------------
+
+    def _breaks(self, exchange: Exchange) -> None:
+        """The caller hears that there is no connection, unless it hears nothing from there."""
+        if not self._is_cut(exchange.callee, exchange.caller.name, exchange):
+            exchange.fail(ErrorCode.NETWORK_EXCEPTION)
+
+    def _is_gone(self, actor: str) -> bool:
+        dead = self._world.dead_nodes
+        return bool(dead) and self._world.node_of(actor) in dead
+
+    def _is_cut(self, sender: str, receiver: str, exchange: Exchange) -> bool:
+        """Whether what is about to arrive is lost, as no message passes between the two nodes."""
+        if not self.cuts:
+            return False
+        nodes = (self._world.node_of(sender), self._world.node_of(receiver))
+        if nodes not in self.cuts:
+            return False
+        self._world.tell(sender, f"* cut off → {receiver} {exchange.method}")
+        return True
 
 
 class SimTransport:

@@ -17,6 +17,7 @@ from sim_network import Exchange, SimTransport
 from sim_wire import CalleeWire, CallerWire
 
 from oncelog.actors.launch.assembly import DiskRefusedError, LeadershipLostError, Surroundings
+from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.dispatch import Dispatch
@@ -156,6 +157,8 @@ class ActorProcess(Process):
         """What holds logs in this process, by the name of an actor that holds just that."""
         if isinstance(self.server, Host):
             return dict(sorted(self.server.servers.items()))
+        if isinstance(self.server, Broker):
+            return {}
         return {self.name: self.server}
 
     @property

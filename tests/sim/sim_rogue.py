@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from sim_nodes import CONTROLLER_NODE
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of, address_of
@@ -39,7 +40,6 @@ from oncelog.storage.records.codec import decode_records, encode_records
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import HEADER_BYTES
 
-BROKER_ID = 1
 PAUSE_MS = 300.0
 POISON_RATIO = 0.2
 
@@ -136,11 +136,12 @@ def _transactions(player: Player, *, is_open: bool) -> list[TransactionDescripti
 
 def _entries(player: Player) -> list[tuple[TopicPartition, ProducerEntry]]:
     """What leaders remember of producers, by partition and id."""
-    replicas = player.stage.world.replicas()
+    replicas = player.stage.world.leaders()
+    leaders = {replica.topic_partition: replica for replica in replicas.values()}
     return [
         (topic_partition, entry)
         for topic_partition in player.stage.partitions
-        if (replica := replicas.get(actor_of(topic_partition, BROKER_ID))) is not None
+        if (replica := leaders.get(topic_partition)) is not None
         for _, entry in sorted(replica.machine.producers.entries.items())
     ]
 
@@ -254,4 +255,4 @@ def _shard_in(name: str) -> TopicPartition:
 def _address(player: Player, topic_partition: TopicPartition) -> str:
     """Whom to call; without a controller to ask, an actor that is alone."""
     placement = player.stage.world.placement_of(topic_partition)
-    return address_of(placement) if placement else actor_of(topic_partition, BROKER_ID)
+    return address_of(placement) if placement else actor_of(topic_partition, CONTROLLER_NODE)

@@ -8,6 +8,15 @@ from typing import Any
 from sim_nemesis import RATES
 from sim_swarm import Result, Scenario, run_scenario
 
+RARER = (
+    "kill_at_message",
+    "kill_node",
+    "cut_node",
+    "stop_node",
+    "move",
+    "disk_refusal",
+    "file_damage",
+)
 ROLES = (
     "hijackers",
     "jobs",
@@ -46,8 +55,8 @@ def shortened(
 
 
 def _present(scenario: Scenario, name: str) -> float:
-    part = scenario.faults if hasattr(scenario.faults, name) else scenario.workload
-    value: float = getattr(part, name)
+    parts = (scenario.faults, scenario.workload, scenario)
+    value: float = getattr(next(part for part in parts if hasattr(part, name)), name)
     return value
 
 
@@ -57,7 +66,9 @@ def _attempts(result: Result) -> Iterator[tuple[str, Any]]:
     end_s = min(result.virtual_s, workload.duration_s)
     for share in (0.25, 0.5, 0.75, 1.0):
         yield "duration_s", round(end_s * share, 2)
-    for kind in (*RATES, "kill_at_message", "move", "disk_refusal", "file_damage"):
+    if result.scenario.brokers > 1:
+        yield "brokers", 1
+    for kind in (*RATES, *RARER):
         if getattr(faults, kind):
             yield kind, 0.0
     for role in ROLES:

@@ -77,6 +77,7 @@ class Scenario:
     faults: FaultPlan
     segment_bytes: int
     replicas_per_actor: ReplicasPerActor = 1
+    brokers: int = 1
 
     def changed(self, changes: Mapping[str, Any]) -> Scenario:
         """With some fields of the two plans replaced; ``ValueError`` names an unknown one."""
@@ -141,6 +142,7 @@ def drawn_scenario(seed: int) -> Scenario:
         faults=drawn_faults(random),
         segment_bytes=random.choice((4_096, 65_536, 1_048_576)),
         replicas_per_actor=Random(f"hosts {seed}").choice((1, 1, 3, AUTO)),
+        brokers=Random(f"brokers {seed}").choice((1, 1, 3)),
     )
 
 
@@ -219,6 +221,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
 def founded(scenario: Scenario) -> WorldSettings:
     """The settings of its world, whose cluster has been founded: done once for many runs."""
     settings = WorldSettings(
+        brokers=scenario.brokers,
         cluster=dataclasses.replace(CLUSTER, replicas_per_actor=scenario.replicas_per_actor),
         topic_settings={
             topic: settings_of(topic) or {"segment_bytes": scenario.segment_bytes}
@@ -322,7 +325,7 @@ def _read_everything(stage: Stage) -> None:
 
 
 def _note_ends(stage: Stage) -> None:
-    for replica in stage.world.replicas().values():
+    for replica in stage.world.leaders().values():
         if replica.topic_partition in stage.partitions:
             machine = replica.machine
             stage.history.log_ends[replica.topic_partition] = LogEnd(

@@ -30,25 +30,27 @@ from crash_disk import Crash
 from disk_image import walk
 from sim_disk import SimDisk
 from sim_faults import Faults, stop_disk
-from sim_launcher import SimLauncher, founded_disks, new_disk
+from sim_launcher import SimLauncher, founded_disks
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_media import Media
 from sim_network import Network
+from sim_nodes import CONTROLLER_NODE, ELSEWHERE, Nodes
 from sim_noise import no_noise
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
+from sim_readiness import Readiness
 from sim_story import Story, StoryHandler
 
-from oncelog.actors.config import ClusterConfig, HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, holder_of
+from oncelog.actors.config import BrokerConfig, ClusterConfig, HostConfig, ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import ControllerServer, server_of
+from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
-from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.rpc.local_transport import LocalTransport
-from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
-BROKER_ID = 1
+ActorConfig = ReplicaConfig | HostConfig | BrokerConfig
+
 DATA_DIR = "/data"
 CLUSTER_ID = "c" * 32
 BOOT_LIMIT_S = 60.0
@@ -62,6 +64,8 @@ class SimulationError(AssertionError):
 class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
 
+    brokers: int = 1
+    replication_factor: int = 1
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(replicas_per_actor=1))
     topic_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sync_ms: tuple[float, float] = (0.2, 3.0)
@@ -69,7 +73,7 @@ class WorldSettings:
     launch_ms: tuple[float, float] = (1.0, 50.0)
 
 
-class World(Faults):
+class World(Faults, Nodes, Readiness):
     """One simulated world. Use it as a context manager, or ``close`` it.
 
     ``failure`` is the first bug it met. ``after_event`` are called with (world, process) after each
@@ -97,6 +101,9 @@ class World(Faults):
         self.clock_offsets_ms: dict[str, int] = {}
         self.slowness: dict[str, float] = {}
         self.process_count = 0
+        self.client_nodes: dict[str, int] = {}
+        self.dead_nodes: set[int] = set()
+        self.stopped_nodes: set[int] = set()
         self.disks: dict[str, SimDisk] = {}
         self.away_disks: dict[str, SimDisk] = {}
         self._message_trace = 0
@@ -104,7 +111,7 @@ class World(Faults):
         self._processes: dict[str, Process] = {}
         self._zombies: list[Process] = []
         self._incarnations: Counter[str] = Counter()
-        self._configs: dict[str, ReplicaConfig | HostConfig] = {}
+        self._configs: dict[str, ActorConfig] = {}
         self._disk_stops: dict[str, tuple[int, float | None]] = {}
         self._clock_lead_ms = 0
         self._kill_at_event: tuple[int, str] | None = None
@@ -139,58 +146,11 @@ class World(Faults):
         while not self.is_serving():
             await asyncio.sleep(0.01)
 
-    def is_serving(self) -> bool:
-        """Whether every replica that the controller knows leads and has loaded its log."""
-        controller = self.server(CONTROLLER_ACTOR)
-        if controller is None or not controller._runtime.is_loaded:
-            return False
-        return bool(controller.machine.placements()) and not self.unready()
-
-    def unready(self) -> list[str]:
-        """The actors that the controller knows and that do not serve."""
-        controller = self.server(CONTROLLER_ACTOR)
-        if controller is None:
-            return [CONTROLLER_ACTOR]
-        placements = controller.machine.placements()
-        names = [
-            actor_of(placement.topic_partition, placement.broker_id) for placement in placements
-        ]
-        return [name for name in names if not self.is_ready(name)]
-
-    def placement_of(self, topic_partition: TopicPartition) -> Placement | None:
-        """Where the controller has a partition; ``None`` if it knows none or is dead."""
-        controller = self.server(CONTROLLER_ACTOR)
-        placements = [] if controller is None else controller.machine.placements()
-        found = [one for one in placements if one.topic_partition == topic_partition]
-        return found[0] if found else None
-
-    def is_ready(self, name: str) -> bool:
-        """Whether the actor lives, leads its log and has loaded it."""
-        process = self.actor(name)
-        if process is not None and isinstance(process.server, Host):
-            return bool(held := self._held_by(name)) and all(map(self.is_ready, held))
-        server = self.server(name)
-        return (
-            server is not None
-            and server.replica.availability() is ErrorCode.NONE
-            and server.maintenance.is_running
-        )
-
-    def _held_by(self, host: str) -> list[str]:
-        """What a host should hold, whether it does yet or not; nothing without a controller."""
-        controller = self.server(CONTROLLER_ACTOR)
-        placements = [] if controller is None else controller.machine.placements()
-        return [
-            actor_of(one.topic_partition, one.broker_id)
-            for one in placements
-            if holder_of(one) == host
-        ]
-
     def _config_of(self, topic: str, partition: int) -> ReplicaConfig:
         return ReplicaConfig(
             topic=topic,
             partition=partition,
-            broker_id=BROKER_ID,
+            broker_id=CONTROLLER_NODE,
             data_dir=DATA_DIR,
             cluster=self.settings.cluster,
             cluster_id=CLUSTER_ID,
@@ -268,7 +228,7 @@ class World(Faults):
         """Every actor that there is, dead ones that are to be restarted included."""
         return list(self._configs)
 
-    def start_actor(self, name: str, config: ReplicaConfig | HostConfig) -> None:
+    def start_actor(self, name: str, config: ActorConfig) -> None:
         """Start an actor; does nothing if it runs or is about to be restarted."""
         if name not in self._configs:
             self._configs[name] = config
@@ -283,9 +243,9 @@ class World(Faults):
         config = self._configs.get(name)
         if config is None or name in self._processes:
             return
-        disk = self.disks.get(name)
-        disk = new_disk(config) if disk is None else disk.next_life()
-        self.disks[name] = disk
+        if not self.can_start_on(config.broker_id):
+            return
+        disk = self.disks[name] = self.disk_of_next_life(name, config)
         if name in self._disk_stops:
             stop_disk(disk, *self._disk_stops.pop(name))
         self._incarnations[name] += 1
@@ -294,13 +254,17 @@ class World(Faults):
         self.tell(name, f"* starts, incarnation {process.incarnation}")
         process.context.run(self._build, process, config)
 
-    def _build(self, process: ActorProcess, config: ReplicaConfig | HostConfig) -> None:
+    def _build(self, process: ActorProcess, config: ActorConfig) -> None:
         asyncio._set_running_loop(self.loop)
         if isinstance(config, HostConfig):
             process.transport = LocalTransport(process.name, process.transport)
             host = Host(config, process.surroundings())
             process.answer_with(host)
             host.begin()
+        elif isinstance(config, BrokerConfig):
+            broker = Broker(config, process.surroundings())
+            process.answer_with(broker)
+            broker.begin()
         elif config.topic == CLUSTER_METADATA_TOPIC:
             controller = ControllerServer(
                 config,
@@ -340,10 +304,13 @@ class World(Faults):
 
     # --- clients ------------------------------------------------------------------------------
 
-    def client(self, name: str) -> Client:
+    def client(self, name: str, *, node: int = ELSEWHERE) -> Client:
         """A new process of a program; a name may be used again once its last process is dead."""
         if name in self._processes:
             raise AssertionError(f"{name} runs already")
+        if not self.can_start_on(node):
+            raise AssertionError(f"node {node} is dead or stopped")
+        self.client_nodes[name] = node
         self._incarnations[name] += 1
         client = Client(self, name, self._incarnations[name], self._split_random())
         self._processes[name] = client

@@ -62,7 +62,8 @@ def test_fresh_seeds_are_those_of_their_draw():
     ("number", "changes", "why"), REGRESSIONS, ids=[str(item[0]) for item in REGRESSIONS]
 )
 def test_a_seed_that_once_failed_is_clean(number: int, changes: dict[str, Any], why: str):
-    check_clean(run_scenario(drawn_scenario(number).changed({"replicas_per_actor": 1, **changes})))
+    meant = {"replicas_per_actor": 1, "brokers": 1, **changes}
+    check_clean(run_scenario(drawn_scenario(number).changed(meant)))
 
 
 def test_the_same_seed_gives_the_same_run():
@@ -71,6 +72,28 @@ def test_the_same_seed_gives_the_same_run():
     assert first.trace_hash == second.trace_hash
     assert first.counts == second.counts
     assert first.event_count > 1_000
+
+
+NODE_FAULTS = {"kill_node": 1.0, "cut_node": 2.0, "stop_node": 2.0, "peace": 0.0}
+NODE_FAULT_KINDS = {"kill_node", "cut", "one_way_cut", "stop_node"}
+
+
+def test_nodes_die_are_cut_off_and_stop_where_there_are_several():
+    scenario = drawn_scenario(7).changed({"duration_s": 5.0, **NODE_FAULTS})
+    several = run_scenario(scenario.changed({"brokers": 3}))
+    check_clean(several)
+    assert several.fault_counts.keys() >= NODE_FAULT_KINDS
+    assert several.counts["commits"]
+    one = run_scenario(scenario.changed({"brokers": 1}))
+    check_clean(one)
+    assert not one.fault_counts.keys() & NODE_FAULT_KINDS
+
+
+def test_some_seeds_stand_for_several_brokers_and_their_faults():
+    drawn = [drawn_scenario(seed) for seed in range(60)]
+    assert 10 < sum(scenario.brokers == 3 for scenario in drawn) < 40
+    for kind in NODE_FAULTS.keys() - {"peace"}:
+        assert {bool(getattr(scenario.faults, kind)) for scenario in drawn} == {True, False}
 
 
 def test_an_unknown_part_of_a_scenario_is_refused():
@@ -87,11 +110,13 @@ def test_a_failing_run_is_shortened_to_what_it_needs():
             result.violations = [Violation("Sample", "it broke")]
         return result
 
-    scenario = drawn_scenario(3).changed({"kill": 0.5, "pause": 0.5, "writers": 3, "jobs": 2})
+    parts = {"kill": 0.5, "pause": 0.5, "writers": 3, "jobs": 2, "brokers": 3, "kill_node": 0.1}
+    scenario = drawn_scenario(3).changed(parts)
     changes, result = shortened(run(scenario), lambda: 0.0, 1.0, run)
     assert result.checker == "Sample"
     assert result.scenario.faults.pause == 0.0
     assert result.scenario.faults.kill == 0.5
+    assert (result.scenario.brokers, result.scenario.faults.kill_node) == (1, 0.0)
     assert (result.scenario.workload.writers, result.scenario.workload.jobs) == (1, 0)
     assert result.scenario.workload.duration_s < scenario.workload.duration_s
     assert scenario.changed(changes) == result.scenario

@@ -94,6 +94,17 @@ def test_each_host_is_told_once_for_all_its_replicas_and_lone_actors_are_not():
     asyncio.run(body())
 
 
+def test_hosts_are_told_in_the_same_order_in_every_process():
+    async def body() -> None:
+        hosts = Hosts()
+        placements = [placed(number, host) for number, host in enumerate((5, 2, 7, 3, 6, 1, 4))]
+        actors, _ = actors_of(hosts, placements)
+        await actors.start(placements)
+        assert hosts.told == [f"partitions:{host}@1" for host in range(1, 8)]
+
+    asyncio.run(body())
+
+
 def test_a_host_that_was_not_reached_is_told_until_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(replica_actors, "TELL_RETRY_MS", 0)
 

@@ -128,48 +128,6 @@ def test_lookup_by_time_finds_nothing_below_the_log_start(open_log, append, sync
 # Truncation
 
 
-@pytest.fixture
-def epochs(open_log, append):
-    """Epoch 1 from offset 0, epoch 3 from 2, epoch 5 from 4; the log ends at 6."""
-    log = open_log()
-    for number in range(6):
-        append(log, leader_epoch=1 + 2 * (number // 2))
-    return log
-
-
-@pytest.mark.parametrize(
-    ("leader_epoch", "end_offset", "is_settled", "log_end_offset"),
-    [
-        (5, 9, True, 6),
-        (5, 5, True, 5),
-        (3, 3, True, 3),
-        (3, 9, True, 4),
-        (4, 9, False, 4),
-        (2, 9, False, 2),
-        (0, 9, True, 0),
-        (7, 3, True, 3),
-    ],
-)
-def test_truncation_follows_the_epochs_of_the_leader(
-    epochs, leader_epoch, end_offset, is_settled, log_end_offset
-):
-    assert epochs.truncate_to_leader_epoch(leader_epoch, end_offset) is is_settled
-    assert epochs.log_end_offset == log_end_offset
-
-
-def test_truncation_to_an_epoch_drops_the_later_ones_durably(epochs, open_log):
-    epochs.truncate_to_leader_epoch(3, 9)
-    assert epochs.leader_epochs == [(1, 0), (3, 2)]
-    assert open_log().leader_epochs == [(1, 0), (3, 2)]
-
-
-def test_truncation_to_an_epoch_never_reaches_below_the_log_start(epochs, sync):
-    sync(epochs)
-    epochs.advance_log_start(3)
-    epochs.truncate_to_leader_epoch(1, 2)
-    assert (epochs.log_start_offset, epochs.log_end_offset) == (3, 3)
-
-
 def test_a_cut_through_the_batch_of_the_log_start_is_refused(log):
     log.advance_log_start(5)
     with pytest.raises(ValueError, match="below the log start"):

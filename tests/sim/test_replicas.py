@@ -1,0 +1,99 @@
+"""Partitions with three replicas: who leads, what followers have, and who takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sim_world import World, WorldSettings
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.storage.model import TopicPartition
+
+OWN = WorldSettings(brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=1))
+SHARED = WorldSettings(brokers=3, replication_factor=3, cluster=ClusterConfig(replicas_per_actor=3))
+
+
+@pytest.fixture(params=[OWN, SHARED], ids=["own", "shared"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with World(seed=3, topics={"a": 3}, settings=request.param) as world:
+        yield world
+
+
+def write(world: World, texts: list[str], partition: int = 0, **settings: Any) -> None:
+    async def send(client: Any) -> None:
+        producer = client.producer(**settings)
+        for text in texts:
+            await producer.send("a", text.encode(), partition=partition)
+        await producer.flush()
+        await producer.close()
+
+    client = world.client(f"writer-{world.process_count}")
+    world.run(client.spawn(send(client)))
+
+
+def read(world: World, partition: int = 0) -> list[str]:
+    async def drain(client: Any) -> list[str]:
+        consumer = client.consumer(auto_offset_reset="earliest")
+        tp = TopicPartition("a", partition)
+        await consumer.assign(tp)
+        end = (await consumer.end_offsets(tp))[tp]
+        found: list[str] = []
+        while await consumer.position(tp) < end:
+            found += [record.value.decode() for record in await consumer.poll(1_000)]
+        await consumer.close()
+        return found
+
+    client = world.client(f"reader-{world.process_count}")
+    found: list[str] = world.run(client.spawn(drain(client)))
+    return found
+
+
+def leader(world: World, partition: int = 0) -> int:
+    placement = world.placement_of(TopicPartition("a", partition))
+    assert placement is not None
+    return placement.broker_id
+
+
+def isr(world: World, partition: int = 0) -> set[int]:
+    machine = world.server("controller").machine
+    return set(machine.topics["a"].partitions[partition].isr)
+
+
+def logs(world: World, partition: int = 0) -> dict[int, bytes]:
+    """The bytes of each replica's log, by broker."""
+    found = {}
+    for server in world.servers().values():
+        replica = getattr(server, "replica", None)
+        if replica is not None and replica.topic_partition == TopicPartition("a", partition):
+            log = replica.log
+            slice_ = log.fetch(0, max_bytes=10_000_000, upper_offset=log.log_end_offset)
+            found[replica.broker_id] = bytes(slice_.records)
+    return found
+
+
+def test_followers_have_the_bytes_of_the_leader(world: World) -> None:
+    assert [leader(world, number) for number in range(3)] == [1, 2, 3]
+    assert isr(world) == {1, 2, 3}
+    write(world, [str(number) for number in range(50)])
+    found = logs(world)
+    assert len(found) == 3
+    assert found[1]
+    assert found[1] == found[2] == found[3]
+    assert read(world) == [str(number) for number in range(50)]
+
+
+def test_another_leads_when_a_node_dies_and_nothing_acknowledged_is_lost(world: World) -> None:
+    """1. Written. 2. The leader's node dies. 3. Others write on. 4. It is back, in sync again."""
+    write(world, ["a", "b"], 1)
+    world.kill_node(2)
+    write(world, ["c", "d"], 1)
+    assert leader(world, 1) != 2
+    assert isr(world, 1) == {1, 3}
+    assert read(world, 1) == ["a", "b", "c", "d"]
+    world.start_node(2)
+    world.quiesce()
+    assert isr(world, 1) == {1, 2, 3}
+    found = logs(world, 1)
+    assert found[1] == found[2] == found[3]
