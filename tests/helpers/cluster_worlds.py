@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
     BrokerRegistered,
+    ClusterFounded,
     ClusterRecord,
     LeaderElected,
     TopicCreated,
@@ -17,8 +18,17 @@ from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.base import ReplyT
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, BecomeLeaderRequest
+from oncelog.storage.model import TopicPartition
 
 TOPIC_ID = "a" * 32
+CLUSTER_ID = "c" * 32
+FOUNDED = ClusterFounded(
+    cluster_id=CLUSTER_ID,
+    cluster_key=b"k" * 32,
+    transaction_state_partitions=2,
+    offsets_partitions=3,
+)
 
 
 class ClusterWorld:
@@ -28,6 +38,8 @@ class ClusterWorld:
         self.machine = ClusterMachine()
         self.log: list[bytes] = []
         self.leaders: dict[tuple[str, int, int], int] = {}
+        self.start_count = 0
+        self.apply([FOUNDED])
 
     def run(self, decision: Decision[ReplyT]) -> ReplyT:
         self.apply(decode_cluster_record(record.value or b"") for record in decision.records)
@@ -98,6 +110,19 @@ class ClusterWorld:
         )
         self.apply([record])
         return partition
+
+    def start_replica(self, broker_id: int, tp: TopicPartition) -> BecomeLeaderReply:
+        """A replica starts, and asks for its role with the newest epoch."""
+        self.start_count += 1
+        topic = self.machine.topics[tp.topic]
+        request = BecomeLeaderRequest(
+            topic_partition=tp,
+            topic_id=topic.topic_id,
+            broker_id=broker_id,
+            incarnation=f"start {self.start_count}",
+            expected_epoch=topic.partitions[tp.partition].leader_epoch,
+        )
+        return self.run(self.machine.decide_become_leader(request))
 
     def check(self) -> None:
         for topic in self.machine.topics.values():

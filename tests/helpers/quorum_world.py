@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
 from replication_world import PARTITION, TOPIC_ID, BrokenPromiseError, Replica, batch_at
 
 from oncelog.actors.protocol.cluster.quorum import (
@@ -17,6 +18,8 @@ from oncelog.actors.protocol.cluster.quorum import (
     Vote,
     VoterState,
     decide_vote,
+    may_stand,
+    with_epoch,
 )
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
@@ -30,6 +33,7 @@ from oncelog.storage.segments.leader_epochs import epoch_span
 
 CLUSTER = "c" * 32
 NODE_COUNT = 4
+RECENT_CALLS = 8
 
 
 class Node(Replica):
@@ -39,11 +43,13 @@ class Node(Replica):
 
     def __init__(self, broker_id: int) -> None:
         super().__init__(broker_id)
-        self.state = VoterState()
+        self.state = VoterState(is_copied=broker_id > 1)
         self.candidacy: Candidacy | None = None
         self.quorum: QuorumReplication | None = None
         self.leader = None
         self.reads: dict[int, tuple[int, int]] = {}
+        self.is_blank = False
+        """It has lost its disk, and no controller has taken it off the voters yet."""
 
     @property
     def position(self) -> LogPosition:
@@ -51,6 +57,8 @@ class Node(Replica):
         return LogPosition(-1 if last is None else last, self.end_offset)
 
     def vote(self, request: VoteRequest) -> VoteReply:
+        if self.is_blank:
+            return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         vote = self.decide(request)
         self.remember(vote.state)
         return vote.reply
@@ -62,7 +70,7 @@ class Node(Replica):
         """Durably. Whoever knows a newer epoch leads, and stands, in no older one."""
         if state.epoch > self.state.epoch:
             self.resign()
-            if state.epoch > self.machine.leader_epoch:
+            if state.voted_for != self.broker_id:
                 self.machine.become_follower(state.epoch)
         self.state = state
 
@@ -72,17 +80,35 @@ class Node(Replica):
         self.quorum = self.candidacy = None
         self.reads = {}
 
+    def give_up(self) -> None:
+        """Stand no longer, but know the epoch in which it stood."""
+        if self.candidacy is not None:
+            self.candidacy = None
+            self.machine.become_follower(self.state.epoch)
+
     def crash(self) -> None:
         self.quorum = self.candidacy = None
         self.reads = {}
         super().crash()
+        self.machine.become_follower(self.remembered_epoch())
 
     def remembered_epoch(self) -> int:
         return self.state.epoch
 
+    def lose_disk(self) -> None:
+        self.batches = []
+        self.state = VoterState(is_copied=True)
+        self.synced_end_offset = self.durable_start_offset = 0
+        self.crash()
+        self.is_blank = True
+
     def take(self, request: ReplicateRequest) -> ReplicateVerdict:
+        if self.candidacy is not None and request.leader_epoch >= self.state.epoch:
+            self.give_up()
+        if self.candidacy is not None or self.is_blank:
+            return ReplicateVerdict(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if request.leader_epoch > self.state.epoch:
-            self.remember(VoterState(epoch=request.leader_epoch))
+            self.remember(with_epoch(self.state, request.leader_epoch))
         return super().take(request)
 
     def begin(self, voters: tuple[int, ...], content: int, now_ms: int) -> None:
@@ -155,14 +181,19 @@ class World:
         return self.content
 
     def stand(self, node: Node) -> None:
+        if node.is_up and node.quorum is not None and not node.quorum.is_leading:
+            self.crash(node)  # One that has lost begins again.
+            node.is_up = True
         voters = self.voters_of(node)
-        if not node.is_up or node.quorum is not None or node.broker_id not in voters:
+        if not node.is_up or node.quorum is not None or node.is_blank:
+            return
+        if not self.may_stand(node, voters):
             return
         node.sync()
         newest = max(node.state.epoch, node.machine.leader_epoch, node.position.epoch)
         told = node.candidacy.newest_epoch if node.candidacy is not None else -1
         epoch = max(newest, told) + 1
-        node.remember(VoterState(epoch=epoch, voted_for=node.broker_id))
+        node.remember(replace(node.state, epoch=epoch, voted_for=node.broker_id))
         node.candidacy = Candidacy(voters, node.broker_id, epoch)
         request = VoteRequest(
             cluster_id=CLUSTER,
@@ -175,6 +206,9 @@ class World:
             Ballot(node.candidacy, request, other) for other in voters if other != node.broker_id
         ]
         self.elect(node)
+
+    def may_stand(self, node: Node, voters: tuple[int, ...]) -> bool:
+        return may_stand(node.state, voters, node.broker_id)
 
     def elect(self, node: Node) -> None:
         candidacy = node.candidacy
@@ -202,25 +236,44 @@ class World:
         node.quorum.set_voters(voters, learners, self.now_ms)
 
     def change_voters(self, node: Node) -> None:
-        """One voter more, or at times one less that is not the leader."""
+        """One voter less if it has lost its disk, or one more."""
         quorum = node.quorum
         assert quorum is not None
         voters = self.voters_of(node)
         if self.needs_settled and not quorum.is_settled:
             return
+        blank = [n for n in voters if self.nodes[n].is_blank]
         ready = [n for n in self.nodes if n not in voters and n in quorum.caught_up()]
         changed = voters
-        if len(voters) < VOTERS_MAX and ready:
+        if blank:
+            changed = tuple(n for n in voters if n != blank[0])
+        elif len(voters) < VOTERS_MAX and ready:
             changed = (*voters, self.random.choice(ready))
-        elif len(voters) > 1:
-            gone = self.random.choice([n for n in voters if n != node.broker_id])
-            changed = tuple(n for n in voters if n != gone)
         if changed != voters:
             content = self.new_content()
             self.voters_at[content] = changed
             epoch = node.machine.leader_epoch
             node.append(batch_at(node.end_offset, epoch, content=content))
             self.assign(node)
+
+    def register(self, leader: Node) -> None:
+        """Whoever lost its disk takes part again once it is committed that it has no vote."""
+        assert leader.quorum is not None
+        for node in self.nodes.values():
+            if leader.quorum.is_settled and node.broker_id not in leader.quorum.voters:
+                node.is_blank = False
+
+    def lose_disk(self, leader: Node) -> None:
+        """A disk is lost while all three voters are there; more would be lost for good."""
+        assert leader.quorum is not None
+        voters = leader.quorum.voters
+        is_newest = leader.state.epoch == max(n.state.epoch for n in self.nodes.values())
+        is_sound = not any(node.is_blank for node in self.nodes.values())
+        if is_newest and is_sound and len(voters) == VOTERS_MAX and leader.quorum.is_settled:
+            lost = self.random.choice(sorted(voters - {leader.broker_id}))
+            self.nodes[lost].is_up = True
+            self.crash(self.nodes[lost])
+            self.nodes[lost].lose_disk()
 
     def append(self, node: Node) -> None:
         content = self.new_content()
@@ -260,21 +313,21 @@ class World:
     def deliver(self, call: Pushed | Ballot) -> None:
         """A call arrives, or its answer does."""
         receiver = self.nodes[call.receiver]
-        if isinstance(call, Ballot):
+        if not receiver.is_up and not (isinstance(call, Ballot) and call.reply):
+            self.lose(call)
+        elif isinstance(call, Ballot):
             if call.reply is not None:
                 call.candidacy.answered(call.receiver, call.reply)
                 for node in self.nodes.values():
                     if node.candidacy is call.candidacy:
                         self.elect(node)
-            elif receiver.is_up:
+            else:
                 reply = receiver.vote(call.request)
                 self.calls.append(Ballot(call.candidacy, call.request, call.receiver, reply))
-        elif call.verdict is None and receiver.is_up:
+        elif call.verdict is None:
             verdict = receiver.take(call.request)
-            self.calls.append(
-                Pushed(call.leader, call.push, call.request, call.receiver, verdict)
-            )
-        elif call.verdict is not None and receiver.is_up:
+            self.calls.append(Pushed(call.leader, call.push, call.request, call.receiver, verdict))
+        else:
             receiver.sync_for_answer()
             reply = receiver.follower.acknowledge(
                 call.request, call.verdict, receiver.synced_end_offset
@@ -290,13 +343,10 @@ class World:
         """Down; the answers it owed are lost with its process, those to votes have left."""
         node.is_up = False
         node.crash()
-        self.calls = [
-            call
-            for call in self.calls
-            if isinstance(call, Ballot)
-            or call.verdict is None
-            or call.receiver != node.broker_id
-        ]
+        for call in list(self.calls):
+            if isinstance(call, Pushed) and call.verdict and call.receiver == node.broker_id:
+                self.calls.remove(call)
+                self.lose(call)
 
     # --- a walk ------------------------------------------------------------------------------
 
@@ -306,25 +356,30 @@ class World:
         leaders = self.leaders()
         leader = draw.choice(leaders) if leaders else None
         self.now_ms += draw.choice((0, 1, 10, 300))
-        if chance < 0.03 or (leader is None and chance < 0.2):
+        if chance < 0.015 or (leader is None and chance < 0.2):
             self.stand(node)
-        elif chance < 0.60 and self.calls:
-            self._deliver_some()
-        elif chance < 0.63:
-            self.crash(node)
-        elif chance < 0.69:
+        elif 0.2 < chance < 0.21:
+            self.crash(node if leader is None or draw.random() < 0.5 else leader)
+        elif 0.22 < chance < 0.30:
             node.is_up = True
+        elif chance > 0.5 and self.calls:
+            self._deliver_some()
         elif leader is not None:
             act = draw.choice(
                 (self.append, self.sync, self.sync, self.push, self.push, self.push, self.read)
             )
             act(leader)
-            if draw.random() < 0.1:
+            self.register(leader)
+            if draw.random() < 0.4:
                 self.change_voters(leader)
+            elif draw.random() < 0.02:
+                self.lose_disk(leader)
         self.check()
 
     def _deliver_some(self) -> None:
-        call = self.calls.pop(self.random.randrange(len(self.calls)))
+        # Mostly a recent one: a late one is late by a whole election at times, not always.
+        first = 0 if self.random.random() < 0.1 else max(0, len(self.calls) - RECENT_CALLS)
+        call = self.calls.pop(self.random.randrange(first, len(self.calls)))
         fate = self.random.random()
         if fate < 0.12:
             self.lose(call)
@@ -339,14 +394,17 @@ class World:
         """Everybody is up and every call arrives: a controller is found, and all is committed."""
         for node in self.nodes.values():
             node.is_up = True
+        for call in self.calls:
+            self.lose(call)
         self.calls = []
         for turn in range(200):
             self.now_ms += 1_000
             leaders = self.leaders()
-            if turn % 20 == 0 and turn < 100:
+            if turn % 10 == 0:
                 for node in self.nodes.values():
-                    if node.position == max(n.position for n in self.nodes.values()):
-                        self.stand(node)
+                    node.give_up()
+            if not leaders and turn % 10 == 0:
+                self.stand(self.nodes[turn // 10 % NODE_COUNT + 1])
             for leader in leaders:
                 self.sync(leader)
                 self.push(leader)
@@ -363,6 +421,8 @@ class World:
         if newest.machine.high_watermark != newest.end_offset:
             raise BrokenPromiseError(f"not all is committed: {newest.machine}")
         for voter in self.voters_of(newest):
+            if self.nodes[voter].is_blank:
+                continue
             node = self.nodes[voter]
             if node.content(0, node.end_offset) != newest.content(0, newest.end_offset):
                 raise BrokenPromiseError(f"{voter} differs from {newest.broker_id}")
@@ -389,9 +449,9 @@ class World:
                 raise BrokenPromiseError(f"{node.broker_id} answered {read} of {committed_end}")
 
 
-def walk(seed: int, steps: int = 500, **fields: object) -> World:
+def walk(seed: int, steps: int = 700, world_type: type[World] = World, **fields: object) -> World:
     """One random history, healed at its end; raises if a promise is broken."""
-    world = World(random.Random(seed), **fields)  # type: ignore[arg-type]
+    world = world_type(random.Random(seed), **fields)  # type: ignore[arg-type]
     for _ in range(steps):
         world.step()
     world.heal()

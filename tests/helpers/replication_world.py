@@ -10,10 +10,10 @@ import copy
 import random
 from dataclasses import dataclass, field, replace
 
-from cluster_worlds import TOPIC_ID, ClusterWorld
+from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
-from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect, first_elections
+from oncelog.actors.protocol.cluster.elections import decide_alter_isr, elect
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.brokers import (
@@ -21,7 +21,11 @@ from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionRequest,
     RegisterBrokerRequest,
 )
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
+from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrReply,
+    AlterIsrRequest,
+    BecomeLeaderReply,
+)
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.bounds import Role
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -49,6 +53,7 @@ DISTURBANCES = (
     *("fence",) * 2,
     "restart",
     *("start",) * 5,
+    *("ask",) * 8,
     *("move",) * 2,
     *("tell",) * 3,
     "deletion",
@@ -88,7 +93,6 @@ class Replica:
         self.batches: list[tuple[BatchHeader, bytes]] = []
         self.synced_end_offset = 0
         self.durable_start_offset = 0
-        self.durable_epoch = -1
         self.is_up = True
         self.machine = PartitionMachine(PARTITION)
         self.leader: LeaderReplication | None = None
@@ -161,16 +165,20 @@ class Replica:
         self.machine = PartitionMachine(PARTITION)
         self.rebuild(self.durable_start_offset)
         self.synced_end_offset = self.end_offset
-        self.machine.become_follower(self.remembered_epoch())
         self.leader = None
         self.follower = self.following(self.machine, TOPIC_ID)
 
-    def remembered_epoch(self) -> int:
-        return self.durable_epoch
+    @property
+    def has_asked(self) -> bool:
+        """Whether it has a role; until then its machine is LOADING, and takes no push."""
+        return self.machine.role is not Role.LOADING
+
+    def follow(self, leader_epoch: int) -> None:
+        """The controller has told who leads; nothing older is taken from now on."""
+        self.machine.become_follower(max(leader_epoch, self.machine.leader_epoch))
 
     def lead(self, assignment: Assignment, settings: ReplicationSettings, now_ms: int) -> None:
         self.machine.become_leader(assignment.leader_epoch, TOPIC_ID, NO_KEYS)
-        self.durable_epoch = assignment.leader_epoch
         self.leader = self.leading(
             self.machine,
             assignment,
@@ -183,11 +191,12 @@ class Replica:
     def take(self, request: ReplicateRequest) -> ReplicateVerdict:
         """One turn of a follower's shell; the sync and the answer come later."""
         verdict = self.follower.decide(request)
+        if not self.has_asked:
+            return verdict
         if verdict.adopts_epoch:
             if self.leader is not None:
                 self.leader.step_down()
             self.leader = None
-            self.durable_epoch = request.leader_epoch
             self.machine.become_follower(request.leader_epoch)
         if verdict.restart_offset != NO_OFFSET:
             self.restart_at(verdict.restart_offset)
@@ -210,7 +219,9 @@ class Controller(ClusterWorld):
         super().__init__()
         self.register(*range(1, broker_count + 1))
         self.create((1, 2, 3), topic_id=TOPIC_ID, name=PARTITION.topic)
-        self.apply(first_elections(self.machine.topics.values(), self.machine.broker_states))
+        self.start_replica(1, PARTITION)
+        proposal = IsrProposal(partition_version=self.partition.version, isr=(1, 2, 3))
+        self.alter_isr(1, self.leader_epoch, proposal)
 
     @property
     def topic(self) -> TopicState:
@@ -270,10 +281,17 @@ class Controller(ClusterWorld):
     def start(self, broker_id: int) -> None:
         """The broker registers, as it does when it starts."""
         request = RegisterBrokerRequest(
-            broker_id=broker_id, directory_id=f"directory {broker_id}", data_dir="/d"
+            broker_id=broker_id,
+            directory_id=f"directory {broker_id}",
+            data_dir=f"/d{broker_id}",
+            cluster_id=CLUSTER_ID,
         )
         machine = self.machine
-        self.run(decide_register(machine.topics, machine.broker_states, request))
+        self.run(decide_register(machine.topics, machine.broker_states, request, CLUSTER_ID))
+
+    def ask(self, broker_id: int) -> BecomeLeaderReply:
+        """A replica that has started asks for its role."""
+        return self.start_replica(broker_id, PARTITION)
 
     def beat(self, broker_id: int) -> None:
         machine = self.machine
@@ -346,10 +364,11 @@ class World:
     # --- steps -------------------------------------------------------------------------------
 
     def begin_to_lead(self) -> None:
-        """Whoever was elected begins, if it is up; the old leader does not know yet."""
+        """Whoever was elected begins, if it has a role; the old leader does not know yet."""
         controller = self.controller
         replica = self.replicas.get(controller.leader)
-        if controller.leader_epoch > self.led_epoch and replica is not None and replica.is_up:
+        is_new = controller.leader_epoch > self.led_epoch
+        if is_new and replica is not None and replica.is_up and replica.has_asked:
             replica.lead(controller.assignment(), self.settings, self.now_ms)
         self.led_epoch = controller.leader_epoch
 
@@ -368,6 +387,20 @@ class World:
             replica.is_up = True
             self.controller.start(replica.broker_id)
         self.controller.beat(replica.broker_id)
+
+    def ask(self, replica: Replica) -> None:
+        """A replica that has started is told who leads; it may be that it is to lead itself."""
+        broker_id, controller = replica.broker_id, self.controller
+        if not replica.is_up or replica.has_asked:
+            return
+        if broker_id not in controller.partition.replicas:
+            return
+        told = controller.ask(broker_id)
+        if told.leader == broker_id:
+            replica.lead(controller.assignment(), self.settings, self.now_ms)
+            self.led_epoch = told.leader_epoch
+        else:
+            replica.follow(told.leader_epoch)
 
     def tell(self, replica: Replica) -> None:
         """The controller tells a leader what it has recorded."""
@@ -466,12 +499,10 @@ class World:
         self.answers = [a for a in self.answers if a.call.receiver != replica.broker_id]
 
     def restart(self, replica: Replica) -> None:
-        """Its process dies and begins again, unnoticed by its broker; a leader needs an epoch."""
+        """Its process dies and begins again, unnoticed by its broker."""
         if replica.is_up:
             self.crash(replica)
             replica.is_up = True
-            if self.controller.leader == replica.broker_id:
-                self.fail_over()
 
     # --- a walk ------------------------------------------------------------------------------
 
@@ -519,6 +550,9 @@ class World:
             self.restart(replica)
         elif what == "start":
             self.start(replica)
+        elif what == "ask":
+            for each in self.replicas.values():
+                self.ask(each)
         elif what == "move":
             ids = self.random.sample(sorted(self.replicas), self.random.choice((0, 2, 3)))
             self.controller.reassign(tuple(ids))
@@ -556,6 +590,7 @@ class World:
         """Everything comes up and every call arrives, until nothing is left to do."""
         for replica in self.replicas.values():
             self.start(replica)
+            self.ask(replica)
         self.calls, self.ballots = [], []
         self.fail_over()
         for turn in range(60):

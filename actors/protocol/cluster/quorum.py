@@ -33,6 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
@@ -46,10 +47,14 @@ NOBODY: Final = -1
 
 
 class VoterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a voter must not forget: the newest epoch it knows, and whom it voted for in it."""
+    """What a voter must not forget: the newest epoch it knows, and whom it voted for in it.
+
+    ``is_copied``: its log was not begun with the cluster, but with nothing, to become a copy.
+    """
 
     epoch: int = NO_LEADER_EPOCH
     voted_for: int = NOBODY
+    is_copied: bool = False
 
 
 class LogPosition(NamedTuple):
@@ -89,14 +94,25 @@ def decide_vote(
     elif known.voted_for not in (NOBODY, request.candidate):
         changed, reply = known, _answer(known)
     else:
-        changed = VoterState(epoch=known.epoch, voted_for=request.candidate)
+        changed = structs.replace(known, voted_for=request.candidate)
         reply = _answer(changed, is_granted=True)
     return Vote(state, reply) if request.is_trial else Vote(changed, reply)
 
 
 def with_epoch(state: VoterState, epoch: int) -> VoterState:
     """The voter once it knows ``epoch``, from whomever; it has not voted in a newer one."""
-    return state if epoch <= state.epoch else VoterState(epoch=epoch)
+    if epoch <= state.epoch:
+        return state
+    return structs.replace(state, epoch=epoch, voted_for=NOBODY)
+
+
+def may_stand(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
+    """Whether the log of a broker, which names ``voters``, lets it become the controller.
+
+    Half of a copy may end where the founder was alone: a founder that has lost its disk since, and
+    is given a copy again, must not believe that.
+    """
+    return broker_id in voters and not (state.is_copied and len(voters) == 1)
 
 
 def _answer(
@@ -170,3 +186,9 @@ def next_voters(
     if not learning or not set(learning) <= set(caught_up):
         return None
     return (*voters, learning[0])
+
+
+def voters_without(voters: Sequence[int], broker_id: int) -> tuple[int, ...] | None:
+    """The voters once one has lost its disk; None if too few would be left to go on alone."""
+    left = tuple(voter for voter in voters if voter != broker_id)
+    return left if len(left) >= majority_of(VOTERS_MAX) else None

@@ -78,9 +78,7 @@ class QuorumReplication(LeaderReplication):
             return False
         return len(self.voters) == 1 or high_watermark > self._epoch_start_offset
 
-    def set_voters(
-        self, voters: Iterable[int], learners: Iterable[int], now_ms: int
-    ) -> bool:
+    def set_voters(self, voters: Iterable[int], learners: Iterable[int], now_ms: int) -> bool:
         """Count these from now on; returns whether the high watermark rose."""
         members = frozenset(voters)
         if members != self.voters:
