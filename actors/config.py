@@ -72,6 +72,7 @@ _INTERVALS: Final = (
     "metrics_interval_ms",
     "broker_heartbeat_interval_ms",
     "replica_lag_time_max_ms",
+    "leader_imbalance_check_interval_ms",
 )
 
 
@@ -245,7 +246,8 @@ class ClusterConfig(_Settings):
     With ``calls="ray"`` every call is a call of a Ray actor's method and no actor listens for
     connections. ``replicas_per_actor``: ``"auto"`` gives each replica an actor of its own while the
     machine has processors and memory for them, and then shares; 1 never shares. It counts when
-    partitions are created.
+    partitions are created. Each ``leader_imbalance_check_interval_ms`` preferred leaders that are
+    in sync lead again.
     """
 
     transaction_state_partitions: int = 2
@@ -269,6 +271,7 @@ class ClusterConfig(_Settings):
     broker_heartbeat_interval_ms: int = 1_000
     broker_session_timeout_ms: int = 4_500
     replica_lag_time_max_ms: int = 30_000
+    leader_imbalance_check_interval_ms: int = 300_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     calls: Road = CONNECTIONS
@@ -357,6 +360,7 @@ class ClusterOptions(TypedDict, total=False):
     broker_heartbeat_interval_ms: int
     broker_session_timeout_ms: int
     replica_lag_time_max_ms: int
+    leader_imbalance_check_interval_ms: int
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int
     calls: Road

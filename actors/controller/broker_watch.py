@@ -142,6 +142,7 @@ class BrokerWatch:
                 rack=broker.rack,
                 is_live=broker_id in self.live and not broker.is_fenced,
                 is_draining=broker.is_draining,
+                is_fenced=broker.is_fenced,
             )
             for broker_id, broker in self._brokers().items()
         }

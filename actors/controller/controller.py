@@ -6,18 +6,19 @@ whether Ray remembered it or not.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.leader_announcements import LeaderAnnouncements
+from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.controller.membership import Membership
+from oncelog.actors.controller.moves import Moves
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import (
     SMALL_MACHINE,
@@ -25,9 +26,10 @@ from oncelog.actors.controller.replica_actors import (
     MachineSize,
     ReplicaActors,
 )
-from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.controller.replica_calls import ReplicaCalls
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
@@ -37,6 +39,10 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
+    DrainBrokerReply,
+    DrainBrokerRequest,
+    ReassignPartitionReply,
+    ReassignPartitionRequest,
     RegisterBrokerReply,
     RegisterBrokerRequest,
 )
@@ -57,7 +63,6 @@ from oncelog.actors.protocol.messages.cluster import (
     CreateTopicRequest,
     DeleteTopicReply,
     DeleteTopicRequest,
-    HostedReplica,
     HostedReplicasReply,
     HostedReplicasRequest,
     LearnKeysRequest,
@@ -78,8 +83,7 @@ from oncelog.storage.exceptions import InvalidSettingError
 _logger = logging.getLogger(__name__)
 
 CLUSTER_KEY_BYTES: Final = 32
-SHUTDOWN_TIMEOUT_MS: Final = 20_000
-_HOLDERS: Final = ("partition:", "partitions:")
+_HOLDERS: Final = ("partition:", "partitions:", "transaction:", "group:")
 _ALL: Final = "cluster"
 """The one key of the controller's machine: its transitions are serial."""
 
@@ -109,21 +113,19 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        self._transport = transport
         self._launcher = launcher
         self._tasks = OwnTasks(on_failure)
+        timeout_ms = config.internal_call_timeout_ms
+        self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._actors = ReplicaActors(
             launcher=launcher,
             transport=transport,
-            timeout_ms=config.internal_call_timeout_ms,
+            timeout_ms=timeout_ms,
             placements=self.machine.placements,
             tasks=self._tasks,
         )
         self._leaders = LeaderAnnouncements(
-            machine=self.machine,
-            transport=transport,
-            tasks=self._tasks,
-            timeout_ms=config.internal_call_timeout_ms,
+            machine=self.machine, transport=transport, tasks=self._tasks, timeout_ms=timeout_ms
         )
         self._members = Membership(
             machine=self.machine,
@@ -133,14 +135,24 @@ class Controller:
             config=config,
             execute=self._execute,
         )
+        # A topic's actors have its name, so a new topic of that name waits until they are gone.
+        self._names = NameLocks()
+        self._leaving = LeavingReplicas(
+            machine=self.machine, actors=self._actors, calls=self._calls, names=self._names
+        )
+        self._moves = Moves(
+            machine=self.machine,
+            actors=self._actors,
+            leaving=self._leaving,
+            names=self._names,
+            rules=self._rules,
+            config=config,
+            execute=self._execute,
+        )
         self._machine_size = machine_size
         self._config = config
         self._process_id = process_id
         self._token_bytes = token_bytes
-        self._leaving: dict[str, Sequence[Placement]] = {}
-        """The replicas of topics that are being deleted, by name: as many as calls of that."""
-        # A topic's actors have its name, so a new topic of that name waits until they are gone.
-        self._names = NameLocks()
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
@@ -155,7 +167,7 @@ class Controller:
         await self._end_undeclared()
         self._runtime.is_loaded = True
         self._leaders.announce(self.machine.take_untold())
-        for work in self._members.watches():
+        for work in (*self._members.watches(), *self._moves.watches()):
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
 
@@ -216,13 +228,13 @@ class Controller:
     async def _end_undeclared(self) -> None:
         """End the replicas of topics whose deletion an earlier controller did not finish.
 
-        Those in hosts end as soon as these look.
+        Those in hosts end as soon as these look, and those that have moved when they are told.
         """
         running = await self._launcher.running()
         declared = {holder_of(placement) for placement in self.machine.placements()}
-        await self._launcher.end(
-            [name for name in running if name.startswith(_HOLDERS) and name not in declared]
-        )
+        undeclared = [one for one in running if one.startswith(_HOLDERS) and one not in declared]
+        moved = self._leaving.adopt(undeclared)
+        await self._launcher.end([name for name in undeclared if name not in moved])
 
     # --- requests -------------------------------------------------------------------------
 
@@ -303,7 +315,7 @@ class Controller:
         return reply
 
     async def _configure(self, topic: TopicMetadata) -> None:
-        await self._tell(
+        await self._calls.tell(
             {
                 address_of(placement): ConfigureRequest(
                     topic_partition=placement.topic_partition,
@@ -319,15 +331,14 @@ class Controller:
         """Delete a topic, then end its replicas and remove their files."""
         async with self._names.hold(request.name):
             known = self.machine.metadata([request.name])
-            placements = self.machine.placements(request.name) if known else []
+            declared = self.machine.placements(request.name) if known else []
+            placements = [*declared, *self._leaving.of_topic(request.name)]
             # Listed until they are shut down: a host that looks now must not end them before they
             # have removed their files.
-            self._leaving[request.name] = placements
-            try:
+            with self._leaving.deleting(request.name, placements):
                 reply = await self._delete(request, placements)
-            finally:
-                del self._leaving[request.name]
             if reply.error is ErrorCode.NONE:
+                self._leaving.discard(placements)
                 alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
                 await self._actors.end(placements, alone)
             return reply
@@ -339,7 +350,7 @@ class Controller:
             request, lambda _now_ms: self.machine.decide_delete_topic(request)
         )
         if reply.error is ErrorCode.NONE:
-            await self._shut_down(placements, remove_data=True)
+            await self._calls.shut_down(placements, remove_data=True)
         return reply
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
@@ -349,6 +360,14 @@ class Controller:
     async def broker_heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
         """A broker lives, but perhaps not all of its actors."""
         return await self._members.heartbeat(request)
+
+    async def drain_broker(self, request: DrainBrokerRequest) -> DrainBrokerReply:
+        """Move everything off a broker, or use it again."""
+        return await self._moves.drain(request)
+
+    async def reassign_partition(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
+        """Begin to move a partition, or cancel that."""
+        return await self._moves.reassign(request)
 
     async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrReply:
         """Change who is in sync, as a leader proposes."""
@@ -363,16 +382,7 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        leaving = tuple(
-            HostedReplica(
-                topic_partition=placement.topic_partition,
-                topic_id=placement.topic_id,
-                is_in_sync=False,
-            )
-            for placements in self._leaving.values()
-            for placement in placements
-            if (placement.broker_id, placement.host) == (request.broker_id, request.host)
-        )
+        leaving = self._leaving.hosted(request.broker_id, request.host)
         listed = self.machine.hosted(request.broker_id, request.host)
         return HostedReplicasReply(replicas=(*leaving, *listed))
 
@@ -391,7 +401,7 @@ class Controller:
         if reply.error is ErrorCode.NONE:
             message = LearnKeysRequest(keys=self.machine.keys)
             addresses = [address_of(placement) for placement in self.machine.placements()]
-            await self._tell(dict.fromkeys(addresses, message))
+            await self._calls.tell(dict.fromkeys(addresses, message))
         return reply
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
@@ -414,7 +424,7 @@ class Controller:
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        await self._shut_down(self.machine.placements(), remove_data=False)
+        await self._calls.shut_down(self.machine.placements(), remove_data=False)
         self._tasks.cancel()
         await self.replica.stop()
         return ShutdownReply()
@@ -433,34 +443,9 @@ class Controller:
     def _apply(self, record: LogRecord) -> None:
         """Apply a record that is committed now, and tell the leaders whom it concerns."""
         self.machine.apply(record)
-        self._leaders.announce(self.machine.take_untold())
-
-    async def _tell(
-        self, messages: Mapping[str, Request[Any]], *, timeout_ms: int | None = None
-    ) -> None:
-        """Send each actor its message, once; a failure is only logged."""
-        limit_ms = timeout_ms or self._config.internal_call_timeout_ms
-        replies = await asyncio.gather(
-            *(
-                self._transport.call(actor, message, timeout_ms=limit_ms)
-                for actor, message in messages.items()
-            )
-        )
-        for (actor, message), reply in zip(messages.items(), replies, strict=True):
-            if reply.error is not ErrorCode.NONE:
-                _logger.warning("%s missed %s: %s", actor, message.method, reply.error.name)
-
-    async def _shut_down(self, placements: Sequence[Placement], *, remove_data: bool) -> None:
-        """Stop replicas, each only if it still belongs to its topic."""
-        await self._tell(
-            {
-                address_of(placement): ShutdownRequest(
-                    remove_data=remove_data, topic_id=placement.topic_id
-                )
-                for placement in placements
-            },
-            timeout_ms=SHUTDOWN_TIMEOUT_MS,
-        )
+        changed = self.machine.take_untold()
+        self._leaders.announce(changed)
+        self._moves.note_changed(changed)
 
     def _unavailable(self) -> ErrorCode:
         error = self._runtime.unavailable()

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import Transport, address_of
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply, LeaderAndIsrRequest
@@ -16,6 +16,9 @@ from oncelog.storage.model import TopicPartition
 
 ANNOUNCE_RETRY_MS: Final = 250
 """How soon a leader that was not reached is told again."""
+
+ANNOUNCEMENTS_MAX: Final = 100
+"""Calls at once: a controller that starts has something to tell every leader."""
 
 _TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
 
@@ -31,6 +34,7 @@ class LeaderAnnouncements:
         self._tasks = tasks
         self._timeout_ms = timeout_ms
         self._pending: set[TopicPartition] = set()
+        self._calling = asyncio.Semaphore(ANNOUNCEMENTS_MAX)
 
     def announce(self, partitions: Iterable[TopicPartition]) -> None:
         """Tell the leaders of these partitions, each in a task of its own."""
@@ -41,11 +45,12 @@ class LeaderAnnouncements:
 
     async def _tell(self, tp: TopicPartition) -> None:
         while (leadership := self._machine.leadership(tp)) is not None and leadership.leader >= 0:
-            reply = await self._transport.call(
-                leader_of(tp, leadership),
-                LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),
-                timeout_ms=self._timeout_ms,
-            )
+            async with self._calling:
+                reply = await self._transport.call(
+                    leader_of(tp, leadership),
+                    LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),
+                    timeout_ms=self._timeout_ms,
+                )
             if reply.error in _TAKEN and self._machine.leadership(tp) == leadership:
                 break
             if reply.error not in _TAKEN:

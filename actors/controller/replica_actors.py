@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from oncelog.actors.controller.broker_watch import BrokerLauncher
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import Transport, host_actor
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
     OWN_ACTOR,

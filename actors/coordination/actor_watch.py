@@ -24,10 +24,15 @@ class ActorWatch:
         self._transport = transport
         self._silent_after_ms = silent_after_ms
         self._heard_ms: dict[str, int] = {}
+        self._looked_ms = 0
 
     async def look(self, actors: Iterable[str]) -> tuple[str, ...]:
         """Call all of ``actors``, those watched from now on; return who is silent."""
         now_ms = loop_ms()
+        if now_ms - self._looked_ms > self._silent_after_ms:
+            # This process stood still, and heard nobody: that says nothing of them.
+            self._heard_ms = {}
+        self._looked_ms = now_ms
         self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
         await asyncio.gather(*map(self._ping, list(self._heard_ms)))
         oldest_ms = loop_ms() - self._silent_after_ms

@@ -116,6 +116,8 @@ class ReplicaServer(ReplicationCalls):
         self.transport = surroundings.transport
         self.failure = ""
         self.is_stopped = False
+        self.has_moved = False
+        """Whether it has ended because the partition is elsewhere now."""
         self.expected_log: ExpectedLog | None = None
         """What the controller has just said of the log, so that it need not be asked at once."""
         self.only_topic_id = ""
@@ -316,10 +318,31 @@ class ReplicaServer(ReplicationCalls):
         """Stop serving, flush and release the directory; the process stays to be killed."""
         if request.topic_id != self.replica.known_topic_id():
             return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
+        if request.is_moved and not await self._has_moved(request.topic_id):
+            return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self.has_moved = self.has_moved or request.is_moved
         await self.end(remove_data=request.remove_data)
         if self.replica.failure is not None:
             return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, self.replica.failure)
         return ShutdownReply()
+
+    async def _has_moved(self, topic_id: str) -> bool:
+        """Whether the partition is here no more, asked while nothing is taken; else begin anew.
+
+        A message that says so may be late. So may the answer, but what is in sync by then is not
+        this process, and the next one asks for its role before it follows.
+        """
+        self.replica.halt()
+        reply = await self._ask_controller(MetadataRequest(topics=(self.config.topic,)))
+        if reply.error is ErrorCode.NONE:
+            topic = next((one for one in reply.topics if one.topic_id == topic_id), None)
+            known = None if topic is None else topic.find(self.config.partition)
+            if known is None or self.config.broker_id not in known.replicas:
+                return True
+        if not self.is_stopped:
+            still = f"{self!r} was told that it has moved, and the controller does not say so"
+            self.surroundings.die(LeadershipLostError(still))
+        return False
 
     async def end(self, *, remove_data: bool = False) -> None:
         """Stop maintenance and serving; flush and release the directory. Safe to repeat."""

@@ -14,9 +14,9 @@ from typing import Final
 
 from oncelog.actors.config import BrokerConfig
 from oncelog.actors.coordination.actor_watch import ActorWatch
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     PingReply,
@@ -70,6 +70,7 @@ class Broker:
             epoch = await self._register()
             await self._send_heartbeats(epoch)
             self.is_registered = False
+            await asyncio.sleep(JOIN_RETRY_MS / 1000)
 
     async def _send_heartbeats(self, broker_epoch: int) -> None:
         """Until the controller does not know this epoch."""

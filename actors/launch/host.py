@@ -14,7 +14,6 @@ import logging
 from typing import Any, Final
 
 from oncelog.actors.config import HostConfig
-from oncelog.actors.coordination.own_tasks import OwnTasks
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, host_actor, replica_key
 from oncelog.actors.launch.assembly import (
     DiskRefusedError,
@@ -23,6 +22,7 @@ from oncelog.actors.launch.assembly import (
     Surroundings,
     server_of,
 )
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
@@ -163,8 +163,11 @@ class Host:
             replica_key(replica.topic_id, replica.topic_partition.partition): replica
             for replica in replicas
         }
-        for key in [key for key in self._servers if key not in listed]:
-            self._tasks.spawn(self._servers.pop(key).end())
+        for key, server in list(self._servers.items()):
+            # One that has removed its files, because the partition had moved, may be wanted again.
+            is_spent = server.has_moved and key in listed and not listed[key].is_leaving
+            if key not in listed or is_spent:
+                self._tasks.spawn(self._servers.pop(key).end())
         missing = [key for key in listed if key not in self._servers]
         for count, key in enumerate(missing, start=1):
             self._begin(key, listed[key])

@@ -295,7 +295,8 @@ class ReplicaLog:
     def _roll_if_needed(self, size_bytes: int, header: BatchHeader, now_ms: int) -> None:
         """Begin a new segment for a batch that the active one cannot take. OSError."""
         log = self.log
-        delta = header.last_offset_delta
+        # On a follower it may begin beyond the log end: compaction has left a gap there.
+        delta = header.base_offset + header.last_offset_delta - log.log_end_offset
         if log.needs_roll(size_bytes, header.max_timestamp_ms, now_ms, last_offset_delta=delta):
             log.roll(self.machine.snapshot())
 

@@ -39,7 +39,6 @@ from oncelog.storage.log.checkpoint import (
     RECOVERY_FILE,
 )
 from oncelog.storage.log.partition import LogSettings, PartitionLog
-from oncelog.storage.log.restart import RESTART_FILE
 from oncelog.storage.log.tail import TailCut
 from oncelog.storage.log.topic_id_file import TOPIC_ID_FILE, read_topic_id, write_topic_id
 from oncelog.storage.records.batch import BatchHeader
@@ -287,7 +286,7 @@ class ReplicaDirectory:
         log, its oldest segment first; what says of which topic they are, as lost power may bring
         back any file of a step, and nobody's records would be refused.
         """
-        sized = (RESTART_FILE, RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
+        sized = (RECOVERY_FILE, CLEAN_SHUTDOWN_FILE)
         named = (TOPIC_ID_FILE, PARTITION_METADATA_FILE)
         found = self._filesystem.list_directory(self._path)
         others = [name for name in found if name not in (*sized, *named, LOCK_FILE)]

@@ -252,7 +252,7 @@ class PartitionLeader:
     # --- life-cycle -----------------------------------------------------------------------
 
     async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsReply:
-        """Raise the log start, durably; the files of what is hidden go later."""
+        """Raise the log start, durably, on all in-sync replicas; hidden files go later."""
         replica = self.replica
         error = self._check(request.topic_partition, request.leader_epoch)
         if error is not ErrorCode.NONE:
@@ -272,6 +272,9 @@ class PartitionLeader:
         error = await raise_log_start(replica, offset)
         if error is not ErrorCode.NONE:
             return request.failed(error, replica.failure or "")
+        if replica.replicator is not None and not await replica.replicator.have_log_start(offset):
+            # Whoever leads next may not have heard of it.
+            return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self.on_log_start_raised()
         return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
 

@@ -108,6 +108,7 @@ class Replica(FollowerLog):
             is_leader=self._is_leading,
             is_following=self.is_following,
             isr=() if self.replicator is None else self.replicator.isr,
+            min_insync_replicas=self.leadership.min_insync_replicas,
             leader_epoch=self.leader_epoch,
             log_start_offset=machine.log_start_offset,
             last_stable_offset=machine.last_stable_offset,
@@ -393,17 +394,21 @@ class Replica(FollowerLog):
     def _may_go_on(self) -> bool:
         return self.failure is None and not self._is_stopped
 
+    def halt(self) -> None:
+        """Lead and follow no longer: from now on nothing is taken, and ``start`` ends early."""
+        self._is_stopped = True
+        self._end_following()
+        self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self._elected is not None:
+            self._elected.cancel()
+
     async def stop(self, *, remove_data: bool = False) -> None:
         """Stop leading, flush, write the snapshot and the clean-shutdown mark, release the lock.
 
         ``remove_data`` deletes the directory afterwards: its topic is gone. While ``start`` has
         files in work, that is waited for.
         """
-        self._is_stopped = True
-        self._end_following()
-        self._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if self._elected is not None:
-            self._elected.cancel()
+        self.halt()
         await self._sync.drain()
         async with self._opening:
             log, self._log = self._log, None

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncelog.actors.coordination.own_tasks import OwnTasks
+from oncelog.actors.process.background import settle
 from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -56,10 +57,22 @@ class Replicator:
         self._next: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._answers: list[asyncio.Future[None]] = []
+        """Who looks again after the next answer: as many as calls of ``have_log_start``."""
+
+    async def have_log_start(self, offset: int) -> bool:
+        """Wait until all that are in sync hide what lies below; false if another leads."""
+        while not self._is_stopped and not self.replication.have_log_start(offset):
+            self.appended()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._answers.append(waiter)
+            await waiter
+        return not self._is_stopped
 
     def stop(self) -> None:
         """Send nothing more."""
         self._is_stopped = True
+        self._wake_answers()
         self.replication.step_down()
         for handle in (self._next, self._timer):
             if handle is not None:
@@ -73,8 +86,7 @@ class Replicator:
 
     def configure(self, settings: ReplicationSettings) -> None:
         """Follow other settings from now on."""
-        self._note(self.replication.configure(settings))
-        self.appended()
+        self._change(lambda: self.replication.configure(settings))
 
     def appended(self) -> None:
         """There may be something to push: at the end of this turn, with what else it appends."""
@@ -87,7 +99,14 @@ class Replicator:
 
     def learn(self, assignment: Assignment) -> None:
         """The controller has told what it has recorded."""
-        self._note(self.replication.learn(assignment, loop_ms()))
+        self._change(lambda: self.replication.learn(assignment, loop_ms()))
+
+    def _change(self, change: Callable[[], bool]) -> None:
+        """Whoever waits must hear of a changed ISR or minimum, also if the high watermark stays."""
+        replication = self.replication
+        before = replication.in_sync.isr, replication.has_too_few
+        has_risen = change()
+        self._note(has_risen or before != (replication.in_sync.isr, replication.has_too_few))
         self.appended()
 
     def _note(self, has_risen: bool) -> None:
@@ -99,6 +118,11 @@ class Replicator:
             self._on_rise()
             # Followers are told soon: a reader of theirs, once elected, must not see less.
             self.appended()
+
+    def _wake_answers(self) -> None:
+        waiters, self._answers = self._answers, []
+        for waiter in waiters:
+            settle(waiter, None)
 
     def _lose(self) -> None:
         self.stop()
@@ -130,12 +154,11 @@ class Replicator:
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
             self._note(self.replication.answered(push, reply, loop_ms()))
+            self._wake_answers()
             self.appended()
 
     async def _make_proposal(self, proposal: IsrProposal) -> None:
         reply = await self._propose(proposal)
         if not self._is_stopped:
-            isr = self.replication.in_sync.isr
-            has_risen = self.replication.proposal_answered(reply, loop_ms())
-            self._note(has_risen or self.replication.in_sync.isr != isr)
-            self.appended()
+            self._change(lambda: self.replication.proposal_answered(reply, loop_ms()))
+            self._wake_answers()

@@ -65,8 +65,12 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
     if error is not ErrorCode.NONE:
         return 0
     removed = log.head.take_below(log.log_start_offset)
+    generation = log.generation
     try:
         for files in removed:
+            if log.generation != generation:
+                # A log that began anew meanwhile removed them itself, and may have such names.
+                break
             await replica.run_beside(files.run)
     except OSError as failure:
         _logger.warning("%s: old segments are still there: %s", replica.topic_partition, failure)

@@ -41,6 +41,13 @@ class Admin(Blocking[AsyncAdmin]):
     describe_cluster = blocking(AsyncAdmin.describe_cluster)
     rotate_ticket_key = blocking(AsyncAdmin.rotate_ticket_key)
 
+    # --- replicas -----------------------------------------------------------------------------
+
+    reassign_partition = blocking(AsyncAdmin.reassign_partition)
+    cancel_reassignment = blocking(AsyncAdmin.cancel_reassignment)
+    drain_broker = blocking(AsyncAdmin.drain_broker)
+    resume_broker = blocking(AsyncAdmin.resume_broker)
+
     # --- groups -------------------------------------------------------------------------------
 
     list_groups = blocking(AsyncAdmin.list_groups)

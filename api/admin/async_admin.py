@@ -7,11 +7,11 @@ Every call is retried while that may help, and is safe to repeat. Descriptions a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from oncelog.actors.config import TopicConfig, TopicOptions, check_range, check_setting_name
+from oncelog.actors.config import TopicConfig, TopicOptions, check_range
 from oncelog.actors.process.metrics import LATE_GRACE_MS
 from oncelog.actors.protocol.messages.admin import (
     ANY_DURATION_MS,
@@ -21,6 +21,7 @@ from oncelog.actors.protocol.messages.admin import (
     TransactionDescription,
 )
 from oncelog.actors.protocol.messages.cluster import (
+    ANY_REPLICATION,
     AlterTopicRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
@@ -44,18 +45,23 @@ from oncelog.actors.protocol.messages.partition import (
     ProducerDescription,
 )
 from oncelog.actors.protocol.transaction.state import TransactionState
+from oncelog.api.admin import moving
 from oncelog.api.admin.calls import ATTEMPT_TIMEOUT_MS, TIMEOUT_MS, AdminCalls, check
+from oncelog.api.admin.checks import (
+    check_partitions,
+    check_replication_factor,
+    check_topic_name,
+    is_whole,
+    settings_text,
+)
 from oncelog.api.admin.hanging import HangingTransaction, abort_hanging, find_hanging
 from oncelog.api.consuming.consumer import as_committed
 from oncelog.api.records import ConsumerGroupMetadata
 from oncelog.api.session.offsets import commit_offsets, fetch_committed, list_offsets
-from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     GroupIdNotFoundError,
-    InvalidPartitionsError,
-    InvalidReplicationFactorError,
     InvalidRequestError,
     InvalidTopicError,
     TransactionalIdNotFoundError,
@@ -67,7 +73,6 @@ from oncelog.storage.model import (
     TRANSACTION_STATE_TOPIC,
     IsolationLevel,
     TopicPartition,
-    is_valid_topic_name,
 )
 
 if TYPE_CHECKING:
@@ -95,42 +100,38 @@ class AsyncAdmin:
         self,
         name: str,
         partitions: int = 1,
-        replication_factor: int = 1,
+        replication_factor: int | None = None,
         *,
         exist_ok: bool = False,
         **settings: Unpack[TopicOptions],
     ) -> str:
         """Create a topic, durably, and wait until its partitions can be written; its id.
 
-        ``settings`` are those of ``TopicConfig``. ``TopicAlreadyExistsError`` if the name is
-        taken; with ``exist_ok`` that topic is left as it is, however many partitions it has.
+        Each partition has ``replication_factor`` replicas, on as many brokers; ``None``: 3, or one
+        on each broker if there are fewer. ``InvalidReplicationFactorError`` for more than there are
+        brokers that are neither fenced nor draining. ``settings`` are those of ``TopicConfig``.
+        ``TopicAlreadyExistsError`` if the name is taken; with ``exist_ok`` that topic is left as it
+        is, however many partitions it has.
         """
-        if not isinstance(name, str) or not is_valid_topic_name(name):
-            raise InvalidTopicError(
-                f"topic name {name!r} is not allowed: give 1 to 249 of letters, digits, '.', '_' "
-                "and '-', but not '.' or '..'"
-            )
-        _check_partitions(partitions)
-        if not _is_whole(replication_factor):
-            raise InvalidReplicationFactorError(
-                f"replication_factor={replication_factor!r}: give a whole number"
-            )
-        config = TopicConfig.from_text(_as_text(settings))
+        check_topic_name(name)
+        check_partitions(partitions)
+        check_replication_factor(replication_factor)
+        config = TopicConfig.from_text(settings_text(settings))
         request = CreateTopicRequest(
             name=name,
             topic_id=f"{self._random.getrandbits(128):032x}",
             partitions=partitions,
-            replication_factor=replication_factor,
+            replication_factor=replication_factor or ANY_REPLICATION,
             settings=config.to_text(),
         )
         reply = await self._calls.controller(request)
         if exist_ok and reply.error is ErrorCode.TOPIC_ALREADY_EXISTS:
             found = (await self._router.metadata((name,), refresh=True)).get(name)
             if found is not None:
-                await self._wait_until_led(name, len(found.partitions))
+                await self._calls.wait_until_led(name, len(found.partitions))
                 return found.topic_id
         check(reply)
-        await self._wait_until_led(name, partitions)
+        await self._calls.wait_until_led(name, partitions)
         return reply.topic_id
 
     async def create_partitions(self, name: str, partitions: int) -> None:
@@ -140,31 +141,11 @@ class AsyncAdmin:
         use the new ones within ``routing.METADATA_AGE_MAX_MS``. Safe to repeat;
         ``InvalidPartitionsError`` for fewer than there are.
         """
-        _check_partitions(partitions)
+        check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)
         reply = await self._calls.controller(request)
         check(reply, f"topic {name!r} cannot be given partitions")
-        await self._wait_until_led(name, partitions)
-
-    async def _wait_until_led(self, name: str, partitions: int) -> None:
-        """Wait until every partition's actor leads; the topic exists even if that takes longer."""
-        await self._router.metadata((name,), refresh=True)
-        request = DescribeReplicaRequest()
-
-        async def ask(topic_partition: TopicPartition) -> DescribeReplicaReply:
-            reply = await self._router.call_leader(
-                topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
-            )
-            if reply.error is ErrorCode.NONE and not reply.is_leader:
-                return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return reply
-
-        async def wait(topic_partition: TopicPartition) -> None:
-            await call_with_retries(
-                lambda: ask(topic_partition), random=self._random, timeout_ms=self._timeout_ms
-            )
-
-        await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
+        await self._calls.wait_until_led(name, partitions)
 
     async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
         """Change settings of a topic, durably; ``None`` makes one the default again.
@@ -172,7 +153,7 @@ class AsyncAdmin:
         The others stay. Leaders that cannot be reached apply them within minutes.
         ``InvalidConfigError`` names a setting that is unknown or impossible.
         """
-        changed = _as_text(settings)
+        changed = settings_text(settings)
         TopicConfig.from_text(changed)
         changes = tuple((key, changed.get(key)) for key in settings)
         reply = await self._calls.controller(AlterTopicRequest(name=name, changes=changes))
@@ -190,7 +171,7 @@ class AsyncAdmin:
         for topic_partition, offset in offsets.items():
             if topic_partition.topic in INTERNAL_TOPICS:
                 raise InvalidTopicError(f"{topic_partition.topic!r} is an internal topic")
-            if not _is_whole(offset):
+            if not is_whole(offset):
                 raise InvalidRequestError(
                     f"records of {topic_partition}: {offset!r} is no offset; give a whole number"
                 )
@@ -243,7 +224,11 @@ class AsyncAdmin:
         )
 
     async def describe_topic(self, name: str) -> TopicMetadata:
-        """Id, partitions, leaders and settings of a topic."""
+        """Id, settings and partitions of a topic: leaders (-1: none), replicas and ISR.
+
+        ``is_under_replicated`` of a partition: a replica is not in sync.
+        ``UnknownTopicOrPartitionError`` if there is no such topic.
+        """
         reply = await self._calls.controller(MetadataRequest(topics=(name,)))
         check(reply)
         for topic in reply.topics:
@@ -256,6 +241,47 @@ class AsyncAdmin:
         reply = await self._calls.controller(MetadataRequest())
         check(reply)
         return reply
+
+    # --- replicas -----------------------------------------------------------------------------
+
+    async def reassign_partition(self, topic: str, partition: int, replicas: Sequence[int]) -> None:
+        """Move a partition to the brokers ``replicas``, preferred leader first; returns at once.
+
+        The move is durable then and goes on by itself: new replicas copy the log, and the old ones
+        go, with their files, once all new ones are in sync. ``describe_topic`` shows how far it is.
+        Safe to repeat. ``InvalidReplicaAssignmentError`` for brokers that are unknown, fenced or
+        draining, and for one given twice; ``InvalidConfigError`` for fewer than the topic's
+        ``min_insync_replicas``; ``ReassignmentInProgressError`` while it moves elsewhere;
+        ``UnknownTopicOrPartitionError``.
+        """
+        await moving.reassign(self._calls, topic, partition, replicas)
+
+    async def cancel_reassignment(self, topic: str, partition: int) -> None:
+        """Leave a partition where it was before the move in progress, durably. Safe to repeat.
+
+        Nothing happens if there is none. ``IneligibleReplicaError`` while only new replicas are in
+        sync, ``UnknownTopicOrPartitionError``.
+        """
+        await moving.cancel(self._calls, topic, partition)
+
+    async def drain_broker(self, broker_id: int) -> None:
+        """Empty a broker, durably: it leads nothing that another can, and is given nothing new.
+
+        Its replicas then move to others by themselves, ten partitions at a time;
+        ``describe_cluster`` shows which are left. Safe to repeat.
+        ``InvalidReplicationFactorError`` if too few brokers would be left for a topic,
+        ``BrokerNotAvailableError`` if there is no such broker.
+        """
+        await moving.drain(self._calls, broker_id, is_draining=True)
+
+    async def resume_broker(self, broker_id: int) -> None:
+        """Use a drained broker again, durably; what has left it stays elsewhere. Safe to repeat.
+
+        ``BrokerNotAvailableError`` if there is no such broker.
+        """
+        await moving.drain(self._calls, broker_id, is_draining=False)
+
+    # --- keys ---------------------------------------------------------------------------------
 
     async def rotate_ticket_key(self) -> int:
         """Make a new secret for the tickets of transactions, durably; how often that was done.
@@ -463,20 +489,3 @@ class AsyncAdmin:
         reply = await self._calls.leader(topic_partition, DescribeReplicaRequest())
         check(reply)
         return reply
-
-
-def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Topic settings as requests carry them, without those that are ``None``, the default."""
-    for name, value in settings.items():
-        check_setting_name(TopicConfig, name, value)
-    return {name: str(value) for name, value in settings.items() if value is not None}
-
-
-def _check_partitions(partitions: object) -> None:
-    """Refuse what is not a number; the controller checks its range."""
-    if not _is_whole(partitions):
-        raise InvalidPartitionsError(f"partitions={partitions!r}: give a whole number")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -6,11 +6,12 @@ All of them are safe to repeat. Unknown topics are reported at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from random import Random
 from typing import Any, Final
 
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
+from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
@@ -53,10 +54,15 @@ class AdminCalls:
 
         return await self.retried(counted)
 
-    async def controller(self, request: Request[ReplyT]) -> ReplyT:
-        """Ask the controller."""
-        return await self.retried(
-            lambda: self.router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS)
+    async def controller(
+        self, request: Request[ReplyT], *, told_at_once: Collection[ErrorCode] = ()
+    ) -> ReplyT:
+        """Ask the controller; not again for an answer of ``told_at_once``, which could pass."""
+        return await call_with_retries(
+            lambda: self.router.call_controller(request, timeout_ms=ATTEMPT_TIMEOUT_MS),
+            random=self.random,
+            timeout_ms=self.timeout_ms,
+            is_retriable=lambda error: is_retriable(error) and error not in told_at_once,
         )
 
     async def group(self, group_id: str, request: Request[ReplyT]) -> ReplyT:
@@ -80,6 +86,26 @@ class AdminCalls:
         return await self.retried(
             lambda: self.router.call_leader(topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS)
         )
+
+    async def wait_until_led(self, name: str, partitions: int) -> None:
+        """Wait until every partition's actor leads; the topic exists even if that takes longer."""
+        await self.router.metadata((name,), refresh=True)
+        request = DescribeReplicaRequest()
+
+        async def ask(topic_partition: TopicPartition) -> DescribeReplicaReply:
+            reply = await self.router.call_leader(
+                topic_partition, request, timeout_ms=ATTEMPT_TIMEOUT_MS
+            )
+            if reply.error is ErrorCode.NONE and not reply.takes_writes:
+                return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return reply
+
+        async def wait(topic_partition: TopicPartition) -> None:
+            await call_with_retries(
+                lambda: ask(topic_partition), random=self.random, timeout_ms=self.timeout_ms
+            )
+
+        await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
 
     async def shards(self, topic: str, request: Request[ReplyT]) -> list[ReplyT]:
         """The answer of every coordinator shard, one call each; raises the error of any refusal."""

@@ -24,6 +24,7 @@ from oncelog.api.cli import groups as cli_groups
 from oncelog.api.cli import jobs as cli_jobs
 from oncelog.api.cli import metrics as cli_metrics
 from oncelog.api.cli import records as cli_records
+from oncelog.api.cli import replicas as cli_replicas
 from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli import status as cli_status
 from oncelog.api.cli import topics as cli_topics
@@ -96,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_cluster_commands(commands)
     _add_topic_commands(commands)
+    cli_replicas.add_commands(commands)
     _add_record_commands(commands)
     cli_groups.add_commands(commands)
     cli_jobs.add_commands(commands)
@@ -169,6 +171,12 @@ def _add_topic_commands(commands: Commands) -> None:
         default=1,
         metavar="N",
         help="how many partitions (default: 1)",
+    )
+    create.add_argument(
+        "--replication-factor",
+        type=whole_number(1),
+        metavar="N",
+        help="on how many brokers each is (default: 3, or all if there are fewer)",
     )
     create.add_argument(
         "--if-not-exists", action="store_true", help="leave one that exists as it is"

@@ -45,6 +45,14 @@ _ADVICE_BY_CODE: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "`oncelog topics list` shows those that exist",
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`oncelog transactions list` shows those that exist",
     ErrorCode.GROUP_ID_NOT_FOUND: "`oncelog groups list` shows those that exist",
+    ErrorCode.BROKER_NOT_AVAILABLE: "`oncelog status` shows the brokers",
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: (
+        "give brokers that `oncelog status` shows as alive and not draining"
+    ),
+    ErrorCode.INVALID_REPLICATION_FACTOR: "add a broker, or give topics fewer replicas",
+    ErrorCode.INELIGIBLE_REPLICA: (
+        "wait until one of them is back in sync: `oncelog topics describe TOPIC` shows it"
+    ),
     ErrorCode.PRODUCER_FENCED: "another producer has taken the transactional id; give another one",
 }
 

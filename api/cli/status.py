@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
-from oncelog.actors.protocol.messages.cluster import BrokerMetadata, MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import (
+    BrokerMetadata,
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+)
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.cli.connect import find, quiet_libraries
 from oncelog.api.cli.output import STATUS_ERROR, CliError, report, say, size_text, table
@@ -84,10 +90,37 @@ class ClusterStatus:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the controller and every other actor serve."""
-        return self.metadata.error is ErrorCode.NONE and all(
-            actor.is_serving for actor in self.actors
-        )
+        """Whether the controller and every other actor serve, and each partition has a leader."""
+        is_answering = self.metadata.error is ErrorCode.NONE
+        return is_answering and not self.leaderless and all(one.is_serving for one in self.actors)
+
+    @property
+    def leaderless(self) -> list[TopicPartition]:
+        """The partitions that nobody leads."""
+        return [tp for tp, partition in self._partitions() if partition.leader < 0]
+
+    @property
+    def under_replicated(self) -> list[TopicPartition]:
+        """The partitions with a replica that is not in sync."""
+        return [tp for tp, partition in self._partitions() if partition.is_under_replicated]
+
+    @property
+    def shown_actors(self) -> list[ActorStatus]:
+        """One actor for each partition: its leader's or, without, one of its replicas'."""
+        shown: dict[TopicPartition, ActorStatus] = {}
+        for actor in self.actors:
+            if actor.reply.is_leader or actor.topic_partition not in shown:
+                shown[actor.topic_partition] = actor
+        return list(shown.values())
+
+    def replica_count(self, broker_id: int) -> int:
+        """How many replicas are on a broker, those that are being removed from it included."""
+        return sum(broker_id in partition.replicas for _, partition in self._partitions())
+
+    def _partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
+        for topic in self.metadata.topics:
+            for partition in topic.partitions:
+                yield TopicPartition(topic.name, partition.partition), partition
 
     @property
     def active_transactional_id_count(self) -> int:
@@ -169,6 +202,8 @@ def status(args: argparse.Namespace) -> int:
         damaged = [actor for actor in seen.actors if actor.is_damaged]
         return report(has_damage(damaged)) if damaged else 0
     idle = [actor.name for actor in seen.actors if not actor.is_serving]
+    if seen.leaderless and not idle:
+        return report(without_leader(seen.leaderless))
     return report(not_serving(idle)) if idle else STATUS_ERROR
 
 
@@ -195,6 +230,17 @@ def not_serving(names: list[str]) -> CliError:
     )
 
 
+def without_leader(partitions: list[TopicPartition]) -> CliError:
+    """The error of a cluster in which all actors run, and some partitions have no leader."""
+    shown = ", ".join(map(str, partitions[:3]))
+    more = f" and {len(partitions) - 3} more" if len(partitions) > 3 else ""
+    return CliError(
+        f"without a leader: {shown}{more}",
+        "look again in a few seconds; if it stays, `oncelog topics describe TOPIC` shows which "
+        "replicas are in sync: one of their brokers has to be back",
+    )
+
+
 # --- showing ----------------------------------------------------------------------------------
 
 
@@ -210,6 +256,7 @@ def as_text(seen: ClusterStatus) -> str:
         ("version", metadata.version or "unknown"),
         ("codec", seen.codec),
         ("open ids", f"{seen.active_transactional_id_count:,}"),
+        *_replication(seen),
     )
     actors = table(
         ("actor", "process", "state"),
@@ -219,18 +266,37 @@ def as_text(seen: ClusterStatus) -> str:
     brokers = table(
         ("broker", "rack", "data dir", "state"),
         (
-            (broker.broker_id, broker.rack or "-", broker.data_dir or "-", _broker_state(broker))
+            (
+                broker.broker_id,
+                broker.rack or "-",
+                broker.data_dir or "-",
+                _broker_state(seen, broker),
+            )
             for broker in metadata.brokers
         ),
     )
-    parts = (head, table(_HEADINGS, map(_row, seen.actors)), actors, brokers)
+    parts = (head, table(_HEADINGS, map(_row, seen.shown_actors)), actors, brokers)
     return "\n\n".join(parts if metadata.brokers else parts[:-1])
 
 
-def _broker_state(broker: BrokerMetadata) -> str:
+def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
+    """A line about replicas, unless there is one broker and nothing to tell."""
+    under, leaderless = len(seen.under_replicated), len(seen.leaderless)
+    if len(seen.metadata.brokers) <= 1 and not under and not leaderless:
+        return []
+    return [("replicas", f"{under:,} partitions under-replicated, {leaderless:,} without a leader")]
+
+
+def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
     if broker.problem:
         return f"takes no part: {broker.problem}"
-    return "alive" if broker.is_live else "gone: its node is not in the cluster"
+    state = "alive" if broker.is_live else "gone: its node is not in the cluster"
+    if broker.is_fenced:
+        state = "fenced: it is not heard, or its node is gone"
+    if not broker.is_draining:
+        return state
+    left = seen.replica_count(broker.broker_id)
+    return f"{state}; draining, replicas left: {left:,}" if left else f"{state}; drained"
 
 
 def _state(seen: ClusterStatus) -> str:
@@ -261,7 +327,7 @@ def _row(actor: ActorStatus) -> list[object]:
 def as_json(seen: ClusterStatus) -> dict[str, Any]:
     """The status for programs; what an actor did not report is null."""
     topics: dict[str, list[dict[str, Any]]] = {}
-    for actor in seen.actors:
+    for actor in seen.shown_actors:
         held = topics.setdefault(actor.topic_partition.topic, [])
         held.append({"partition": actor.topic_partition.partition, **_bounds(actor.reply)})
     return {
@@ -277,10 +343,15 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
                 "broker_id": broker.broker_id,
                 "data_dir": broker.data_dir or None,
                 "rack": broker.rack or None,
-                "state": _broker_state(broker),
+                "state": _broker_state(seen, broker),
+                "fenced": broker.is_fenced,
+                "draining": broker.is_draining,
+                "replica_count": seen.replica_count(broker.broker_id),
             }
             for broker in seen.metadata.brokers
         ],
+        "under_replicated_partition_count": len(seen.under_replicated),
+        "leaderless_partition_count": len(seen.leaderless),
         "topics": [{"name": name, "partitions": held} for name, held in topics.items()],
         "actors": [
             {"name": actor.name, "process_id": _process(actor), "state": actor.state}

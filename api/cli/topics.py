@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from oncelog.actors.config import TopicConfig, check_setting_name
-from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.api.cli.connect import connect
 from oncelog.api.cli.head import parse_settings
 from oncelog.api.cli.output import CliError, say, table
@@ -51,6 +51,8 @@ def create_topic(args: argparse.Namespace) -> int:
         }:
             say(f"{args.topic} exists already and is left as it is")
             return 0
+        if args.replication_factor is not None:
+            settings["replication_factor"] = args.replication_factor
         admin.create_topic(
             args.topic, partitions=args.partitions, exist_ok=args.if_not_exists, **settings
         )
@@ -105,7 +107,23 @@ def describe_topic(args: argparse.Namespace) -> int:
         for partition in topic.partitions
     )
     say(table(("partition", "leader", "epoch", "replicas", "isr"), rows))
+    for partition in topic.partitions:
+        if note := _note(partition):
+            say(f"partition {partition.partition}: {note}")
     return 0
+
+
+def _note(partition: PartitionMetadata) -> str:
+    """What is not as it should be, or about to change, in a partition; "" if nothing is."""
+    notes = []
+    if partition.leader < 0:
+        notes.append("no leader")
+    if partition.is_under_replicated:
+        notes.append("under-replicated")
+    for verb, brokers in (("adding", partition.adding), ("removing", partition.removing)):
+        if brokers:
+            notes.append(f"{verb} {', '.join(map(str, brokers))}")
+    return "; ".join(notes)
 
 
 def delete_topic(args: argparse.Namespace) -> int:
@@ -174,6 +192,8 @@ def as_json(topic: TopicMetadata) -> dict[str, Any]:
                 "leader_epoch": partition.leader_epoch,
                 "replicas": list(partition.replicas),
                 "isr": list(partition.isr),
+                **({"adding": list(partition.adding)} if partition.adding else {}),
+                **({"removing": list(partition.removing)} if partition.removing else {}),
             }
             for partition in topic.partitions
         ],

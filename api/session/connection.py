@@ -421,4 +421,4 @@ async def _are_led(transport: Transport, reply: MetadataReply) -> bool:
             if address is not None
         )
     )
-    return bool(replicas) and all(replica.is_leader for replica in replicas)
+    return bool(replicas) and all(replica.takes_writes for replica in replicas)

@@ -500,8 +500,7 @@ class PartitionLog(ReadableLog):
         self._segments.cut(offset, end, next_offset)
         self._aborted.cut(next_offset)
         self.log_end_offset = next_offset
-        # A replay from there also restores an aborted transaction whose entry is owed.
-        self._snapshot_limit = min(self._snapshot_limit, self.indexed_end_offset)
+        self._snapshot_limit = min(self._snapshot_limit, next_offset)
         self._checked_from = OFFSET_MAX
         self._snapshots.remove_above(next_offset)
 

@@ -70,7 +70,7 @@ def finish_restart(filesystem: FileSystem, directory: Path) -> None:
     for name in filesystem.list_directory(directory):
         if name not in _KEPT:
             filesystem.remove(directory / name)
-    filesystem.sync_directory(directory)
+    # Its sync of the directory also makes the removals durable.
     checkpoint = RecoveryCheckpoint(offset, offset, offset)
     filesystem.write_atomically(directory / RECOVERY_FILE, checkpoint.to_bytes())
     filesystem.remove(path)

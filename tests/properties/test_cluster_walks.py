@@ -10,18 +10,18 @@ from __future__ import annotations
 import random
 
 import pytest
-from cluster_worlds import ClusterWorld
+from cluster_worlds import CLUSTER_ID, ClusterWorld
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.actors.protocol.cluster import brokers, elections, reassignment
+from oncelog.actors.protocol.cluster import brokers, elections, machine, reassignment
 from oncelog.actors.protocol.cluster.brokers import (
     decide_drain,
     decide_heartbeat,
     decide_register,
     fence,
 )
-from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr, first_elections
+from oncelog.actors.protocol.cluster.elections import balance, decide_alter_isr
 from oncelog.actors.protocol.cluster.log import TopicCreated
 from oncelog.actors.protocol.cluster.placement import check_replication, place_partitions
 from oncelog.actors.protocol.cluster.reassignment import decide_reassign, drained
@@ -60,14 +60,19 @@ class Walk(ClusterWorld):
             directory_id=f"directory {broker_id}",
             data_dir="/d",
             rack="ab"[broker_id % 2],
+            cluster_id=CLUSTER_ID,
         )
-        reply = self.run(decide_register(self.machine.topics, self.machine.broker_states, request))
+        states = self.machine.broker_states
+        reply = self.run(decide_register(self.machine.topics, states, request, CLUSTER_ID))
         assert reply.error is ErrorCode.NONE
 
     def beat(self, broker_id: int) -> None:
         epoch = self.machine.broker_states[broker_id].broker_epoch - (self.chance.random() < 0.1)
         request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=epoch)
-        self.run(decide_heartbeat(self.machine.topics, self.machine.broker_states, request))
+        held = [one for one in self.machine.placements() if one.broker_id == broker_id]
+        silent = self.chance.sample(held, len(held) // 2) if self.chance.random() < 0.2 else []
+        states = self.machine.broker_states
+        self.run(decide_heartbeat(self.machine.topics, states, request, silent))
 
     def lose(self, broker_id: int) -> None:
         states = self.machine.broker_states
@@ -89,13 +94,17 @@ class Walk(ClusterWorld):
             topic_id = f"{len(self.machine.topics):032x}"
             record = TopicCreated(name=name, topic_id=topic_id, replicas=placed, settings=())
             self.apply([record])
+            for number, replicas in enumerate(placed):
+                if self.chance.random() < 0.7:
+                    self.start_replica(replicas[0], TopicPartition(name, number))
 
     def alter_isr(self, tp: TopicPartition) -> None:
         """A leader proposes; some requests arrive later, or twice."""
         topic = self.machine.topics[tp.topic]
         partition = topic.partitions[tp.partition]
         others = [n for n in partition.replicas if n != partition.leader]
-        members = self.chance.sample(others, self.chance.randint(0, len(others)))
+        count = self.chance.choice((len(others), self.chance.randint(0, len(others))))
+        members = self.chance.sample(others, count)
         request = AlterIsrRequest(
             topic_partition=tp,
             topic_id=topic.topic_id,
@@ -148,13 +157,14 @@ class Walk(ClusterWorld):
         tp = draw.choice(partitions)
         states, topics = self.machine.broker_states, self.machine.topics.values()
         kind = draw.random()
-        if kind < 0.08:
-            self.apply(first_elections(topics, states))
-        elif kind < 0.2:
+        if kind < 0.1:
+            replicas = self.machine.topics[tp.topic].partitions[tp.partition].replicas
+            self.start_replica(draw.choice(replicas), tp)
+        elif kind < 0.16:
             self.lose(broker_id)
-        elif kind < 0.25:
+        elif kind < 0.18:
             self.start(broker_id)
-        elif kind < 0.4:
+        elif kind < 0.33:
             self.beat(broker_id)
         elif kind < 0.65:
             self.alter_isr(tp)
@@ -215,6 +225,12 @@ def leads_when_back(topics, broker_id):  # type: ignore[no-untyped-def]
     )
 
 
+def leads_when_started(topic, number, request, brokers):  # type: ignore[no-untyped-def]
+    if topic.partitions[number].leader != -1:
+        return None
+    return REAL_ELECT(topic, number, request.broker_id)
+
+
 def removes_early(topic, number, brokers):  # type: ignore[no-untyped-def]
     partition = topic.partitions[number]
     if not partition.is_moving:
@@ -248,6 +264,11 @@ SABOTEURS = {
         brokers,
         "after_unfencing",
         leads_when_back,
+    ),
+    "a replica that leads whatever nobody leads when it starts": (
+        machine,
+        "after_start",
+        leads_when_started,
     ),
     "old replicas removed before the new ones are in sync": (
         reassignment,

@@ -230,6 +230,8 @@ class Faults:
     def quiesce(self, *, limit_s: float = 300.0) -> None:
         """Heal, and run until every actor serves and no transaction is open or undecided.
 
+        Every replica then has all that its leader has.
+
         Have the clients stop first: what they leave open is aborted when its time is over. An
         operator does what a fault calls for (``Media.attend``); all else has to serve by itself
         within ``SERVING_LIMIT_S``.
@@ -237,7 +239,10 @@ class Faults:
         self.heal()
         self.tell("world", "* quiesce")
         self.run(self._until(self.is_serving), limit_s=SERVING_LIMIT_S)
-        self.run(self._until(lambda: self.is_serving() and self.is_quiet()), limit_s=limit_s)
+        self.run(self._until(self._is_at_peace), limit_s=limit_s)
+
+    def _is_at_peace(self) -> bool:
+        return self.is_serving() and self.is_quiet() and self.is_copied()
 
     async def _until(self, is_reached: Callable[[], bool]) -> None:
         while not is_reached():

@@ -15,7 +15,8 @@ from typing import Any
 
 from live_states import compared
 from sim_checkers import Violation
-from sim_history import is_compacted, is_remade
+from sim_history import is_remade
+from sim_replica_watch import REPLICA_CHECKERS, ReplicaWatch, beginning, cutting, recording
 
 from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
@@ -34,13 +35,14 @@ from oncelog.actors.protocol.transaction.state import (
     TransactionState,
     txn_markers,
 )
-from oncelog.storage.model import INTERNAL_TOPICS, NO_COORDINATOR_EPOCH, TopicPartition
+from oncelog.actors.replica.follower_log import FollowerLog
+from oncelog.actors.replica.log import ReplicaLog
+from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
 
 WATCHED = frozenset(
     {
-        "ChangedBatches",
         "ChangedDecisions",
         "ContradictingMarkers",
         "CrossedBounds",
@@ -56,6 +58,7 @@ WATCHED = frozenset(
         "UnequalStates",
         "UnstableEnds",
         "ZombieMarkers",
+        *REPLICA_CHECKERS,
     }
 )
 """What the watch may find."""
@@ -64,6 +67,19 @@ COMPLETED = {
     TransactionState.COMPLETE_COMMIT: TransactionState.PREPARE_COMMIT,
     TransactionState.COMPLETE_ABORT: TransactionState.PREPARE_ABORT,
 }
+
+
+@dataclass(slots=True)
+class Promise:
+    """What has been shown to readers."""
+
+    high_watermark: int = 0
+    last_stable_offset: int = 0
+
+    def rises(self, machine: PartitionBounds) -> None:
+        """A leader shows more."""
+        self.high_watermark = max(self.high_watermark, machine.high_watermark)
+        self.last_stable_offset = max(self.last_stable_offset, machine.last_stable_offset)
 
 
 @dataclass(slots=True)
@@ -77,6 +93,10 @@ class MachineView:
     """Producer id → first offset of its transaction that waits for its marker."""
     marked: list[tuple[int, int]] = field(default_factory=list)
     """(first offset, marker offset) of transactions whose marker may be lost with the machine."""
+    shown: Promise = field(default_factory=Promise)
+    """What it has shown in its present leadership."""
+    lead_from: int = 0
+    """Where the log ended when it began to lead."""
 
     def knows(self, header: BatchHeader) -> bool:
         """Whether the snapshot that was loaded tells what is open after this batch, and better."""
@@ -90,18 +110,11 @@ class MachineView:
         return min(firsts, default=None)
 
 
-@dataclass(slots=True)
-class Promise:
-    """What the leaders of a partition have shown to readers: it must stay."""
-
-    high_watermark: int = 0
-    last_stable_offset: int = 0
-
-
-class LogWatch:
+class LogWatch(ReplicaWatch):
     """Looks on at one world. ``violations`` are what was found, the first one first."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self.decisions: dict[tuple[int, int], bool] = {}
@@ -109,9 +122,8 @@ class LogWatch:
         self._marked: set[tuple[TopicPartition, int, int]] = set()
         self._views: dict[int, MachineView] = {}
         self._promises: dict[TopicPartition, Promise] = {}
-        self._crcs: dict[tuple[TopicPartition, int], int] = {}
-        self._elections: dict[tuple[str, int], dict[int, str]] = {}
-        """(topic id, partition) → leader epoch → the start that it was given to."""
+        self._elections: dict[tuple[str, int], dict[int, tuple[int, str]]] = {}
+        """(topic id, partition) → leader epoch → the broker and start that it was given to."""
 
     # --- partitions ---------------------------------------------------------------------------
 
@@ -129,7 +141,7 @@ class LogWatch:
         topic_partition = machine.topic_partition
         if is_remade(topic_partition):
             return
-        self._check_bytes(topic_partition, header)
+        self.batches_of(machine).applies(header)
         if header.producer_id < 0 or (header.is_control and control is None):
             return
         view = self._views.setdefault(id(machine), MachineView(machine))
@@ -146,21 +158,6 @@ class LogWatch:
             view.ongoing.setdefault(header.producer_id, header.base_offset)
         if control is not None and control.committed is not None:
             self._check_marker(view, header, control, is_committed=control.committed)
-
-    def _check_bytes(self, topic_partition: TopicPartition, header: BatchHeader) -> None:
-        """A batch that readers may have seen stays the same, unless compaction rewrites it."""
-        place = (topic_partition, header.base_offset)
-        promise = self._promises.get(topic_partition)
-        known = self._crcs.get(place, header.crc)
-        shown_to = 0 if promise is None else promise.high_watermark
-        is_rewritten = is_compacted(topic_partition) or topic_partition.topic in INTERNAL_TOPICS
-        if known != header.crc and header.base_offset < shown_to and not is_rewritten:
-            self._found(
-                "ChangedBatches",
-                f"{topic_partition}@{header.base_offset} holds another batch than before",
-                topic_partition,
-            )
-        self._crcs[place] = header.crc
 
     def _check_marker(
         self, view: MachineView, header: BatchHeader, control: ControlRecord, *, is_committed: bool
@@ -193,6 +190,8 @@ class LogWatch:
         """A machine begins to lead; what earlier leaders have shown must be there."""
         if is_remade(machine.topic_partition):
             return
+        view = self._views.setdefault(id(machine), MachineView(machine))
+        view.shown, view.lead_from = Promise(), machine.log_end_offset
         promise = self._promises.setdefault(machine.topic_partition, Promise())
         if machine.log_end_offset < promise.high_watermark:
             self._found(
@@ -200,24 +199,43 @@ class LogWatch:
                 f"{machine} leads, and readers were shown {promise.high_watermark}",
                 machine.topic_partition,
             )
+        self.has_committed(machine, "ChangedBatches", promise.high_watermark)
 
     def shows(self, machine: PartitionBounds) -> None:
-        """A leader's bounds have moved."""
-        if machine.role is not Role.LEADER or is_remade(machine.topic_partition):
+        """A replica's bounds have moved.
+
+        The first bounds of a new leader may be below those of the last one: it shows no less once
+        all that it began with is committed (KIP-207).
+        """
+        if is_remade(machine.topic_partition):
             return
+        if machine.role is Role.FOLLOWER:
+            self.follows(machine)
+        if machine.role is not Role.LEADER:
+            return
+        view = self._views.setdefault(id(machine), MachineView(machine))
         promise = self._promises.setdefault(machine.topic_partition, Promise())
         stable, high = machine.last_stable_offset, machine.high_watermark
         if not stable <= high <= machine.log_end_offset:
             self._found("CrossedBounds", f"{machine}", machine.topic_partition)
-        if high < promise.high_watermark or stable < promise.last_stable_offset:
+        shown = promise if high >= view.lead_from else view.shown
+        if high < shown.high_watermark or stable < shown.last_stable_offset:
             self._found(
                 "FallingBounds",
-                f"{machine}, and readers were shown {promise}",
+                f"{machine}, and readers were shown {shown}",
                 machine.topic_partition,
             )
-        promise.high_watermark = max(promise.high_watermark, high)
-        promise.last_stable_offset = max(promise.last_stable_offset, stable)
+        self.commits(machine)
+        promise.rises(machine)
+        view.shown.rises(machine)
+        self.is_everywhere(machine, high)
         self.settles(machine)
+
+    def committed_to(self, topic_partition: TopicPartition) -> int:
+        """What the leaders of a partition have shown; nothing of one that may be another's."""
+        if is_remade(topic_partition):
+            return 0
+        return self._promises.get(topic_partition, Promise()).high_watermark
 
     def settles(self, machine: PartitionBounds) -> None:
         """Readers see nothing of a transaction before its marker is synced (I-04, I-10)."""
@@ -238,14 +256,17 @@ class LogWatch:
     # --- elections ----------------------------------------------------------------------------
 
     def elects(self, elected: LeaderElected) -> None:
-        """The controller's log gives an epoch to one start of a replica (I-08, I-22)."""
+        """The controller's log gives an epoch to one start of a replica (I-08, I-22).
+
+        Or to a broker, where it elects by itself: that one's start may lead again and again.
+        """
         given = self._elections.setdefault((elected.topic_id, elected.partition), {})
-        epoch, start = elected.leader_epoch, elected.incarnation
+        epoch, start = elected.leader_epoch, (elected.leader, elected.incarnation)
         known = given.setdefault(epoch, start)
         where = f"partition {elected.partition} of topic {elected.topic_id}: epoch {epoch}"
         if known != start:
             self._found("SharedEpochs", f"{where} was given twice", elected.topic_id)
-        elif start in [given[earlier] for earlier in given if earlier < epoch]:
+        elif elected.incarnation and start in [given[one] for one in given if one < epoch]:
             self._found(
                 "LateElections",
                 f"{where} was given to a start that had led before",
@@ -343,8 +364,20 @@ def watching() -> Iterator[LogWatch]:
         (TransactionalIds, "apply", TransactionalIds.apply),
         (ClusterMachine, "_apply_to_partition", ClusterMachine._apply_to_partition),
         (GroupTable, "apply", GroupTable.apply),
+        (ReplicaLog, "__init__", ReplicaLog.__init__),
+        (FollowerLog, "_cut", FollowerLog._cut),
     ]
-    observed = (_applying, _leading, _loading, _showing, _logging, _electing, _grouping)
+    observed = (
+        _applying,
+        _leading,
+        _loading,
+        _showing,
+        _logging,
+        _electing,
+        _grouping,
+        beginning,
+        cutting,
+    )
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
     try:
@@ -398,8 +431,9 @@ def _electing(watch: LogWatch, method: Method) -> Method:
     def apply_to_partition(self: ClusterMachine, record: Any) -> None:
         if isinstance(record, LeaderElected):
             watch.elects(record)
-        method(self, record)
+        record_isr(self, record)
 
+    record_isr = recording(watch, method)
     return apply_to_partition
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from sim_disk import SimDisk
 from sim_history import REMADE_PREFIX
 from sim_network import Exchange, NetworkFaults
+from sim_nodes import CONTROLLER_NODE
 from sim_process import Client
 from sim_stage import Stage
 from sim_world import World
@@ -82,6 +83,9 @@ class FaultPlan:
     stop_node: float = field(default=0.0, repr=False)
     """The last three only where there are several nodes."""
 
+    lose_node: float = field(default=0.0, repr=False)
+    """Only where there are several replicas."""
+
 
 RATES = {
     "kill": 0.5,
@@ -137,6 +141,7 @@ def drawn_faults(random: Random) -> FaultPlan:
         kill_node=Random(f"kill node {plan}").choice((0.0, 0.1, 0.3)),
         cut_node=Random(f"cut node {plan}").choice((0.0, 0.1, 0.3)),
         stop_node=Random(f"stop node {plan}").choice((0.0, 0.1, 0.2)),
+        lose_node=Random(f"lose node {plan}").choice((0.0, 0.1, 0.2)),
     )
 
 
@@ -175,6 +180,8 @@ class Nemesis:
                 "cut_node": self._cut_node,
                 "stop_node": self._stop_node,
             }
+        if self._world.settings.replication_factor > 1:
+            self._strikes["lose_node"] = self._lose_node
 
     async def rage(self) -> None:
         """Strike until the stage is over; to be run as the driver."""
@@ -434,6 +441,13 @@ class Nemesis:
         self._world.stop_node(number)
         delay_s = self._random.choice((0.2, 2.0, 8.0))
         self._later(delay_s, lambda: self._world.cont_node(number))
+
+    def _lose_node(self) -> None:
+        """A machine is gone with its disks, of whose logs there is a copy in sync elsewhere."""
+        number = self._node()
+        if number != CONTROLLER_NODE and self._world.is_spare(number):
+            self._world.lose_node_disks(number)
+            self._later(3.0, lambda: self._world.start_node(number))
 
     # --- the end of what lasts ----------------------------------------------------------------
 

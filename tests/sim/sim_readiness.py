@@ -10,7 +10,6 @@ from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.state import NO_LEADER
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 
@@ -72,6 +71,30 @@ class Readiness:
             if partition.leader == NO_LEADER or placement.broker_id not in partition.isr:
                 found.append(f"in sync: {actor_of(tp, placement.broker_id)}")
         return found
+
+    def is_spare(self, number: int) -> bool:
+        """Whether all that is committed in the logs of a node is in another's log as well."""
+        controller = self.server(CONTROLLER_ACTOR)
+        if controller is None or not controller._runtime.is_loaded:
+            return False
+        partitions = [
+            partition
+            for topic in controller.machine.topics.values()
+            for partition in topic.partitions
+        ]
+        return all(set(one.isr) - {number} for one in partitions if number in one.replicas)
+
+    def is_copied(self) -> bool:
+        """Whether every replica has all that its leader has."""
+        leaders = {one.topic_partition: one.machine for one in self.leaders().values()}
+        for replica in self.replicas().values():
+            leader = leaders.get(replica.topic_partition)
+            if leader is None:
+                return False
+            machine = replica.machine
+            if machine.log_end_offset != leader.log_end_offset:
+                return False
+        return True
 
     def is_ready(self, name: str) -> bool:
         """Whether the actor, or the replica in its host, lives and does its part."""

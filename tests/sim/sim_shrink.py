@@ -68,6 +68,7 @@ def _attempts(result: Result) -> Iterator[tuple[str, Any]]:
         yield "duration_s", round(end_s * share, 2)
     if result.scenario.brokers > 1:
         yield "brokers", 1
+        yield "replication_factor", 1
     for kind in (*RATES, *RARER):
         if getattr(faults, kind):
             yield kind, 0.0

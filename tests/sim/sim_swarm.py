@@ -26,6 +26,7 @@ from sim_operators import operator, settings_of
 from sim_process import Client, Process
 from sim_processors import processor
 from sim_remakes import remaker
+from sim_replica_watch import unequal_logs
 from sim_rogue import rogue
 from sim_stage import (
     COPY_GROUP,
@@ -68,6 +69,14 @@ CLUSTER = ClusterConfig(
 )
 
 
+HASTY_BROKERS = {
+    "broker_heartbeat_interval_ms": 250,
+    "broker_session_timeout_ms": 1_500,
+    "replica_lag_time_max_ms": 1_500,
+}
+"""Of clusters with several replicas: leaders and ISRs change within a few seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """Everything that a run is made of."""
@@ -78,6 +87,7 @@ class Scenario:
     segment_bytes: int
     replicas_per_actor: ReplicasPerActor = 1
     brokers: int = 1
+    replication_factor: int = 1
 
     def changed(self, changes: Mapping[str, Any]) -> Scenario:
         """With some fields of the two plans replaced; ``ValueError`` names an unknown one."""
@@ -142,7 +152,8 @@ def drawn_scenario(seed: int) -> Scenario:
         faults=drawn_faults(random),
         segment_bytes=random.choice((4_096, 65_536, 1_048_576)),
         replicas_per_actor=Random(f"hosts {seed}").choice((1, 1, 3, AUTO)),
-        brokers=Random(f"brokers {seed}").choice((1, 1, 3)),
+        brokers=(brokers := Random(f"brokers {seed}").choice((1, 1, 3))),
+        replication_factor=min(brokers, Random(f"replicas {seed}").choice((1, 3))),
     )
 
 
@@ -201,6 +212,8 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 writing = last_driver.spawn(last_writes(stage, last_driver))
                 world.run(writing, limit_s=QUIET_LIMIT_S)
                 _read_everything(stage)
+                world.quiesce(limit_s=QUIET_LIMIT_S)
+                result.violations += unequal_logs(world)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
             except SimulationError as error:
@@ -220,9 +233,15 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
 
 def founded(scenario: Scenario) -> WorldSettings:
     """The settings of its world, whose cluster has been founded: done once for many runs."""
+    replication_factor = min(scenario.replication_factor, scenario.brokers)
     settings = WorldSettings(
         brokers=scenario.brokers,
-        cluster=dataclasses.replace(CLUSTER, replicas_per_actor=scenario.replicas_per_actor),
+        replication_factor=replication_factor,
+        cluster=dataclasses.replace(
+            CLUSTER,
+            replicas_per_actor=scenario.replicas_per_actor,
+            **(HASTY_BROKERS if replication_factor > 1 else {}),
+        ),
         topic_settings={
             topic: settings_of(topic) or {"segment_bytes": scenario.segment_bytes}
             for topic in scenario.workload.topics

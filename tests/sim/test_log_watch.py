@@ -226,6 +226,26 @@ def test_bounds_that_fall_are_found_also_across_leaders(watch, stable, high):
     assert found(watch) == {"FallingBounds"}
 
 
+def test_bounds_of_a_new_leader_may_be_lower_until_all_that_it_began_with_is_committed(watch):
+    watch.shows(machine(stable=5, high=10, end=12))
+    later = machine(stable=2, high=3, end=12)
+    watch.leads(later)
+    watch.shows(later)
+    assert watch.violations == []
+    later.high_watermark, later.last_stable_offset = 12, 4
+    watch.shows(later)
+    assert found(watch) == {"FallingBounds"}
+
+
+def test_bounds_that_fall_within_a_leadership_are_found(watch):
+    leader = machine(stable=3, high=4, end=12)
+    watch.leads(leader)
+    watch.shows(leader)
+    leader.high_watermark = 3
+    watch.shows(leader)
+    assert found(watch) == {"FallingBounds"}
+
+
 def test_a_successor_without_what_was_shown_is_found(watch):
     watch.shows(machine(high=10))
     watch.leads(machine(end=9))
@@ -237,7 +257,9 @@ def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
     leader = machine(high=high)
     watch.applies(leader, header(0, 4, crc=1), None)
     watch.shows(leader)
-    watch.applies(machine(), header(0, 4, crc=2), None)
+    later = machine(high=high)
+    watch.applies(later, header(0, 4, crc=2), None)
+    watch.leads(later)
     assert found(watch) == expected
 
 
@@ -245,6 +267,7 @@ def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
     ("starts", "checker"),
     [
         ({0: "one", 1: "two"}, None),
+        ({0: "one", 1: "", 2: ""}, None),
         ({0: "one", 1: "two", 2: "one"}, "LateElections"),
     ],
 )
@@ -262,11 +285,19 @@ def test_an_epoch_that_is_given_twice_is_found(watch):
     assert [violation.checker for violation in watch.violations] == ["SharedEpochs"]
 
 
-def elected(epoch, start):
+def test_an_epoch_that_the_controller_gives_to_two_brokers_is_found(watch):
+    watch.elects(elected(0, "", leader=1))
+    watch.elects(elected(0, "", leader=1))
+    assert not watch.violations
+    watch.elects(elected(0, "", leader=2))
+    assert [violation.checker for violation in watch.violations] == ["SharedEpochs"]
+
+
+def elected(epoch, start, *, leader=1):
     return LeaderElected(
         topic_id="a" * 32,
         partition=0,
-        leader=1,
+        leader=leader,
         leader_epoch=epoch,
         isr=(1,),
         incarnation=start,

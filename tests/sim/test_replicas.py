@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sim_log_watch import watching
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -97,3 +98,19 @@ def test_another_leads_when_a_node_dies_and_nothing_acknowledged_is_lost(world: 
     assert isr(world, 1) == {1, 2, 3}
     found = logs(world, 1)
     assert found[1] == found[2] == found[3]
+
+
+def test_a_node_with_a_new_disk_is_in_sync_only_once_it_has_all(world: World) -> None:
+    """1. All have all. 2. Node 3 is fenced, loses its disks and is back. 3. Nobody writes."""
+    write(world, ["a", "b"])
+    world.run_for(3.0)
+    world.lose_node_disks(3)
+    world.run_for(6.0)
+    assert isr(world) == {1, 2}
+    with watching() as watch:
+        world.start_node(3)
+        world.run_for(20.0)
+    found = logs(world)
+    assert isr(world) == {1, 2, 3}
+    assert found[3] == found[1]
+    assert watch.violations == []

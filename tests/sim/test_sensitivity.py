@@ -69,7 +69,13 @@ def test_every_invariant_that_is_watched_has_a_saboteur_that_its_watcher_speaks_
 
 def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
     return drawn_scenario(seed).changed(
-        {"duration_s": DURATION_S, "replicas_per_actor": 1, "brokers": 1, **saboteur.changes}
+        {
+            "duration_s": DURATION_S,
+            "replicas_per_actor": 1,
+            "brokers": 1,
+            "replication_factor": 1,
+            **saboteur.changes,
+        }
     )
 
 

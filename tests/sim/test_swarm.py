@@ -57,12 +57,16 @@ def test_fresh_seeds_are_those_of_their_draw():
     assert not set(first) & set(other)
 
 
+REGRESSION_WORLD = {"replicas_per_actor": 1, "brokers": 1, "replication_factor": 1}
+"""What the oldest of them were found in: there was nothing else."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "changes", "why"), REGRESSIONS, ids=[str(item[0]) for item in REGRESSIONS]
 )
 def test_a_seed_that_once_failed_is_clean(number: int, changes: dict[str, Any], why: str):
-    meant = {"replicas_per_actor": 1, "brokers": 1, **changes}
+    meant = REGRESSION_WORLD | changes
     check_clean(run_scenario(drawn_scenario(number).changed(meant)))
 
 

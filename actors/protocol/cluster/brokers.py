@@ -37,6 +37,7 @@ from oncelog.actors.protocol.cluster.elections import (
     Records,
     after_draining,
     after_fencing,
+    after_new_directory,
     after_silence,
     after_unfencing,
 )
@@ -125,6 +126,8 @@ def decide_register(
             return Decision(reply=RegisterBrokerReply(broker_epoch=known.broker_epoch))
         return decision(RegisterBrokerReply(broker_epoch=epoch), record)
     moved = after_fencing(topics.values(), request.broker_id, brokers)
+    if not is_same:
+        moved += after_new_directory(topics.values(), request.broker_id)
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
 
 

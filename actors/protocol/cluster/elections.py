@@ -20,7 +20,12 @@ replica started        no leader, it is in sync and   it leads, epoch + 1; ISR a
                        live
 replica started        never led, it is live, and     it leads, and is the ISR
                        preferred or that one is not
+replica started        else, another leads, it is     a new version, ISR as it was: what it had said
+                       not in sync                    before is worth nothing, and it may have lost
+                                                      its log
 replica started        else                           none: it follows
+new directory          another leads, it is not in    likewise
+                       sync
 actor is silent        led by it, others in the ISR   as if its broker were fenced
                        live; or in sync
 alter_isr              see ``decide_alter_isr``       ISR as proposed
@@ -154,6 +159,32 @@ def after_start(
             return None
     elected = elect(topic, number, broker_id, partition.isr or (broker_id,))
     return structs.replace(elected, incarnation=request.incarnation)
+
+
+def after_return(topic: TopicState, number: int, broker_id: int) -> IsrChanged | None:
+    """A new version, if a replica begins again that is not in sync and that a leader pushes to.
+
+    A proposal that rests on what an earlier life of it has acknowledged is refused by that.
+    """
+    partition = topic.partitions[number]
+    if partition.leader in (NO_LEADER, broker_id) or broker_id in partition.isr:
+        return None
+    return IsrChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + 1,
+        isr=partition.isr,
+    )
+
+
+def after_new_directory(topics: Iterable[TopicState], broker_id: int) -> Records:
+    """What follows from a broker with another disk than before, which is in sync nowhere."""
+    records = [
+        after_return(topic, number, broker_id)
+        for topic, number, partition in _partitions(topics)
+        if broker_id in partition.replicas
+    ]
+    return tuple(record for record in records if record is not None)
 
 
 def after_silence(

@@ -41,7 +41,7 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.elections import after_start
+from oncelog.actors.protocol.cluster.elections import after_return, after_start
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
@@ -182,7 +182,7 @@ class ClusterMachine:
             topic_id=request.topic_id,
             replicas=replicas,
             settings=request.settings,
-            hosts=rules.choose(replicas, self._held()),
+            hosts=rules.choose(replicas, self.held()),
         )
         return decision(CreateTopicReply(topic_id=request.topic_id), record)
 
@@ -231,7 +231,7 @@ class ClusterMachine:
             topic_id=topic.topic_id,
             first_partition=count,
             replicas=replicas,
-            hosts=rules.choose(replicas, self._held()),
+            hosts=rules.choose(replicas, self.held()),
         )
         return decision(CreatePartitionsReply(), record)
 
@@ -261,9 +261,10 @@ class ClusterMachine:
                 request.failed(ErrorCode.FENCED_LEADER_EPOCH), leader_epoch=partition.leader_epoch
             )
             return Decision(reply=refusal)
-        record = after_start(topic, request.topic_partition.partition, request, self._brokers)
+        number = request.topic_partition.partition
+        record = after_start(topic, number, request, self._brokers)
         if record is None:
-            return Decision(reply=self._leadership(topic, partition))
+            return self._following(topic, number, request.broker_id)
         elected = structs.replace(
             self._leadership(topic, partition),
             leader=record.leader,
@@ -272,6 +273,16 @@ class ClusterMachine:
             isr=record.isr,
         )
         return decision(elected, record)
+
+    def _following(
+        self, topic: TopicState, number: int, broker_id: int
+    ) -> Decision[BecomeLeaderReply]:
+        leadership = self._leadership(topic, topic.partitions[number])
+        record = after_return(topic, number, broker_id)
+        if record is None:
+            return Decision(reply=leadership)
+        version = record.partition_version
+        return decision(structs.replace(leadership, partition_version=version), record)
 
     def leadership(self, tp: TopicPartition) -> BecomeLeaderReply | None:
         """Who leads a partition now, as its replicas are told; ``None`` if it is unknown."""
@@ -464,7 +475,7 @@ class ClusterMachine:
             if (broker_id, host) in zip(partition.replicas, partition.hosts, strict=True)
         )
 
-    def _held(self) -> dict[int, Counter[int]]:
+    def held(self) -> dict[int, Counter[int]]:
         """How many replicas each host holds, by broker."""
         held: dict[int, Counter[int]] = {}
         for placement in self.placements():

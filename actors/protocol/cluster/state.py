@@ -163,6 +163,8 @@ def described(topic: TopicState) -> TopicMetadata:
                 replicas=partition.replicas,
                 isr=partition.isr,
                 hosts=partition.hosts,
+                adding=partition.adding,
+                removing=partition.removing,
             )
             for number, partition in enumerate(topic.partitions)
         ),

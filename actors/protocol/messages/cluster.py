@@ -18,6 +18,8 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Where a partition is led. ``leader`` is a broker id, -1 if there is none.
 
     ``hosts`` has for each of ``replicas`` the host that holds it, 0 for an actor of its own.
+    ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds, and
+    those that it will remove.
     """
 
     partition: int
@@ -26,6 +28,13 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     hosts: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica, but for those that are being added, is not in sync."""
+        return not set(self.replicas) - set(self.adding) <= set(self.isr)
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +58,8 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """One broker: a Ray node with a data directory.
 
     ``is_live``: its node was alive when the controller last looked, and it is not fenced.
+    ``is_fenced``: it was not heard for a session, and leads nothing. ``is_draining``: it is being
+    emptied, and is given nothing new.
     ``problem``: why it may not take part, "" if it does; one that never did has no ``data_dir``.
     """
 
@@ -58,6 +69,7 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = True
     is_draining: bool = False
     problem: str = ""
+    is_fenced: bool = False
 
 
 class MetadataReply(Reply, frozen=True, kw_only=True):
@@ -300,12 +312,14 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True,
 class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
     """A replica that a host is to hold; ``is_in_sync``: it has a log.
 
-    One that is not in sync may be empty: it copies what it lacks.
+    One that is not in sync may be empty: it copies what it lacks. ``is_leaving``: it is held only
+    until it has removed its files.
     """
 
     topic_partition: TopicPartition
     topic_id: str
     is_in_sync: bool
+    is_leaving: bool = False
 
 
 class HostedReplicasReply(Reply, frozen=True, kw_only=True):
@@ -344,7 +358,8 @@ class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
 
     ``remove_data`` also deletes the replica's directory, because its topic was deleted. A replica
     of another topic than ``topic_id`` refuses: a late copy must not end, or empty, the next topic
-    of that name. "" is only for the controller.
+    of that name. "" is only for the controller. ``is_moved``: the partition has moved elsewhere;
+    the replica serves no longer, asks whether that is still so, and begins again if it is not.
     """
 
     method = "shutdown"
@@ -352,3 +367,4 @@ class ShutdownRequest(Request[ShutdownReply], frozen=True, kw_only=True):
 
     remove_data: bool = False
     topic_id: str = ""
+    is_moved: bool = False

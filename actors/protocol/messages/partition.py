@@ -202,6 +202,7 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     is_leader: bool = False
     is_following: bool = False
     isr: tuple[int, ...] = ()
+    min_insync_replicas: int = 1
     leader_epoch: int = NO_LEADER_EPOCH
     log_start_offset: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET
@@ -218,6 +219,11 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     damaged_place_count: int = 0
     cut_offset: int = NO_OFFSET
     cut_bytes: int = 0
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether it leads, with enough replicas in sync for ``acks="all"``."""
+        return self.is_leader and len(self.isr) >= self.min_insync_replicas
 
 
 class DescribeReplicaRequest(Request[DescribeReplicaReply], frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ REPLICATING     they diverge (its disk is not   PROBING; nothing counts as repli
                 what it was)
 any             an error                        no push until the back-off has passed, twice as
                                                 long each time
+any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
+                partition has changed           answered to an earlier push
 any             an answer to an earlier push    ignored
 ==============  ==============================  ==================================================
 
@@ -103,6 +105,11 @@ class FollowerProgress:
         self._goal_offset = NO_OFFSET
         self._goal_ms = now_ms
 
+    @property
+    def told_log_start_offset(self) -> int:
+        """The log start that it has acknowledged, -1 if none."""
+        return self._told.log_start_offset
+
     # --- pushes ------------------------------------------------------------------------------
 
     def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:
@@ -167,6 +174,12 @@ class FollowerProgress:
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
         self.match_offset = NO_OFFSET
+
+    def begin_anew(self) -> None:
+        """It may have another disk by now: what it has said so far counts no longer."""
+        self.state = FollowerState.PROBING
+        self.match_offset = NO_OFFSET
+        self._in_flight = _NOT_IN_FLIGHT
 
     def failed(self, now_ms: int) -> None:
         """The push failed, or its outcome is unknown: try again, but not at once."""

@@ -7,9 +7,10 @@ So a late or repeated push cuts nothing. It never cuts below its high watermark.
 acknowledges is synced, and its high watermark covers nothing else.
 
 A newer leader epoch is taken over from the push itself: the controller gave it to the leader
-before that could send it. It must be durable before the answer (``adopts_epoch``): a follower that
-forgot it could take batches from an older leader again, and cut what the newer one counts on.
-How far the logs agree is known only in memory: a replica that starts again begins anew.
+before that could send it. A follower that forgot it could take batches from an older leader again,
+and cut what the newer one counts on; so a replica that starts is LOADING until the controller has
+told it the current epoch, which is not older than any it has taken a push of. How far the logs
+agree is known only in memory: a replica that starts again begins anew.
 
 =========  ============================================  ========================================
 role       push                                          answer
@@ -59,7 +60,7 @@ from oncelog.storage.segments.leader_epochs import (
 class ReplicateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a push, in this order, in one turn; then sync, and ``acknowledge``.
 
-    ``adopts_epoch``: become a follower in the push's epoch, durably before the answer.
+    ``adopts_epoch``: become a follower in the push's epoch.
     ``restart_offset``: drop the whole log, which then begins and ends there. ``truncate_offset``
     (exclusive): cut every batch that reaches beyond it. Both rebuild the machine from what is
     left. ``append_position``: where in ``batches`` the bytes to append begin.

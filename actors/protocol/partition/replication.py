@@ -20,6 +20,8 @@ LEADING         time passes                the ISR may be shrunk; bounds are tol
 LEADING         proposal answered          as the table of ``partition.in_sync``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
+LEADING         a newer version            who is not in sync is probed anew; what it said before
+                                           counts no longer: it may have lost its log since
 LEADING         step_down                  FENCED
 FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
 ==============  =========================  =====================================================
@@ -164,6 +166,15 @@ class LeaderReplication:
         """What is known of a follower."""
         return self._followers.get(broker_id)
 
+    def have_log_start(self, offset: int) -> bool:
+        """Whether every follower that may be in sync hides what lies below ``offset``."""
+        followers = self._in_sync.maximal - {self._broker_id}
+        return all(
+            (progress := self._followers.get(broker_id)) is not None
+            and progress.told_log_start_offset >= offset
+            for broker_id in followers
+        )
+
     # --- acks -1 -----------------------------------------------------------------------------
 
     def check_append(self) -> ErrorCode:
@@ -174,21 +185,12 @@ class LeaderReplication:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
-    def check_committed(self, next_offset: int) -> ErrorCode | None:
-        """The answer to an append that ends at ``next_offset`` (exclusive); None: not yet.
-
-        With too few in sync there is an answer at once: the batch is in the log, and a retry is
-        recognised. After losing the leadership the outcome is unknown.
-        """
-        if not self.is_leading:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if self.has_too_few:
-            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-        return ErrorCode.NONE if self._bounds.high_watermark >= next_offset else None
-
     @property
     def has_too_few(self) -> bool:
-        """Whether the ISR has fewer members than ``min_insync_replicas``."""
+        """Whether the ISR has fewer members than ``min_insync_replicas``.
+
+        What was appended before is in the log then, and a retry of it is recognised.
+        """
         return len(self._in_sync.isr) < self._settings.min_insync_replicas
 
     # --- events ------------------------------------------------------------------------------
@@ -232,6 +234,8 @@ class LeaderReplication:
             return False
         if self._in_sync.learn(assignment.isr, assignment.partition_version):
             self._assign(assignment.replicas, now_ms)
+            for broker_id in self._followers.keys() - self._in_sync.isr:
+                self._followers[broker_id].begin_anew()
         return self._advance()
 
     def proposal_answered(self, reply: AlterIsrReply, now_ms: int) -> bool:

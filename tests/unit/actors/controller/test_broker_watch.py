@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
+from actor_surroundings import JumpingLoop
 
 from oncelog.actors.controller import broker_watch
-from oncelog.actors.controller.broker_watch import BrokerNode, BrokerWatch
-from oncelog.actors.protocol.messages.cluster import BrokerMetadata
+from oncelog.actors.controller.broker_watch import SESSION_CHECK_MS, BrokerNode, BrokerWatch
+from oncelog.actors.protocol.cluster.state import BrokerState
+
+SESSION_MS = 9_000
 
 
 class Nodes:
-    """What is alive, and what was started."""
+    """What is alive, what was started, and who is registered; a broker is fenced once."""
 
     def __init__(self, *numbers: int) -> None:
         self.alive = list(numbers)
         self.started: list[int] = []
+        self.brokers: dict[int, BrokerState] = {}
+        self.fenced: list[int] = []
 
     async def nodes(self) -> Sequence[BrokerNode]:
         return [BrokerNode(broker_id=number) for number in self.alive]
@@ -25,10 +31,22 @@ class Nodes:
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         self.started += [node.broker_id for node in nodes]
 
+    async def fence(self, broker_id: int) -> None:
+        self.fenced.append(broker_id)
+        if broker_id in self.brokers:
+            self.brokers[broker_id].is_fenced = True
+
 
 def watch_of(nodes: Nodes, *registered: int) -> BrokerWatch:
-    known = [BrokerMetadata(broker_id=number, data_dir="/data") for number in registered]
-    return BrokerWatch(launcher=nodes, own=1, registered=lambda: known)
+    for number in registered:
+        nodes.brokers[number] = BrokerState(broker_id=number, data_dir="/data")
+    return BrokerWatch(
+        launcher=nodes,
+        own=1,
+        brokers=lambda: nodes.brokers,
+        fence=nodes.fence,
+        session_ms=SESSION_MS,
+    )
 
 
 def test_the_controllers_own_broker_is_alive_and_needs_no_actor():
@@ -46,6 +64,86 @@ def test_a_node_that_went_is_told():
     nodes.alive.clear()
     asyncio.run(watch.look())
     assert [(one.broker_id, one.is_live) for one in watch.described()] == [(1, True), (2, False)]
+    assert nodes.fenced == [2]
+    asyncio.run(watch.look())
+    assert nodes.fenced == [2]
+
+
+def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
+    nodes = Nodes(2)
+    watch = watch_of(nodes, 1, 2)
+    asyncio.run(watch.look())
+    nodes.brokers[2].is_fenced = nodes.brokers[2].is_draining = True
+    told = {one.broker_id: (one.is_live, one.is_draining) for one in watch.described()}
+    assert told == {1: (True, False), 2: (False, True)}
+
+
+def test_the_controllers_own_broker_is_not_fenced_for_a_node_that_is_not_seen():
+    nodes = Nodes(1, 2)
+    watch = watch_of(nodes, 1, 2)
+    asyncio.run(watch.look())
+    nodes.alive[:] = [2]
+    asyncio.run(watch.look())
+    assert (nodes.fenced, watch.live) == ([], {1, 2})
+
+
+# --- sessions ------------------------------------------------------------------------------------
+
+
+def play(nodes: Nodes, scenario: Callable[[BrokerWatch], Coroutine[Any, Any, None]]) -> None:
+    """Brokers 1 to 3, with the sessions watched from the start; time passes when all wait."""
+
+    async def body() -> None:
+        watch = watch_of(nodes, 1, 2, 3)
+        watching = asyncio.ensure_future(watch.watch_sessions())
+        await asyncio.sleep(0)
+        await scenario(watch)
+        watching.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(body())
+
+
+def test_a_broker_that_is_silent_for_a_session_is_fenced_once():
+    nodes = Nodes()
+
+    async def scenario(watch: BrokerWatch) -> None:
+        for _ in range(17):
+            await asyncio.sleep(SESSION_CHECK_MS / 1000)
+            watch.heard(3)
+        assert nodes.fenced == []
+        for _ in range(17):
+            await asyncio.sleep(SESSION_CHECK_MS / 1000)
+            watch.heard(3)
+        assert nodes.fenced == [2]
+
+    play(nodes, scenario)
+
+
+def test_the_controllers_own_broker_needs_no_heartbeat():
+    nodes = Nodes()
+
+    async def scenario(watch: BrokerWatch) -> None:
+        await asyncio.sleep(10 * SESSION_MS / 1000)
+        assert nodes.fenced == [2, 3]
+
+    play(nodes, scenario)
+
+
+def test_a_controller_that_stood_still_gives_everybody_a_whole_session():
+    nodes = Nodes()
+
+    async def scenario(watch: BrokerWatch) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, JumpingLoop)
+        await asyncio.sleep(1)
+        loop.now_s += 10 * SESSION_MS / 1000
+        await asyncio.sleep((SESSION_MS - SESSION_CHECK_MS) / 1000)
+        assert nodes.fenced == []
+        await asyncio.sleep(3 * SESSION_CHECK_MS / 1000)
+        assert nodes.fenced == [2, 3]
+
+    play(nodes, scenario)
 
 
 def test_two_nodes_of_one_number_take_no_part_and_are_told():
@@ -77,7 +175,7 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
 
 
 def test_a_look_that_ray_cannot_answer_ends_nothing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(broker_watch, "BROKER_LOOK_MS", 0)
+    monkeypatch.setattr(broker_watch, "ALONE_LOOK_MS", 0)
 
     class Silent(Nodes):
         async def nodes(self) -> Sequence[BrokerNode]:

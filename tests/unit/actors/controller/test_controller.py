@@ -10,19 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actor_surroundings import until_idle
+from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    RegisterBrokerRequest,
+)
 from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrRequest,
     AlterTopicRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
     ClusterKeysRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
+    LeaderAndIsrRequest,
     LearnKeysRequest,
     MetadataRequest,
     RotateClusterKeyRequest,
@@ -328,5 +336,108 @@ def test_beyond_those_that_may_wait_a_request_is_to_come_again(play, monkeypatch
         replies = await asyncio.gather(*(controller.alter_topic(alter(flush=None)) for _ in "1234"))
         assert {reply.error for reply in replies[2:]} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
         assert {reply.error for reply in replies[:2]} == {ErrorCode.NONE}
+
+    play(scenario)
+
+
+# --- replicated partitions -----------------------------------------------------------------------
+
+FLIGHT = TopicPartition("flights", 0)
+
+
+def started(broker_id: int, incarnation: str, expected_epoch: int) -> BecomeLeaderRequest:
+    return BecomeLeaderRequest(
+        topic_partition=FLIGHT,
+        topic_id="a" * 32,
+        broker_id=broker_id,
+        incarnation=incarnation,
+        expected_epoch=expected_epoch,
+    )
+
+
+async def second_broker(controller: Controller) -> BrokerHeartbeatRequest:
+    """Broker 2 registers and is heard; its next heartbeat."""
+    request = RegisterBrokerRequest(
+        broker_id=2, cluster_id="c" * 32, directory_id="d" * 32, data_dir="/d2"
+    )
+    reply = await controller.register_broker(request)
+    assert reply.error is ErrorCode.NONE
+    beat = BrokerHeartbeatRequest(broker_id=2, broker_epoch=reply.broker_epoch)
+    assert (await controller.broker_heartbeat(beat)).error is ErrorCode.NONE
+    return beat
+
+
+def partition_of(controller: Controller) -> Any:
+    return controller.machine.topics["flights"].partitions[0]
+
+
+def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path) -> None:
+    """1. A topic of two replicas; both start, and 2 leads. 2. It proposes that 1 is in sync. 3. Its
+    actor is silent: 1 leads. Each time the leader is told, and a restart knows all of it.
+    """
+
+    async def body() -> None:
+        world = World(tmp_path)
+        controller = await world.controller()
+        beat = await second_broker(controller)
+        for name, topic_id in (("other", "b" * 32), ("flights", "a" * 32)):
+            request = CreateTopicRequest(name=name, topic_id=topic_id, partitions=1)
+            assert (await controller.create_topic(request)).error is ErrorCode.NONE
+        assert partition_of(controller).replicas == (2, 1)
+        led = await controller.become_leader(started(2, "one", -1))
+        assert (led.leader, led.leader_epoch, led.isr) == (2, 0, (2,))
+        follows = await controller.become_leader(started(1, "two", 0))
+        assert (follows.leader, follows.leader_epoch) == (2, 0)
+        proposal = AlterIsrRequest(
+            topic_partition=FLIGHT,
+            topic_id="a" * 32,
+            broker_id=2,
+            leader_epoch=0,
+            partition_version=follows.partition_version,
+            isr=(2, 1),
+        )
+        altered = await controller.alter_isr(proposal)
+        assert (altered.error, altered.isr) == (ErrorCode.NONE, (2, 1))
+        again = await controller.alter_isr(proposal)
+        assert again.error is ErrorCode.INVALID_UPDATE_VERSION
+        await until_idle()
+        told = [(actor, one) for actor, one in world.told if isinstance(one, LeaderAndIsrRequest)]
+        assert told[-1][0] == "partition:flights-0@2"
+        assert told[-1][1].leadership == controller.machine.leadership(FLIGHT)
+        silent = structs.replace(beat, silent_actors=("partition:flights-0@2",))
+        assert (await controller.broker_heartbeat(silent)).error is ErrorCode.NONE
+        before = partition_of(controller)
+        assert (before.leader, before.leader_epoch, before.isr) == (1, 1, (1,))
+        await until_idle()
+        assert world.told[-1][0] == "partition:flights-0@1"
+        await controller.replica.stop()
+        world.told = []
+        controller = await world.controller()
+        assert partition_of(controller) == before
+        await until_idle()
+        last = world.told[-1]
+        assert last[0] == "partition:flights-0@1"
+        assert last[1].leadership == controller.machine.leadership(FLIGHT)
+        await controller.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        beat = await second_broker(controller)
+        await controller.replica.stop()
+        not_now = ErrorCode.NOT_CONTROLLER
+        assert (await controller.broker_heartbeat(beat)).error is not_now
+        assert (await controller.become_leader(started(1, "one", -1))).error is not_now
+        request = AlterIsrRequest(
+            topic_partition=FLIGHT,
+            topic_id="a" * 32,
+            broker_id=1,
+            leader_epoch=0,
+            partition_version=1,
+            isr=(1,),
+        )
+        assert (await controller.alter_isr(request)).error is not_now
 
     play(scenario)

@@ -130,7 +130,7 @@ def lives(script: Script, part: float | None = None) -> Iterator[tuple[int, Cras
             return
 
 
-def check(disk: CrashDisk, promises: list[Promise]) -> CopiedLog:
+def check_recovery(disk: CrashDisk, promises: list[Promise]) -> CopiedLog:
     """Recover and compare with what was promised; recover again, and find nothing to do."""
     found = CopiedLog(disk)
     log = found.log
@@ -154,7 +154,7 @@ def check(disk: CrashDisk, promises: list[Promise]) -> CopiedLog:
 @pytest.mark.parametrize("script", [cuts, restarts])
 def test_kill_after_any_operation(script):
     for _, disk, promises in lives(script):
-        check(disk.after_kill(), promises)
+        check_recovery(disk.after_kill(), promises)
 
 
 @pytest.mark.parametrize("script", [cuts, restarts])
@@ -162,7 +162,7 @@ def test_power_loss_after_any_operation(script):
     """Each operation with one of the ways to lose power; the slow test has all of them."""
     for number, disk, promises in lives(script):
         loss = POWER_LOSSES[number % len(POWER_LOSSES)]
-        check(disk.after_power_loss(*loss, Random(number)), promises)
+        check_recovery(disk.after_power_loss(*loss, Random(number)), promises)
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_power_loss_after_any_operation(script):
 def test_power_loss_of_every_kind_after_any_operation(script, loss):
     for number, disk, promises in lives(script):
         for seed in range(2):
-            check(disk.after_power_loss(*loss, Random(f"{number} {seed}")), promises)
+            check_recovery(disk.after_power_loss(*loss, Random(f"{number} {seed}")), promises)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_power_loss_of_every_kind_after_any_operation(script, loss):
 @pytest.mark.parametrize("script", [cuts, restarts])
 def test_kill_within_any_operation(script, part):
     for _, disk, promises in lives(script, part):
-        check(disk.after_kill(), promises)
+        check_recovery(disk.after_kill(), promises)
 
 
 @pytest.mark.slow
@@ -194,9 +194,9 @@ def test_crash_at_any_operation_while_a_restart_is_finished():
             try:
                 CopiedLog(torn)
             except Crash:
-                check(torn.after_kill(), promises)
+                check_recovery(torn.after_kill(), promises)
                 loss = POWER_LOSSES[step % len(POWER_LOSSES)]
-                check(torn.after_power_loss(*loss, Random(step)), promises)
+                check_recovery(torn.after_power_loss(*loss, Random(step)), promises)
             else:
                 break
 
@@ -205,7 +205,7 @@ def test_a_log_that_was_restarted_after_a_crash_takes_what_the_leader_sends():
     for number, disk, promises in lives(restarts):
         if number % 10:
             continue
-        found = check(
+        found = check_recovery(
             disk.after_power_loss(DataLoss.PAGES, NameLoss.SOME, Random(number)), promises
         )
         offset = found.log.log_end_offset + 100
@@ -216,4 +216,4 @@ def test_a_log_that_was_restarted_after_a_crash_takes_what_the_leader_sends():
             found.take(batch)
         found.sync()
         last = Promise(offset, leader.batches, len(leader.batches))
-        check(found.disk.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0)), [last])
+        check_recovery(found.disk.after_power_loss(DataLoss.ALL, NameLoss.ALL, Random(0)), [last])

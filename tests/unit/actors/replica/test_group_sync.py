@@ -314,12 +314,15 @@ def test_round_that_runs_while_the_log_is_truncated_moves_no_high_watermark(harn
         replica.log.truncate_to(0)
         machine, epochs = replica.machine, replica.log.leader_epochs
         machine.load(0, 0, (), leader_epochs=epochs)
-        replica._waiters.send_away(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        replica._end_leading(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        replica._synced_offset = 0
         replica.log.assign_leader_epoch(replica.leader_epoch + 1, 0)
         replica.leadership = structs.replace(
             replica.leadership, leader_epoch=replica.leader_epoch + 1
         )
         machine.become_leader(replica.leader_epoch, TOPIC_ID, replica.keys)
+        replica._is_leading = True
+        replica._begin_replication()
         await table.produce(100)
         assert len(table.background.given) == 1
         await table.step()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cluster_worlds import ClusterWorld
+from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
+from msgspec import structs
 
 from oncelog.actors.protocol.cluster.brokers import (
     BrokerSessions,
@@ -12,6 +13,7 @@ from oncelog.actors.protocol.cluster.brokers import (
     decide_register,
     fence,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -22,6 +24,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 
 @pytest.fixture
@@ -34,21 +37,29 @@ def world() -> ClusterWorld:
     return world
 
 
-def register(world: ClusterWorld, broker_id: int, directory_id: str = "") -> RegisterBrokerReply:
+def register(
+    world: ClusterWorld, broker_id: int, directory_id: str | None = None, **fields: str
+) -> RegisterBrokerReply:
     request = RegisterBrokerRequest(
         broker_id=broker_id,
-        directory_id=directory_id or f"directory {broker_id}",
-        data_dir="/new",
-        rack="r",
+        directory_id=f"directory {broker_id}" if directory_id is None else directory_id,
+        data_dir=f"/d{broker_id}",
+        cluster_id=CLUSTER_ID,
     )
-    machine = world.machine
-    return world.run(decide_register(machine.topics, machine.broker_states, request))
+    machine, request = world.machine, structs.replace(request, **fields)
+    return world.run(decide_register(machine.topics, machine.broker_states, request, CLUSTER_ID))
 
 
-def beat(world: ClusterWorld, broker_id: int, broker_epoch: int) -> BrokerHeartbeatReply:
+def beat(
+    world: ClusterWorld, broker_id: int, broker_epoch: int, silent: tuple[Placement, ...] = ()
+) -> BrokerHeartbeatReply:
     request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=broker_epoch)
     machine = world.machine
-    return world.run(decide_heartbeat(machine.topics, machine.broker_states, request))
+    return world.run(decide_heartbeat(machine.topics, machine.broker_states, request, silent))
+
+
+def lose(world: ClusterWorld, broker_id: int) -> None:
+    world.apply(fence(world.machine.topics, world.machine.broker_states, broker_id))
 
 
 def drain(world: ClusterWorld, broker_id: int, draining: bool = True) -> DrainBrokerReply:
@@ -62,24 +73,48 @@ def leaders(world: ClusterWorld) -> list[int]:
 
 
 def test_a_new_broker_is_fenced_until_its_first_heartbeat(world: ClusterWorld) -> None:
-    epoch = register(world, 4).broker_epoch
+    epoch = register(world, 4, rack="r").broker_epoch
     broker = world.machine.broker_states[4]
-    assert (epoch, broker.rack, broker.data_dir, broker.is_fenced) == (4, "r", "/new", True)
+    assert (epoch, broker.rack, broker.data_dir, broker.is_fenced) == (4, "r", "/d4", True)
     assert beat(world, 4, epoch).error is ErrorCode.NONE
     assert not broker.is_fenced
 
 
-def test_a_broker_that_starts_again_gets_a_newer_epoch_and_leads_what_only_it_can(
+def test_a_broker_that_was_fenced_gets_a_newer_epoch_and_leads_what_only_it_can(
     world: ClusterWorld,
 ) -> None:
+    lose(world, 2)
     epoch = register(world, 2).broker_epoch
     assert epoch == 4
+    assert world.machine.broker_states[2].is_fenced
     assert leaders(world) == [1, -1]
     assert world.machine.topics["t"].partitions[0].isr == (1,)
-    world.check()
+    assert beat(world, 2, 2).error is ErrorCode.STALE_BROKER_EPOCH
     assert beat(world, 2, epoch).error is ErrorCode.NONE
     assert leaders(world) == [1, 2]
     world.check()
+
+
+def test_an_actor_that_registers_a_broker_again_while_it_lives_changes_nothing(
+    world: ClusterWorld,
+) -> None:
+    """Its replicas are in other actors, which serve on."""
+    before = len(world.log)
+    assert register(world, 2) == RegisterBrokerReply(broker_epoch=2)
+    assert len(world.log) == before
+    assert leaders(world) == [1, 2]
+
+
+@pytest.mark.parametrize("changes", [{"rack": "r2"}, {"data_dir": "/elsewhere"}])
+def test_another_rack_or_path_is_followed_and_fences_nobody(
+    world: ClusterWorld, changes: dict[str, str]
+) -> None:
+    epoch = register(world, 2, **changes).broker_epoch
+    broker = world.machine.broker_states[2]
+    assert (epoch, broker.broker_epoch, broker.is_fenced) == (4, 4, False)
+    assert {"rack": broker.rack, "data_dir": broker.data_dir}.items() >= changes.items()
+    assert leaders(world) == [1, 2]
+    assert world.machine.topics["t"].partitions[0].isr == (1, 2)
 
 
 def test_a_broker_of_an_old_record_takes_the_first_directory_id_it_is_given() -> None:
@@ -88,36 +123,49 @@ def test_a_broker_of_an_old_record_takes_the_first_directory_id_it_is_given() ->
     world.create((1,))
     world.lead(1, (1,))
     assert register(world, 1, "x").error is ErrorCode.NONE
-    assert world.machine.broker_states[1].directory_id == "x"
+    broker = world.machine.broker_states[1]
+    assert (broker.directory_id, broker.is_fenced) == ("x", True)
+    assert leaders(world) == [-1]
+    assert beat(world, 1, broker.broker_epoch).error is ErrorCode.NONE
+    assert leaders(world) == [1]
+    assert register(world, 1, "y").error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
 
 
 def test_another_directory_cannot_take_the_number_of_a_live_broker(world: ClusterWorld) -> None:
     reply = register(world, 3, "another")
     assert reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    assert reply.detail == "broker 3 has the directory '/d3' and is not fenced"
+    for words in ("broker 3", "directory 3", "'/d3'", "another", "The first is not fenced"):
+        assert words in reply.detail
+    assert world.machine.broker_states[3].directory_id == "directory 3"
 
 
 def test_another_directory_cannot_take_a_number_while_the_first_has_a_last_copy(
     world: ClusterWorld,
 ) -> None:
-    world.apply(fence(world.machine.topics, world.machine.broker_states, 2))
+    lose(world, 2)
     reply = register(world, 2, "another")
     assert reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
-    assert "which has the last copy of t-1" in reply.detail
+    assert "The first has the last copy of t-1" in reply.detail
 
 
 def test_a_new_disk_is_taken_once_nothing_counts_on_the_old_one(world: ClusterWorld) -> None:
     world.lead(1, (1,), 1)
-    world.apply(fence(world.machine.topics, world.machine.broker_states, 2))
+    lose(world, 2)
     assert register(world, 2, "another").error is ErrorCode.NONE
-    assert world.machine.broker_states[2].directory_id == "another"
+    broker = world.machine.broker_states[2]
+    assert (broker.directory_id, broker.is_fenced) == ("another", True)
 
 
-def test_a_broker_needs_a_directory_id(world: ClusterWorld) -> None:
-    request = RegisterBrokerRequest(broker_id=4, directory_id="", data_dir="/d")
-    decision = decide_register({}, world.machine.broker_states, request)
-    assert decision.reply.error is ErrorCode.INVALID_REQUEST
-    assert decision.records == ()
+@pytest.mark.parametrize("changes", [{"directory_id": ""}, {"cluster_id": "e" * 32}])
+def test_a_broker_needs_a_directory_of_this_cluster(
+    world: ClusterWorld, changes: dict[str, str]
+) -> None:
+    before = len(world.log)
+    reply = register(world, 4, **changes)
+    assert reply.error is ErrorCode.INVALID_REQUEST
+    for words in ("broker 4", CLUSTER_ID, *map(repr, changes.values())):
+        assert words in reply.detail
+    assert len(world.log) == before
 
 
 def test_heartbeats_of_strangers_and_of_earlier_starts_are_refused(world: ClusterWorld) -> None:
@@ -130,6 +178,19 @@ def test_a_heartbeat_of_a_live_broker_logs_nothing(world: ClusterWorld) -> None:
     before = len(world.log)
     assert beat(world, 1, 1).error is ErrorCode.NONE
     assert len(world.log) == before
+
+
+def test_others_lead_what_the_silent_actors_of_a_live_broker_led(world: ClusterWorld) -> None:
+    held = tuple(Placement(TopicPartition("t", number), TOPIC_ID, 1, 0) for number in (0, 1))
+    assert beat(world, 1, 1, held[1:]).error is ErrorCode.NONE
+    assert leaders(world) == [1, 2]
+    assert beat(world, 1, 0, held).error is ErrorCode.STALE_BROKER_EPOCH
+    assert leaders(world) == [1, 2]
+    assert beat(world, 1, 1, held).error is ErrorCode.NONE
+    assert leaders(world) == [2, 2]
+    assert world.machine.topics["t"].partitions[0].isr == (2,)
+    assert not world.machine.broker_states[1].is_fenced
+    world.check()
 
 
 def test_a_session_ends_when_nothing_was_heard_for_its_length(world: ClusterWorld) -> None:

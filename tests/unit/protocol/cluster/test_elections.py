@@ -10,11 +10,14 @@ from oncelog.actors.protocol.cluster.elections import (
     BALANCE_ELECTIONS_MAX,
     after_draining,
     after_fencing,
+    after_new_directory,
+    after_return,
+    after_silence,
     after_unfencing,
     balance,
     decide_alter_isr,
-    first_elections,
 )
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -52,6 +55,32 @@ def state(world: ClusterWorld, number: int = 0) -> tuple[int, int, tuple[int, ..
 def test_the_first_live_member_of_the_isr_follows_a_fenced_leader(world: ClusterWorld) -> None:
     fence(world, 1)
     assert state(world) == (2, 1, (2, 3))
+
+
+def test_a_replica_that_starts_out_of_sync_voids_what_rests_on_its_earlier_life(
+    world: ClusterWorld,
+) -> None:
+    world.lead(1, (1, 2))
+    topic = world.machine.topics["t"]
+    before = topic.partitions[0].version
+    assert after_return(topic, 0, 1) is None
+    assert after_return(topic, 0, 2) is None
+    returned = after_return(topic, 0, 3)
+    assert returned is not None
+    world.apply([returned])
+    assert topic.partitions[0].version == before + 1
+    assert state(world) == (1, 1, (1, 2))
+    fence(world, 1)
+    fence(world, 2)
+    assert after_return(topic, 0, 3) is None
+
+
+def test_a_new_directory_voids_what_rests_on_the_former_one(world: ClusterWorld) -> None:
+    world.lead(1, (1, 2))
+    version = world.machine.topics["t"].partitions[0].version
+    for broker_id, expected in ((2, ()), (3, (version + 1,)), (9, ())):
+        records = after_new_directory(world.machine.topics.values(), broker_id)
+        assert tuple(record.partition_version for record in records) == expected
 
 
 def test_nobody_outside_the_isr_is_elected(world: ClusterWorld) -> None:
@@ -109,22 +138,118 @@ def test_a_broker_that_drains_is_elected_last(world: ClusterWorld) -> None:
     assert state(world) == (2, 2, (2,))
 
 
-def test_new_partitions_are_led_by_their_first_live_replica() -> None:
+# --- a replica starts ----------------------------------------------------------------------------
+
+
+def start(world: ClusterWorld, broker_id: int, number: int = 0) -> tuple[int, int, tuple[int, ...]]:
+    """Who leads then, as the replica is told."""
+    reply = world.start_replica(broker_id, TopicPartition("t", number))
+    assert reply.error is ErrorCode.NONE
+    told = reply.leader, reply.leader_epoch, reply.isr
+    assert told == state(world, number)
+    world.check()
+    return told
+
+
+def test_a_leader_that_starts_again_gets_another_epoch(world: ClusterWorld) -> None:
+    assert start(world, 1) == (1, 1, (1, 2, 3))
+    assert start(world, 1) == (1, 2, (1, 2, 3))
+
+
+def test_a_follower_that_starts_follows(world: ClusterWorld) -> None:
+    before = len(world.log)
+    assert start(world, 2) == (1, 0, (1, 2, 3))
+    assert len(world.log) == before
+
+
+def test_who_starts_leads_what_nobody_leads_if_it_is_in_sync_and_live(world: ClusterWorld) -> None:
+    world.lead(-1, (2,))
+    assert start(world, 1) == (-1, 1, (2,))
+    world.change(2, fenced=True)
+    assert start(world, 2) == (-1, 1, (2,))
+    world.change(2)
+    assert start(world, 2) == (2, 2, (2,))
+
+
+def unled() -> ClusterWorld:
     world = ClusterWorld()
     world.register(1, 2, 3)
-    world.create((1, 2, 3), (2, 3), (1,))
+    world.create((1, 2, 3))
+    return world
+
+
+def test_what_was_never_led_is_led_by_its_preferred_replica_alone_in_sync() -> None:
+    world = unled()
+    assert start(world, 2) == (-1, -1, ())
+    assert start(world, 3) == (-1, -1, ())
+    assert start(world, 1) == (1, 0, (1,))
+    assert start(world, 2) == (1, 0, (1,))
+
+
+def test_what_was_never_led_is_led_by_another_while_the_preferred_broker_is_fenced() -> None:
+    world = unled()
     world.change(1, fenced=True)
-    world.change(2, draining=True)
+    assert start(world, 1) == (-1, -1, ())
+    world.change(3, fenced=True)
+    assert start(world, 3) == (-1, -1, ())
+    assert start(world, 2) == (2, 0, (2,))
+    world.change(1)
+    assert start(world, 1) == (2, 0, (2,))
+
+
+def test_a_replica_whose_broker_nobody_knows_is_not_elected() -> None:
+    world = ClusterWorld()
+    world.register(1)
+    world.create((9, 1))
+    assert start(world, 9) == (-1, -1, ())
+    assert start(world, 1) == (1, 0, (1,))
+
+
+# --- an actor is silent --------------------------------------------------------------------------
+
+
+def silence(world: ClusterWorld, broker_id: int, *numbers: int, topic_id: str = TOPIC_ID) -> None:
+    held = [Placement(TopicPartition("t", number), topic_id, broker_id, 0) for number in numbers]
     machine = world.machine
-    world.apply(first_elections(machine.topics.values(), machine.broker_states))
+    world.apply(after_silence(machine.topics.values(), held, machine.broker_states))
+    world.check()
+
+
+def test_others_lead_what_a_silent_actor_led_and_nothing_else() -> None:
+    world = ClusterWorld()
+    world.register(1, 2)
+    world.create((1, 2), (1, 2), (2, 1))
+    for number, leader in enumerate((1, 1, 2)):
+        world.lead(leader, (1, 2), number)
+    silence(world, 1, 0, 2)
     assert [state(world, number) for number in range(3)] == [
-        (3, 0, (2, 3)),
-        (3, 0, (2, 3)),
-        (-1, -1, ()),
+        (2, 1, (2,)),
+        (1, 0, (1, 2)),
+        (2, 0, (2,)),
     ]
-    assert not first_elections(
-        [t for t in machine.topics.values() if t.partitions.pop()], machine.broker_states
-    )
+    silence(world, 1, 0, 2)
+    assert state(world) == (2, 1, (2,))
+
+
+def test_a_silent_actor_keeps_what_no_other_can_lead(world: ClusterWorld) -> None:
+    world.change(2, fenced=True)
+    world.lead(1, (1, 2))
+    silence(world, 1, 0)
+    assert state(world) == (1, 1, (1, 2))
+    world.lead(1, (1,))
+    silence(world, 1, 0)
+    assert state(world) == (1, 2, (1,))
+
+
+def test_a_silent_actor_of_an_earlier_topic_says_nothing(world: ClusterWorld) -> None:
+    silence(world, 1, 0, topic_id="b" * 32)
+    assert state(world) == (1, 0, (1, 2, 3))
+    machine = world.machine
+    gone = [Placement(TopicPartition("gone", 0), TOPIC_ID, 1, 0)]
+    assert after_silence(machine.topics.values(), gone, machine.broker_states) == ()
+
+
+# --- leaders move --------------------------------------------------------------------------------
 
 
 def test_preferred_leaders_lead_again_where_they_are_in_sync(world: ClusterWorld) -> None:

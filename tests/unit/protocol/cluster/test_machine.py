@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from oncelog.actors.protocol.cluster.brokers import fence
+from oncelog.actors.protocol.cluster.elections import after_unfencing
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
@@ -15,7 +19,9 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.machine import PRODUCER_ID_BLOCK_COUNT, ClusterMachine
+from oncelog.actors.protocol.cluster.reassignment import decide_reassign
 from oncelog.actors.protocol.effects import Decision, LogRecord
+from oncelog.actors.protocol.messages.brokers import ReassignPartitionRequest
 from oncelog.actors.protocol.messages.cluster import (
     AllocateProducerIdsRequest,
     AlterTopicRequest,
@@ -304,6 +310,98 @@ def test_nobody_is_elected_with_the_log_of_another_topic_of_the_name(
     assert led.leader_epoch == 0
 
 
+# --- who leads, and who has to be told -----------------------------------------------------------
+
+REPLICATED = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def world() -> ClusterWorld:
+    """A topic of replicas 1 and 2, and one of replica 1 alone."""
+    world = ClusterWorld()
+    world.register(1, 2)
+    world.create((1, 2))
+    world.create((1,), name="alone", topic_id="b" * 32)
+    return world
+
+
+def test_a_started_replica_is_told_all_that_a_leader_needs_to_know(world: ClusterWorld) -> None:
+    before = world.machine.leadership(REPLICATED)
+    assert before is not None
+    assert (before.leader, before.leader_epoch, before.partition_version) == (-1, -1, 0)
+    told = world.start_replica(1, REPLICATED)
+    assert told == world.machine.leadership(REPLICATED)
+    assert (told.topic_id, told.leader, told.leader_epoch) == (TOPIC_ID, 1, 0)
+    assert (told.partition_version, told.replicas, told.hosts) == (1, (1, 2), (0, 0))
+    assert (told.isr, told.min_insync_replicas) == ((1,), 2)
+    follower = world.start_replica(2, REPLICATED)
+    assert follower == structs.replace(told, partition_version=2)
+    assert follower == world.machine.leadership(REPLICATED)
+    assert world.machine.leadership(TopicPartition("t", 1)) is None
+    assert world.machine.leadership(TopicPartition("x", 0)) is None
+
+
+def test_a_move_does_not_raise_the_minimum_in_sync(world: ClusterWorld) -> None:
+    world.register(3)
+    world.start_replica(1, TopicPartition("alone", 0))
+    request = ReassignPartitionRequest(topic_partition=TopicPartition("alone", 0), replicas=(3,))
+    machine = world.machine
+    world.run(decide_reassign(machine.topics, machine.broker_states, request))
+    told = machine.leadership(TopicPartition("alone", 0))
+    assert told is not None
+    assert (told.replicas, told.min_insync_replicas) == ((3, 1), 1)
+
+
+def test_leaders_are_told_what_changed_once(world: ClusterWorld) -> None:
+    assert world.machine.take_untold() == []
+    world.start_replica(1, REPLICATED)
+    assert world.machine.take_untold() == [REPLICATED]
+    assert world.machine.take_untold() == []
+    world.lead(2, (1, 2))
+    world.lead(1, (1, 2))
+    assert world.machine.take_untold() == [REPLICATED]
+
+
+def test_a_lone_replica_that_asked_for_its_epoch_need_not_be_told(world: ClusterWorld) -> None:
+    alone = TopicPartition("alone", 0)
+    world.start_replica(1, alone)
+    assert world.machine.take_untold() == []
+    world.apply(fence(world.machine.topics, world.machine.broker_states, 1))
+    world.change(1)
+    world.apply(after_unfencing(world.machine.topics.values(), 1))
+    assert world.machine.take_untold() == [alone]
+
+
+def test_all_leaders_of_a_topic_are_told_its_settings(world: ClusterWorld) -> None:
+    world.start_replica(1, REPLICATED)
+    world.machine.take_untold()
+    reply = world.run(world.machine.decide_alter_topic(alter("t", a="1"), as_they_are))
+    assert reply.error is ErrorCode.NONE
+    assert world.machine.take_untold() == [REPLICATED]
+    told = world.machine.leadership(REPLICATED)
+    assert told is not None
+    assert (told.settings, told.settings_version) == ((("a", "1"),), 1)
+
+
+def test_hosts_are_told_who_is_in_sync(world: ClusterWorld) -> None:
+    world.start_replica(1, REPLICATED)
+    in_sync = {
+        broker_id: {
+            one.topic_partition: one.is_in_sync for one in world.machine.hosted(broker_id, 0)
+        }
+        for broker_id in (1, 2)
+    }
+    assert in_sync == {
+        1: {REPLICATED: True, TopicPartition("alone", 0): False},
+        2: {REPLICATED: False},
+    }
+
+
+def test_a_cluster_has_its_id_from_its_founding_on(world: ClusterWorld) -> None:
+    assert ClusterMachine().cluster_id == ""
+    assert world.machine.cluster_id == CLUSTER_ID
+
+
 def test_producer_id_blocks_do_not_overlap(machine: ClusterMachine) -> None:
     ask = AllocateProducerIdsRequest(broker_id=1)
     blocks = [run(machine, machine.decide_allocate_producer_ids(ask)) for _ in range(3)]
@@ -374,7 +472,7 @@ def test_replaying_the_log_gives_the_live_state(steps: list[str]) -> None:
     for record in log:
         replayed.apply(record)
     assert replayed.metadata(None) == live.metadata(None)
-    assert replayed.brokers() == live.brokers()
+    assert replayed.broker_states == live.broker_states
     ask = AllocateProducerIdsRequest(broker_id=1)
     assert (
         replayed.decide_allocate_producer_ids(ask).reply

@@ -156,3 +156,12 @@ def test_clock_that_goes_back_takes_nothing_away() -> None:
     send(progress, 2_000, end=10)
     progress.acknowledged(10, 2_000, log_end_offset=10)
     assert in_sync(progress, 39_000, 11)
+
+
+def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
+    progress = replicating()
+    number = progress.sent(0, log_end_offset=10, bounds=TOLD)
+    progress.begin_anew()
+    assert not progress.answered(number)
+    assert (progress.state, progress.match_offset) == (FollowerState.PROBING, -1)
+    assert due(progress, 0)

@@ -343,10 +343,27 @@ def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leadi
     assert withdrawn == IsrProposal(isr=(1, 2), partition_version=7)
     leading.leader.proposal_answered(recorded((1, 2), 8), BACKOFF_MIN_MS)
     assert leading.leader.proposal(BACKOFF_MAX_MS - 1) is None
+    leading.acknowledge(3, 6, BACKOFF_MAX_MS - 1)
     leading.leader.pushes(BACKOFF_MAX_MS - 1)
     assert leading.leader.wake_ms(BACKOFF_MAX_MS - 1) == BACKOFF_MAX_MS
     again = leading.leader.proposal(BACKOFF_MAX_MS)
     assert again == IsrProposal(isr=(1, 2, 3), partition_version=8)
+
+
+def test_who_is_not_in_sync_has_to_say_again_what_it_has_once_the_partition_has_changed(
+    leading: Leading,
+) -> None:
+    """It may have come back with an empty disk, which is a change of the partition."""
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    leading.append()
+    late = leading.push_to(3, 1)
+    changed = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2))
+    leading.leader.learn(changed, 1)
+    leading.leader.answered(late, ReplicateReply(log_end_offset=7), 1)
+    assert leading.leader.proposal(1) is None
+    leading.acknowledge(3, 7, 1)
+    assert leading.leader.proposal(1) == IsrProposal(isr=(1, 2, 3), partition_version=8)
 
 
 def test_a_new_replica_is_pushed_to(leading: Leading) -> None:
@@ -368,26 +385,46 @@ def test_an_older_assignment_is_ignored(leading: Leading, epoch: int, version: i
 # --- acks -1 -------------------------------------------------------------------------------------
 
 
-def test_too_few_in_sync_refuse_an_append_before_and_answer_it_after(leading: Leading) -> None:
+def test_too_few_in_sync_refuse_an_append_and_hold_the_high_watermark() -> None:
     leading = Leading(min_insync_replicas=2)
     assert leading.leader.check_append() is ErrorCode.NONE
+    assert not leading.leader.has_too_few
     leading.append()
-    assert leading.leader.check_committed(7) is None
+    leading.acknowledge(2, 6)
     leading.leader.proposal(LATER)
     leading.leader.proposal_answered(recorded((1,), 8), LATER)
-    after = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
-    assert leading.leader.check_committed(7) is after
+    assert leading.leader.has_too_few
     assert leading.leader.check_append() is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert not leading.sync()
+    assert leading.watermark == 6
 
 
-def test_an_append_is_committed_once_the_high_watermark_has_passed_it(leading: Leading) -> None:
+def test_a_lower_minimum_commits_what_waited_for_more(leading: Leading) -> None:
+    leading.leader.proposal(LATER)
+    leading.leader.proposal_answered(recorded((1,), 8), LATER)
+    assert not leading.leader.configure(ReplicationSettings(min_insync_replicas=2))
+    assert leading.leader.check_append() is ErrorCode.NOT_ENOUGH_REPLICAS
     leading.append()
-    leading.sync()
+    assert not leading.sync()
+    assert leading.leader.configure(ReplicationSettings(min_insync_replicas=1))
+    assert leading.leader.check_append() is ErrorCode.NONE
+    assert leading.watermark == 7
+
+
+def test_other_settings_change_nothing_for_a_leader_that_was_fenced() -> None:
+    leading = Leading(min_insync_replicas=3)
     leading.acknowledge(2, 6)
-    assert leading.leader.check_committed(6) is ErrorCode.NONE
-    assert leading.leader.check_committed(7) is None
-    leading.acknowledge(2, 7)
-    assert leading.leader.check_committed(7) is ErrorCode.NONE
+    leading.leader.step_down()
+    assert not leading.leader.configure(ReplicationSettings())
+    assert leading.watermark == 0
+
+
+def test_only_a_leader_with_other_replicas_has_followers(leading: Leading) -> None:
+    assert leading.leader.has_followers
+    alone = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1,), isr=(1,))
+    leading.leader.learn(alone, 0)
+    assert not leading.leader.has_followers
+    assert leading.leader.pushes(LATER) == []
 
 
 # --- fenced --------------------------------------------------------------------------------------
@@ -431,7 +468,6 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
     assert not leading.leader.learn(ASSIGNMENT, 0)
     assert leading.watermark == 3
     assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert leading.leader.check_committed(1) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 # --- when to look again --------------------------------------------------------------------------
@@ -455,7 +491,7 @@ def test_a_leader_does_not_wake_for_a_proposal_that_must_wait(leading: Leading) 
     now_ms = LAG_MAX_MS + 1
     assert leading.leader.wake_ms(now_ms) == now_ms
     leading.leader.proposal(now_ms)
-    leading.leader.proposal_answered(recorded((1, 2), 8, ErrorCode.NETWORK_EXCEPTION), now_ms)
+    leading.leader.proposal_answered(recorded((1, 2), 7, ErrorCode.NETWORK_EXCEPTION), now_ms)
     assert leading.leader.wake_ms(now_ms) == now_ms + BACKOFF_MIN_MS
 
 

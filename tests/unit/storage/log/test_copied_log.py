@@ -6,13 +6,14 @@ import errno
 from pathlib import Path
 
 import pytest
-from partition_logs import abort_two, log_file, offsets_of, read_all
+from partition_logs import abort_two, flip, log_file, offsets_of, read_all
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.cleaner_checkpoint import write_first_dirty_offset
 from oncelog.storage.log.offset_gaps import OFFSET_GAPS_FILE
 from oncelog.storage.log.restart import RESTART_FILE, encode_restart
 from oncelog.storage.log.topic_id_file import read_topic_id, write_topic_id
+from oncelog.storage.records import scan_kernel
 from oncelog.storage.records.batch import iterate_batches, parse_header
 from oncelog.storage.segments.offset_index import RELATIVE_OFFSET_MAX
 
@@ -66,12 +67,15 @@ def _read_to(log, upper_offset: int):
         offset = max(header.next_offset for _, header in iterate_batches(part))
 
 
+@pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("segment_bytes", [250, 10_000])
 @pytest.mark.parametrize("is_synced", [True, False])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_batches_with_gaps_survive_a_restart(
-    open_log, copy, sync, segment_bytes, is_synced, is_clean
+    open_log, copy, sync, monkeypatch, has_kernel, segment_bytes, is_synced, is_clean
 ):
+    if not has_kernel:
+        monkeypatch.setattr(scan_kernel, "kernel", None)
     log = open_log(segment_bytes=segment_bytes)
     data = b"".join(copy(log, offset, leader_epoch=offset // 10) for offset in GAPPED)
     if is_synced:
@@ -239,9 +243,13 @@ def test_a_restarted_log_is_empty_and_begins_at_the_offset(
     assert (log.log_start_offset, log.leader_epochs) == (offset, [(9, offset + 2)])
 
 
-def test_nothing_of_the_old_log_is_left(full, tmp_path):
-    full.restart_at(20)
+def test_nothing_of_the_old_log_is_left(full, open_log, tmp_path):
     full.close(None)
+    log = open_log(segment_bytes=250)
+    log.restart_at(20)
+    log.begin_restore()
+    log.end_restore()
+    log.close(None)
     names = {path.name for path in directory_of(tmp_path).iterdir()}
     assert names == {
         f"{20:020d}.log",
@@ -251,11 +259,48 @@ def test_nothing_of_the_old_log_is_left(full, tmp_path):
     }
 
 
-def test_a_restart_leaves_no_file_open(full, open_log):
-    before = len(list(Path("/proc/self/fd").iterdir()))
+def test_a_restart_leaves_no_file_of_the_old_log_open(full, copy, tmp_path):
+    """Neither those that were read nor those that were to be synced."""
+    read_all(full)
+    for offset in range(50, 60):
+        copy(full, offset, leader_epoch=5)
     full.restart_at(20)
-    full.close(None)
-    assert len(list(Path("/proc/self/fd").iterdir())) < before
+    names = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert [name for name in names if tmp_path in name.parents] == [log_file(tmp_path, 20)]
+
+
+def test_an_index_entry_that_had_no_room_is_owed_no_more(full, filesystem):
+    filesystem.fail("append", ".txnindex", errno.ENOSPC)
+    full.append_aborted(producer_id=1, first_offset=40, last_offset=47, last_stable_offset=48)
+    assert full.indexed_end_offset == 47
+    full.restart_at(20)
+    assert full.indexed_end_offset == 20
+
+
+def test_the_checkpoint_of_a_restarted_log_is_durable(full):
+    full.restart_at(1_000)
+    assert not full.has_old_checkpoint
+
+
+@pytest.mark.parametrize("offset", [None, 3])
+def test_after_a_cut_or_restart_nothing_counts_as_checked_by_the_open(
+    open_log, copy, tmp_path, offset
+):
+    log = open_log()
+    for base_offset in range(5):
+        copy(log, base_offset)
+    log.close(None)
+    log = open_log()
+    assert len(list(log.replay_state(0))) > 0
+    if offset is None:
+        log.restart_at(0)
+        copy(log, 0)
+        copy(log, 1)
+    else:
+        log.truncate_to(offset)
+    flip(log_file(tmp_path), 70)
+    with pytest.raises(CorruptDataError, match="CRC"):
+        list(log.replay_state(0))
 
 
 def test_a_failed_restart_is_finished_by_the_next_open(full, open_log, filesystem):

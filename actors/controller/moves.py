@@ -1,0 +1,243 @@
+"""What moves replicas: people, brokers that drain, internal topics that grow, and leaders' balance.
+
+A move begins with a record; the actors of the new replicas are started and copy the log. When all
+of the target are in sync another record ends it, and the old replicas are removed. Whatever a call,
+or this process, leaves undone is found again by the next pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.controller.leaving import LeavingReplicas
+from oncelog.actors.controller.membership import Execute
+from oncelog.actors.controller.name_locks import NameLocks
+from oncelog.actors.controller.replica_actors import ReplicaActors
+from oncelog.actors.protocol.cluster.brokers import decide_drain
+from oncelog.actors.protocol.cluster.elections import balance
+from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
+from oncelog.actors.protocol.cluster.internal_topics import grown
+from oncelog.actors.protocol.cluster.log import decision
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained
+from oncelog.actors.protocol.cluster.state import PartitionState
+from oncelog.actors.protocol.cluster.topic_creation import min_insync_of
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.brokers import (
+    DrainBrokerReply,
+    DrainBrokerRequest,
+    ReassignPartitionReply,
+    ReassignPartitionRequest,
+)
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+_logger = logging.getLogger(__name__)
+
+MOVES_CHECK_MS: Final = 5_000
+"""How often the controller looks for what is to be moved, unless it knows sooner."""
+
+
+class Moves:
+    """Begins and ends reassignments. ``rules``: how replicas share actors, by topic settings."""
+
+    def __init__(
+        self,
+        *,
+        machine: ClusterMachine,
+        actors: ReplicaActors,
+        leaving: LeavingReplicas,
+        names: NameLocks,
+        rules: Callable[[Mapping[str, str]], HostRules],
+        config: ClusterConfig,
+        execute: Execute,
+    ) -> None:
+        self._machine = machine
+        self._actors = actors
+        self._leaving = leaving
+        self._names = names
+        self._rules = rules
+        self._config = config
+        self._execute = execute
+        self._is_due = asyncio.Event()
+
+    def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """What is to run as long as the controller serves, each in a task of its own."""
+        return self._watch(), self._watch_balance(), self._leaving.watch()
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def drain(self, request: DrainBrokerRequest) -> DrainBrokerReply:
+        """Move everything off a broker, or use it again."""
+        machine = self._machine
+        reply = await self._execute(
+            request,
+            lambda _now_ms: decide_drain(machine.topics, machine.broker_states, request),
+        )
+        self._is_due.set()
+        return reply
+
+    async def reassign(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
+        """Begin to move a partition, or cancel that."""
+        tp = request.topic_partition
+        async with self._names.hold(tp.topic):
+            going: list[Placement] = []
+            reply = await self._execute(
+                request, lambda _now_ms: self._decide_reassign(request, going)
+            )
+            self._settle(tp, going, reply)
+            if reply.error is ErrorCode.NONE:
+                placements = self._placed(tp)
+                self._leaving.discard(placements)
+                if request.replicas:
+                    await self._actors.start(placements)
+            return reply
+
+    def _decide_reassign(
+        self, request: ReassignPartitionRequest, going: list[Placement]
+    ) -> Decision[ReassignPartitionReply]:
+        machine, tp = self._machine, request.topic_partition
+        topic = machine.topics.get(tp.topic)
+        settings = () if topic is None else topic.settings
+        decided = decide_reassign(
+            machine.topics,
+            machine.broker_states,
+            request,
+            min_insync_replicas=min_insync_of(settings, len(request.replicas)),
+            host_of=functools.partial(self._host_of, tp, dict(settings)),
+        )
+        partition = self._find(tp)
+        if decided.records and partition is not None and not request.replicas:
+            self._note_going(tp, partition.adding, going)
+        return decided
+
+    def _host_of(self, tp: TopicPartition, settings: Mapping[str, str], broker_id: int) -> int:
+        host = self._leaving.host_of(tp, broker_id)
+        if host is None:
+            ((host,),) = self._rules(settings).choose(((broker_id,),), self._machine.held())
+        return host
+
+    # --- completion -----------------------------------------------------------------------
+
+    def note_changed(self, partitions: Iterable[TopicPartition]) -> None:
+        """The ISR or the leader of these has changed: a move may be complete."""
+        if any(self._is_complete(tp) for tp in partitions):
+            self._is_due.set()
+
+    def _is_complete(self, tp: TopicPartition) -> bool:
+        partition = self._find(tp)
+        return (
+            partition is not None
+            and partition.is_moving
+            and set(partition.target) <= set(partition.isr)
+        )
+
+    async def _complete(self, tp: TopicPartition) -> None:
+        async with self._names.hold(tp.topic):
+            going: list[Placement] = []
+            reply = await self._log(lambda _now_ms: self._decide_complete(tp, going))
+            self._settle(tp, going, reply)
+
+    def _decide_complete(
+        self, tp: TopicPartition, going: list[Placement]
+    ) -> Decision[MetadataReply]:
+        machine, partition = self._machine, self._find(tp)
+        if partition is None:
+            return decision(MetadataReply())
+        records = complete(machine.topics[tp.topic], tp.partition, machine.broker_states)
+        if records:
+            _logger.info("%s has moved to brokers %s", tp, list(partition.target))
+            self._note_going(tp, partition.removing, going)
+        return decision(MetadataReply(), *records)
+
+    def _note_going(
+        self, tp: TopicPartition, brokers: tuple[int, ...], going: list[Placement]
+    ) -> None:
+        """Before this is committed: a host that looks then must not end them with their files."""
+        going += [one for one in self._placed(tp) if one.broker_id in brokers]
+        self._leaving.add(going)
+
+    def _settle(self, tp: TopicPartition, going: Sequence[Placement], reply: Reply) -> None:
+        """What was about to go has gone, or stays because the decision is not committed."""
+        if reply.error is not ErrorCode.NONE:
+            self._leaving.discard(set(going) & set(self._placed(tp)))
+        if going:
+            self._leaving.remove_soon()
+
+    # --- by itself ------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._is_due.clear()
+            if len(self._machine.broker_states) > 1:
+                await self.move_on()
+            timer = loop.call_later(MOVES_CHECK_MS / 1000, self._is_due.set)
+            await self._is_due.wait()
+            timer.cancel()
+
+    async def move_on(self) -> None:
+        """End what is complete, and begin what draining brokers and internal topics need."""
+        machine = self._machine
+        moving = [
+            TopicPartition(topic.name, number)
+            for topic in machine.topics.values()
+            for number in range(len(topic.partitions))
+        ]
+        for tp in filter(self._is_complete, moving):
+            await self._complete(tp)
+        topics, brokers = machine.topics, machine.broker_states
+        for move in (*drained(topics, brokers), *grown(topics, brokers)):
+            tp = move.topic_partition
+            request = ReassignPartitionRequest(topic_partition=tp, replicas=move.replicas)
+            reply = await self.reassign(request)
+            if reply.error is ErrorCode.NONE:
+                _logger.info("%s moves to brokers %s", tp, list(move.replicas))
+            else:
+                _logger.warning(
+                    "%s cannot move to brokers %s now: %s %s",
+                    tp,
+                    list(move.replicas),
+                    reply.error.name,
+                    reply.detail,
+                )
+
+    async def _watch_balance(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.leader_imbalance_check_interval_ms / 1000)
+            if len(self._machine.broker_states) > 1:
+                await self.balance()
+
+    async def balance(self) -> None:
+        """Have preferred leaders lead again."""
+        machine = self._machine
+        await self._log(
+            lambda _now_ms: decision(
+                MetadataReply(), *balance(machine.topics.values(), machine.broker_states)
+            )
+        )
+
+    async def _log(self, decide: Callable[[int], Decision[MetadataReply]]) -> MetadataReply:
+        """Log what the controller decides by itself; if it cannot now, it is decided again."""
+        request: Request[MetadataReply] = MetadataRequest(topics=())
+        return await self._execute(request, decide)
+
+    # --- reading --------------------------------------------------------------------------
+
+    def _find(self, tp: TopicPartition) -> PartitionState | None:
+        topic = self._machine.topics.get(tp.topic)
+        if topic is None or not 0 <= tp.partition < len(topic.partitions):
+            return None
+        return topic.partitions[tp.partition]
+
+    def _placed(self, tp: TopicPartition) -> list[Placement]:
+        if tp.topic not in self._machine.topics:
+            return []
+        return [one for one in self._machine.placements(tp.topic) if one.topic_partition == tp]

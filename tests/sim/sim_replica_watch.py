@@ -1,0 +1,257 @@
+"""What ``LogWatch`` observes of replication: what is committed, and who has it.
+
+A batch is *committed* once a leader's high watermark has passed it. From then on every later
+leader has it, so does every follower that is told a high watermark above it, and at each moment
+every member of the ISR that the controller has recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim_checkers import Violation
+from sim_history import is_compacted, is_remade
+
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
+from oncelog.actors.replica.log import ReplicaLog
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
+from oncelog.storage.records.batch import BatchHeader
+
+Method = Callable[..., Any]
+
+REPLICA_CHECKERS = frozenset({"ChangedBatches", "CutPromises", "MissingCopies", "UnequalReplicas"})
+"""What this part of the watch may find."""
+
+
+@dataclass(slots=True)
+class Batches:
+    """What one replica's machine has applied, in the order of offsets: base offset → CRC.
+
+    Of what it loaded, only what it looked at.
+    """
+
+    crcs: dict[int, int] = field(default_factory=dict)
+    compared_to: int = 0
+    """Exclusive: up to here they are known to be those that are committed."""
+
+    def applies(self, header: BatchHeader) -> None:
+        """A batch is the last one of the log now: what stood at or behind its place was cut."""
+        while self.crcs and next(reversed(self.crcs)) >= header.base_offset:
+            self.crcs.popitem()
+        self.crcs[header.base_offset] = header.crc
+        self.compared_to = min(self.compared_to, header.base_offset)
+
+    def between(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Those that begin in [begin, end)."""
+        found = []
+        for offset in reversed(self.crcs):
+            if offset < begin:
+                break
+            if offset < end:
+                found.append((offset, self.crcs[offset]))
+        return reversed(found)
+
+
+class ReplicaWatch:
+    """The part of ``LogWatch`` that knows of replicas; mixed into it, never on its own."""
+
+    _found: Callable[..., None]
+    committed_to: Callable[[TopicPartition], int]
+    """What the leaders of a partition have shown."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, tuple[PartitionBounds, Batches]] = {}
+        self._committed: dict[TopicPartition, dict[int, int]] = {}
+        self._replicas: dict[int, ReplicaLog] = {}
+        """By the id of its machine."""
+        self._lives: dict[tuple[TopicPartition, int], ReplicaLog] = {}
+        """(partition, broker) → its latest life, which may have ended."""
+        self._isrs: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = {}
+        """(topic id, partition) → version and ISR, as the controller has recorded them."""
+
+    def batches_of(self, machine: PartitionBounds) -> Batches:
+        """What a machine, which is kept so that its id stays its own, has applied."""
+        return self._batches.setdefault(id(machine), (machine, Batches()))[1]
+
+    def begins(self, replica: ReplicaLog) -> None:
+        """A replica begins a life."""
+        self._replicas[id(replica.machine)] = replica
+        self._lives[replica.topic_partition, replica.config.broker_id] = replica
+
+    def records(
+        self, topic_id: str, tp: TopicPartition, version: int, isr: tuple[int, ...]
+    ) -> None:
+        """The controller has recorded an ISR, whose members have all that is committed.
+
+        A controller that loads repeats older ones.
+        """
+        key = (topic_id, tp.partition)
+        known, earlier = self._isrs.get(key, (-1, ()))
+        if version <= known:
+            return
+        self._isrs[key] = (version, isr)
+        for broker_id in set(isr).difference(earlier):
+            replica = self._lives.get((tp, broker_id))
+            if replica is not None and _lacks(replica, self.committed_to(tp)):
+                self._found("MissingCopies", f"in sync in {version} is {replica.machine}", tp)
+
+    # --- what is committed ----------------------------------------------------------------------
+
+    def commits(self, machine: PartitionBounds) -> None:
+        """A leader shows what is below its high watermark: no other leader shows another batch."""
+        tp, batches = machine.topic_partition, self.batches_of(machine)
+        if _is_rewritten(tp):
+            return
+        committed, end = self._committed.setdefault(tp, {}), machine.high_watermark
+        for offset, crc in batches.between(batches.compared_to, end):
+            if committed.setdefault(offset, crc) != crc:
+                self._found("ChangedBatches", f"{tp}@{offset} holds another batch than before", tp)
+        batches.compared_to = max(batches.compared_to, end)
+
+    def has_committed(self, machine: PartitionBounds, checker: str, end: int) -> None:
+        """What a replica has below ``end`` is what was committed there."""
+        tp, crcs = machine.topic_partition, self.batches_of(machine).crcs
+        if _is_rewritten(tp):
+            return
+        for offset, crc in self._committed.get(tp, {}).items():
+            if offset < end and crcs.get(offset, crc) != crc:
+                self._found(checker, f"{machine} has another batch at {offset} than before", tp)
+                return
+
+    def follows(self, machine: PartitionBounds) -> None:
+        """A follower is told a high watermark: below it, it has what the leader has."""
+        tp, batches = machine.topic_partition, self.batches_of(machine)
+        if _is_rewritten(tp):
+            return
+        committed = self._committed.get(tp, {})
+        for offset, crc in batches.between(batches.compared_to, machine.high_watermark):
+            if committed.get(offset, crc) != crc:
+                self._found(
+                    "UnequalReplicas",
+                    f"{machine} has another batch at {offset} than its leader had",
+                    tp,
+                )
+        batches.compared_to = max(batches.compared_to, machine.high_watermark)
+
+    # --- who has it -----------------------------------------------------------------------------
+
+    def isr_of(self, replica: ReplicaLog) -> tuple[int, ...]:
+        """The ISR of the replica's partition, as the controller has recorded it."""
+        key = (replica.leadership.topic_id, replica.config.partition)
+        return self._isrs.get(key, (0, ()))[1]
+
+    def is_everywhere(self, machine: PartitionBounds, committed_to: int) -> None:
+        """Whether the whole ISR has what a leader shows."""
+        leader = self._replicas.get(id(machine))
+        if leader is None:
+            return
+        tp = machine.topic_partition
+        for broker_id in self.isr_of(leader):
+            replica = self._lives.get((tp, broker_id))
+            if replica is not None and _lacks(replica, committed_to):
+                self._found(
+                    "MissingCopies",
+                    f"{machine} shows {committed_to}, and in sync is {broker_id}: "
+                    f"{replica.machine}",
+                    tp,
+                )
+
+    def cuts(self, replica: ReplicaLog, high_watermark: int) -> None:
+        """A follower has cut its log, and was told that ``high_watermark`` is committed."""
+        tp, end = replica.topic_partition, replica.machine.log_end_offset
+        committed_to = self.committed_to(tp)
+        if end < high_watermark:
+            self._found(
+                "CutPromises", f"{replica.machine} is cut below {high_watermark}, its promise", tp
+            )
+        is_in_sync = replica.config.broker_id in self.isr_of(replica)
+        if is_in_sync and _lacks(replica, committed_to):
+            self._found(
+                "MissingCopies",
+                f"{replica.machine} is in sync and cut; committed is up to {committed_to}",
+                tp,
+            )
+
+
+def _is_compacted(topic_partition: TopicPartition) -> bool:
+    return is_compacted(topic_partition) or topic_partition.topic in INTERNAL_TOPICS
+
+
+def _is_rewritten(topic_partition: TopicPartition) -> bool:
+    return _is_compacted(topic_partition) or is_remade(topic_partition)
+
+
+def _lacks(replica: ReplicaLog, offset: int) -> bool:
+    """Whether a log that is open ends before; while it is loaded its end is not known."""
+    is_known = replica.machine.role is not Role.LOADING and replica.failure is None
+    return is_known and replica.machine.log_end_offset < offset
+
+
+def unequal_logs(world: Any) -> list[Violation]:
+    """At peace all replicas of a partition have the same bytes, but for what each compacted."""
+    logs: dict[TopicPartition, list[ReplicaLog]] = {}
+    for replica in world.replicas().values():
+        logs.setdefault(replica.topic_partition, []).append(replica)
+    found = []
+    for tp, replicas in logs.items():
+        if _is_compacted(tp):
+            continue
+        begin = max(replica.machine.log_start_offset for replica in replicas)
+        copies = {replica.config.broker_id: bytes_from(replica, begin) for replica in replicas}
+        if len(set(copies.values())) > 1:
+            sizes = {broker_id: len(copy) for broker_id, copy in copies.items()}
+            found.append(Violation("UnequalReplicas", f"{tp} from {begin} on: {sizes}", (str(tp),)))
+    return found
+
+
+def bytes_from(replica: ReplicaLog, begin: int) -> bytes:
+    """What a log holds from an offset on."""
+    log, found = replica.log, bytearray()
+    while begin < log.log_end_offset:
+        part = log.fetch(begin, max_bytes=10_000_000, upper_offset=log.log_end_offset)
+        if part.next_offset <= begin:
+            break
+        found += part.records
+        begin = part.next_offset
+    return bytes(found)
+
+
+# --- what is observed -----------------------------------------------------------------------------
+
+
+def recording(watch: Any, method: Method) -> Method:
+    """Around ``ClusterMachine._apply_to_partition``."""
+
+    def apply_to_partition(self: ClusterMachine, record: Any) -> None:
+        method(self, record)
+        for topic in self.topics.values():
+            if topic.topic_id == record.topic_id:
+                partition = topic.partitions[record.partition]
+                tp = TopicPartition(topic.name, record.partition)
+                watch.records(topic.topic_id, tp, partition.version, partition.isr)
+
+    return apply_to_partition
+
+
+def beginning(watch: Any, method: Method) -> Method:
+    """Around ``ReplicaLog.__init__``."""
+
+    def init(self: ReplicaLog, **arguments: Any) -> None:
+        method(self, **arguments)
+        watch.begins(self)
+
+    return init
+
+
+def cutting(watch: Any, method: Method) -> Method:
+    """Around ``FollowerLog._cut``."""
+
+    async def cut(self: Any, verdict: Any) -> None:
+        high_watermark = self.machine.high_watermark
+        await method(self, verdict)
+        watch.cuts(self, high_watermark)
+
+    return cut

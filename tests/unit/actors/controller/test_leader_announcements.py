@@ -1,0 +1,175 @@
+"""Leaders are told what was recorded of their partitions: the newest, until they take it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from actor_surroundings import JumpingLoop, until_idle
+from cluster_worlds import TOPIC_ID, ClusterWorld
+
+from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, LeaderAnnouncements
+from oncelog.actors.interfaces import address_of
+from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.cluster.log import TopicCreated, TopicDeleted
+from oncelog.actors.protocol.messages.cluster import LeaderAndIsrReply, LeaderAndIsrRequest
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+PARTITION = TopicPartition("t", 0)
+
+
+class Told:
+    """A cluster with a partition of replicas 1 (its own actor) and 2 (host 3), and its leaders.
+
+    ``answers`` are given in order, and the last one from then on; ``gate`` holds a call up.
+    """
+
+    def __init__(self) -> None:
+        self.world = ClusterWorld()
+        self.world.register(1, 2)
+        record = TopicCreated(
+            name="t", topic_id=TOPIC_ID, replicas=((1, 2),), hosts=((0, 3),), settings=()
+        )
+        self.world.apply([record])
+        self.calls: list[tuple[str, LeaderAndIsrRequest]] = []
+        self.answers = [ErrorCode.NONE]
+        self.gate: asyncio.Event | None = None
+        self.failures: list[BaseException] = []
+        self.tasks = OwnTasks(self.failures.append)
+        self.announcements = LeaderAnnouncements(
+            machine=self.world.machine, transport=self, tasks=self.tasks, timeout_ms=1_000
+        )
+
+    @property
+    def epochs(self) -> list[tuple[str, int]]:
+        return [(actor, request.leadership.leader_epoch) for actor, request in self.calls]
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert timeout_ms == 1_000
+        self.calls.append((actor, request))
+        error = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if self.gate is not None:
+            await self.gate.wait()
+        return LeaderAndIsrReply(error=error)
+
+    def elect(self, leader: int) -> None:
+        self.world.lead(leader, (1, 2))
+        self.announce()
+
+    def announce(self) -> None:
+        self.announcements.announce(self.world.machine.take_untold())
+
+
+def play(scenario: Callable[[Told], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        told = Told()
+        await scenario(told)
+        await until_idle()
+        assert told.failures == []
+        assert not told.tasks.running
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(body())
+
+
+async def retry() -> None:
+    await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
+    await until_idle()
+
+
+ONE = address_of(Placement(PARTITION, TOPIC_ID, 1, 0))
+TWO = address_of(Placement(PARTITION, TOPIC_ID, 2, 3))
+
+
+def test_a_leader_that_takes_it_is_told_once_all_that_is_recorded():
+    async def scenario(told: Told) -> None:
+        told.elect(1)
+        await retry()
+        ((actor, request),) = told.calls
+        assert actor == ONE
+        assert request.topic_partition == PARTITION
+        assert request.leadership == told.world.machine.leadership(PARTITION)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_ID],
+)
+def test_a_leader_that_does_not_take_it_is_told_again_until_it_does(error: ErrorCode):
+    async def scenario(told: Told) -> None:
+        told.answers = [error, error, ErrorCode.NONE]
+        told.elect(1)
+        for _ in range(9):
+            await retry()
+        assert told.epochs == [(ONE, 0)] * 3
+
+    play(scenario)
+
+
+def test_a_leader_that_knows_a_newer_epoch_is_told_no_more():
+    async def scenario(told: Told) -> None:
+        told.answers = [ErrorCode.FENCED_LEADER_EPOCH]
+        told.elect(1)
+        await retry()
+        assert told.epochs == [(ONE, 0)]
+
+    play(scenario)
+
+
+def test_what_is_recorded_during_a_call_is_told_after_it_and_only_the_newest():
+    async def scenario(told: Told) -> None:
+        told.gate = asyncio.Event()
+        told.elect(1)
+        await until_idle()
+        told.elect(2)
+        told.elect(1)
+        told.elect(2)
+        await until_idle()
+        assert told.epochs == [(ONE, 0)]
+        told.gate.set()
+        await until_idle()
+        assert told.epochs == [(ONE, 0), (TWO, 3)]
+
+    play(scenario)
+
+
+def test_who_was_not_reached_is_not_told_once_another_leads():
+    async def scenario(told: Told) -> None:
+        told.answers = [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NONE]
+        told.elect(2)
+        await until_idle()
+        told.elect(1)
+        await retry()
+        assert told.epochs == [(TWO, 0), (ONE, 1)]
+
+    play(scenario)
+
+
+def test_nobody_is_told_of_a_partition_without_a_leader_until_it_has_one():
+    async def scenario(told: Told) -> None:
+        told.elect(-1)
+        await retry()
+        assert told.calls == []
+        told.elect(1)
+        await retry()
+        assert told.epochs == [(ONE, 1)]
+
+    play(scenario)
+
+
+def test_the_leader_of_a_topic_that_is_deleted_is_told_no_more():
+    async def scenario(told: Told) -> None:
+        told.answers = [ErrorCode.REQUEST_TIMED_OUT]
+        told.elect(1)
+        await until_idle()
+        told.world.apply([TopicDeleted(topic_id=TOPIC_ID)])
+        await retry()
+        assert len(told.calls) == 1
+
+    play(scenario)

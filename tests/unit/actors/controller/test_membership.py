@@ -1,0 +1,322 @@
+"""Brokers register and send heartbeats; silent ones are fenced, silent actors lead no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from actor_surroundings import JumpingLoop
+from cluster_worlds import CLUSTER_ID, TOPIC_ID, ClusterWorld
+from msgspec import structs
+
+from oncelog.actors.config import ClusterConfig
+from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.membership import Membership
+from oncelog.actors.interfaces import holder_of
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.cluster.log import TopicCreated
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    PingReply,
+    PingRequest,
+    RegisterBrokerRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+CONFIG = ClusterConfig(broker_session_timeout_ms=9_000, broker_heartbeat_interval_ms=1_000)
+ALONE, HOSTED = TopicPartition("t", 0), TopicPartition("t", 1)
+SESSION_S = CONFIG.broker_session_timeout_ms / 1000
+
+
+class Members:
+    """The controller on broker 1, and brokers 2 and 3; partitions are on 1 and 2, led by 1."""
+
+    def __init__(self) -> None:
+        self.world = ClusterWorld()
+        self.world.register(1, 2, 3)
+        record = TopicCreated(
+            name="t",
+            topic_id=TOPIC_ID,
+            replicas=((1, 2), (1, 2)),
+            hosts=((0, 0), (4, 4)),
+            settings=(),
+        )
+        self.world.apply([record])
+        for number in (0, 1):
+            self.world.lead(1, (1, 2), number)
+        self.nodes_alive = [2, 3]
+        self.is_serving = True
+        self.silent: set[str] = set()
+        self.pinged: set[str] = set()
+        self.membership = Membership(
+            machine=self.world.machine,
+            launcher=self,
+            transport=self,
+            own=1,
+            config=CONFIG,
+            execute=self.execute,
+        )
+
+    async def execute(self, request: Any, decide: Callable[[int], Decision[Any]]) -> Any:
+        if not self.is_serving:
+            return request.failed(ErrorCode.NOT_CONTROLLER)
+        return self.world.run(decide(0))
+
+    async def nodes(self) -> Sequence[BrokerNode]:
+        return [BrokerNode(broker_id=number) for number in self.nodes_alive]
+
+    async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        pass
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert isinstance(request, PingRequest)
+        assert timeout_ms > 0
+        self.pinged.add(actor)
+        return request.failed(ErrorCode.REQUEST_TIMED_OUT) if actor in self.silent else PingReply()
+
+    async def beat(
+        self, broker_id: int, *silent: str, broker_epoch: int | None = None
+    ) -> tuple[ErrorCode, tuple[str, ...]]:
+        states = self.world.machine.broker_states
+        request = BrokerHeartbeatRequest(
+            broker_id=broker_id,
+            broker_epoch=states[broker_id].broker_epoch if broker_epoch is None else broker_epoch,
+            silent_actors=silent,
+        )
+        reply = await self.membership.heartbeat(request)
+        return reply.error, reply.actors
+
+    async def beat_for(self, seconds: float, *broker_ids: int) -> None:
+        for _ in range(int(seconds)):
+            for broker_id in broker_ids:
+                await self.beat(broker_id)
+            await asyncio.sleep(1)
+
+    @property
+    def fenced(self) -> list[int]:
+        states = self.world.machine.broker_states.values()
+        return [broker.broker_id for broker in states if broker.is_fenced]
+
+    @property
+    def leaders(self) -> list[int]:
+        return [partition.leader for partition in self.world.machine.topics["t"].partitions]
+
+
+def play(
+    scenario: Callable[[Members], Coroutine[Any, Any, None]], *, is_watching: bool = True
+) -> None:
+    async def body() -> None:
+        members = Members()
+        watches = members.membership.watches()
+        tasks = [asyncio.ensure_future(work) for work in watches]
+        if not is_watching:
+            for task in tasks:
+                task.cancel()
+        await asyncio.sleep(0)
+        await scenario(members)
+        members.world.check()
+        for task in tasks:
+            assert not task.done() or task.cancelled()
+            task.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(body())
+
+
+def held(broker_id: int, tp: TopicPartition = ALONE) -> str:
+    """The actor that holds a replica."""
+    return holder_of(Placement(tp, TOPIC_ID, broker_id, 0 if tp == ALONE else 4))
+
+
+# --- register ------------------------------------------------------------------------------------
+
+NEW = RegisterBrokerRequest(
+    broker_id=4, directory_id="directory 4", data_dir="/d4", cluster_id=CLUSTER_ID
+)
+
+
+def test_a_broker_registers_and_has_a_session_from_then_on():
+    async def scenario(members: Members) -> None:
+        members.nodes_alive.append(4)
+        await members.membership.brokers.look()
+        reply = await members.membership.register(NEW)
+        assert (reply.error, reply.broker_epoch) == (ErrorCode.NONE, 4)
+        assert members.fenced == [4]
+        assert await members.beat(4) == (ErrorCode.NONE, ())
+        assert members.fenced == []
+        await members.beat_for(SESSION_S + 1, 2, 3)
+        assert members.fenced == [4]
+
+    play(scenario)
+
+
+def test_a_broker_that_registers_again_while_it_lives_has_a_whole_session():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(SESSION_S - 1, 3)
+        again = structs.replace(NEW, broker_id=2, directory_id="directory 2", data_dir="/d2")
+        assert (await members.membership.register(again)).broker_epoch == 2
+        await members.beat_for(SESSION_S - 1, 3)
+        assert members.fenced == []
+        await members.beat_for(2, 3)
+        assert members.fenced == [2]
+
+    play(scenario)
+
+
+def test_what_keeps_a_broker_away_is_described_until_it_registers():
+    async def scenario(members: Members) -> None:
+        members.nodes_alive.append(4)
+        membership = members.membership
+        await membership.brokers.look()
+
+        def problem() -> str:
+            return {one.broker_id: one.problem for one in membership.brokers.described()}[4]
+
+        before = len(members.world.log)
+        await membership.register(structs.replace(NEW, problem="the disk is not mounted"))
+        assert problem() == "the disk is not mounted"
+        assert len(members.world.log) == before
+        other = structs.replace(NEW, cluster_id="e" * 32)
+        assert (await membership.register(other)).error is ErrorCode.INVALID_REQUEST
+        assert "e" * 32 in problem()
+        members.is_serving = False
+        assert (await membership.register(NEW)).error is ErrorCode.NOT_CONTROLLER
+        assert "e" * 32 in problem()
+        members.is_serving = True
+        assert (await membership.register(NEW)).error is ErrorCode.NONE
+        assert problem() == ""
+        second = structs.replace(NEW, directory_id="another")
+        assert (await membership.register(second)).error is ErrorCode.NONE
+        await members.beat(4)
+        third = structs.replace(NEW, directory_id="a third")
+        refused = await membership.register(third)
+        assert refused.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert problem() == refused.detail
+
+    play(scenario)
+
+
+# --- heartbeats ----------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_answered_with_the_actors_to_watch():
+    async def scenario(members: Members) -> None:
+        assert await members.beat(2) == (ErrorCode.NONE, (held(2), held(2, HOSTED)))
+        assert await members.beat(3) == (ErrorCode.NONE, ())
+        assert await members.beat(2, broker_epoch=1) == (ErrorCode.STALE_BROKER_EPOCH, ())
+
+    play(scenario)
+
+
+def test_others_lead_once_a_broker_is_not_heard_and_it_is_back_with_its_heartbeat():
+    async def scenario(members: Members) -> None:
+        members.world.lead(2, (1, 2))
+        await members.beat_for(SESSION_S + 1, 3)
+        assert (members.fenced, members.leaders) == ([2], [1, 1])
+        await members.beat(2)
+        assert (members.fenced, members.leaders) == ([], [1, 1])
+
+    play(scenario)
+
+
+def test_a_heartbeat_of_an_earlier_epoch_makes_no_session_longer():
+    async def scenario(members: Members) -> None:
+        for _ in range(int(SESSION_S) + 1):
+            await members.beat(2, broker_epoch=1)
+            await members.beat(3)
+            await asyncio.sleep(1)
+        assert members.fenced == [2]
+
+    play(scenario)
+
+
+def test_a_broker_whose_node_is_gone_is_fenced_before_its_session_is_over():
+    async def scenario(members: Members) -> None:
+        members.world.lead(2, (1, 2))
+        await members.beat_for(1, 2, 3)
+        members.nodes_alive.remove(2)
+        await members.beat_for(1, 2, 3)
+        assert members.leaders == [1, 1]
+        isr = [partition.isr for partition in members.world.machine.topics["t"].partitions]
+        assert isr == [(1,), (1,)]
+
+    play(scenario)
+
+
+def test_a_controller_that_cannot_serve_fences_nobody_and_does_it_later():
+    async def scenario(members: Members) -> None:
+        members.is_serving = False
+        await asyncio.sleep(SESSION_S + 2)
+        assert members.fenced == []
+        members.is_serving = True
+        await asyncio.sleep(1)
+        assert members.fenced == [2, 3]
+
+    play(scenario)
+
+
+# --- silent actors -------------------------------------------------------------------------------
+
+
+def test_others_lead_what_a_brokers_silent_actors_led():
+    async def scenario(members: Members) -> None:
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        await members.beat(2, held(2, HOSTED), held(1), "partition:gone-0@2")
+        assert members.leaders == [2, 1]
+        assert members.fenced == []
+
+    play(scenario, is_watching=False)
+
+
+def test_others_lead_what_the_controllers_own_silent_actors_led():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(SESSION_S, 2, 3)
+        assert members.leaders == [1, 1]
+        assert members.pinged == {held(1), held(1, HOSTED)}
+        members.silent = {held(1)}
+        await members.beat_for(SESSION_S - 2, 2, 3)
+        assert members.leaders == [1, 1]
+        await members.beat_for(4, 2, 3)
+        assert members.leaders == [2, 1]
+        assert members.fenced == []
+
+    play(scenario)
+
+
+def test_an_actor_that_answers_in_time_keeps_what_it_leads():
+    async def scenario(members: Members) -> None:
+        for _ in range(3):
+            members.silent = {held(1)}
+            await members.beat_for(SESSION_S - 3, 2, 3)
+            members.silent = set()
+            await members.beat_for(2, 2, 3)
+        assert members.leaders == [1, 1]
+
+    play(scenario)
+
+
+def test_a_controller_without_other_brokers_asks_no_actor():
+    async def scenario(members: Members) -> None:
+        for broker_id in (2, 3):
+            del members.world.machine._brokers[broker_id]
+        members.silent = {held(1)}
+        await asyncio.sleep(3 * SESSION_S)
+        assert (members.pinged, members.leaders) == (set(), [1, 1])
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("broker_id", [2, 9])
+def test_who_is_fenced_already_or_unknown_is_not_fenced_again(broker_id: int):
+    async def scenario(members: Members) -> None:
+        members.world.change(2, fenced=True)
+        before = len(members.world.log)
+        await members.membership._fence(broker_id)
+        assert len(members.world.log) == before
+
+    play(scenario)

@@ -1,0 +1,528 @@
+"""The controller moves replicas: when it is asked to, and by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.controller import leaving as leaving_replicas
+from oncelog.actors.controller.controller import Controller
+from oncelog.actors.controller.leaving import LeavingReplicas
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatRequest,
+    DrainBrokerRequest,
+    ReassignPartitionReply,
+    ReassignPartitionRequest,
+    RegisterBrokerRequest,
+)
+from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrRequest,
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    HostedReplicasRequest,
+    MetadataRequest,
+    PartitionMetadata,
+    ShutdownRequest,
+)
+from oncelog.actors.replica.data_directory import prepare
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
+
+TP = TopicPartition("flights", 0)
+TOPIC_ID = "a" * 32
+
+
+class World:
+    """Clock, transport and launcher of one controller; ``away`` are actors that do not answer."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.calls: list[tuple[str, Any]] = []
+        self.started: list[Placement] = []
+        self.ended: list[str] = []
+        self.alive: list[str] = []
+        self.away: set[str] = set()
+        self.serial = 0
+        self.during_shutdown: Callable[[], Awaitable[None]] | None = None
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        self.calls.append((actor, request))
+        if actor in self.away:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if isinstance(request, ShutdownRequest) and self.during_shutdown is not None:
+            await self.during_shutdown()
+        return Reply()
+
+    async def start(self, placements: Any) -> None:
+        self.started += placements
+
+    async def end(self, actors: list[str]) -> None:
+        self.ended += actors
+
+    async def nodes(self) -> list[Any]:
+        return []
+
+    async def start_brokers(self, nodes: Any) -> None:
+        pass
+
+    async def running(self) -> list[str]:
+        return self.alive
+
+    def token_bytes(self, count: int) -> bytes:
+        self.serial += 1
+        return bytes([self.serial]) * count
+
+    def shutdowns(self) -> list[tuple[str, ShutdownRequest]]:
+        return [(actor, one) for actor, one in self.calls if isinstance(one, ShutdownRequest)]
+
+    async def controller(self, replicas_per_actor: int = 1) -> Controller:
+        async def epoch(last_epoch: int) -> BecomeLeaderReply:
+            return BecomeLeaderReply(leader_epoch=last_epoch + 1)
+
+        prepare(RealFileSystem(), self.directory, broker_id=1, new_cluster_id="c" * 32)
+        config = ReplicaConfig(
+            topic="__cluster_metadata", partition=0, broker_id=1, data_dir=str(self.directory)
+        )
+        controller = Controller(
+            replica=Replica(
+                config=config,
+                filesystem=RealFileSystem(),
+                clock=self,
+                background=ThreadBackground(),
+                epoch_source=epoch,
+            ),
+            clock=self,
+            transport=self,
+            launcher=self,
+            config=ClusterConfig(replicas_per_actor=replicas_per_actor),
+            process_id=1,
+            token_bytes=self.token_bytes,
+            on_failure=[].append,
+        )
+        await controller.replica.start()
+        await controller.load()
+        return controller
+
+
+class Cluster:
+    """A controller with brokers that have joined, and short ways to use it."""
+
+    def __init__(self, world: World, controller: Controller) -> None:
+        self.world = world
+        self.controller = controller
+
+    async def join(self, *broker_ids: int) -> None:
+        for broker_id in broker_ids:
+            registered = await self.controller.register_broker(
+                RegisterBrokerRequest(
+                    broker_id=broker_id,
+                    directory_id=f"{broker_id:032x}",
+                    data_dir="/data",
+                    cluster_id="c" * 32,
+                )
+            )
+            beat = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=registered.broker_epoch)
+            assert (await self.controller.broker_heartbeat(beat)).error is ErrorCode.NONE
+
+    async def create(self, replication_factor: int = 1, **settings: str) -> None:
+        request = CreateTopicRequest(
+            name=TP.topic,
+            topic_id=TOPIC_ID,
+            partitions=1,
+            replication_factor=replication_factor,
+            settings=tuple(settings.items()),
+        )
+        assert (await self.controller.create_topic(request)).error is ErrorCode.NONE
+        await self.lead(TP, self.partition(TP).replicas[0])
+
+    async def lead(self, tp: TopicPartition, broker_id: int) -> None:
+        request = BecomeLeaderRequest(
+            topic_partition=tp,
+            topic_id=self.controller.machine.topics[tp.topic].topic_id,
+            broker_id=broker_id,
+            incarnation=f"{tp}@{broker_id}",
+            expected_epoch=self.partition(tp).leader_epoch,
+        )
+        assert (await self.controller.become_leader(request)).error is ErrorCode.NONE
+
+    def partition(self, tp: TopicPartition) -> PartitionMetadata:
+        (topic,) = self.controller.machine.metadata([tp.topic])
+        return topic.partitions[tp.partition]
+
+    async def sync(self, tp: TopicPartition, *isr: int) -> None:
+        """What the leader says once these are in sync."""
+        state = self.controller.machine.topics[tp.topic].partitions[tp.partition]
+        request = AlterIsrRequest(
+            topic_partition=tp,
+            topic_id=self.controller.machine.topics[tp.topic].topic_id,
+            broker_id=state.leader,
+            leader_epoch=state.leader_epoch,
+            partition_version=state.version,
+            isr=isr,
+        )
+        assert (await self.controller.alter_isr(request)).error is ErrorCode.NONE
+
+    async def reassign(self, *replicas: int, tp: TopicPartition = TP) -> ReassignPartitionReply:
+        request = ReassignPartitionRequest(topic_partition=tp, replicas=replicas)
+        return await self.controller.reassign_partition(request)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        while not is_true():  # noqa: ASYNC110 - it polls what has no event
+            await asyncio.sleep(0)
+
+    def leaving(self) -> LeavingReplicas:
+        return self.controller._leaving
+
+    async def settled(self) -> None:
+        """Until nothing is left to be removed."""
+        await self.until(lambda: not len(self.leaving()))
+
+    async def stop(self) -> None:
+        await asyncio.gather(*self.controller._tasks.cancel(), return_exceptions=True)
+        await self.controller.replica.stop()
+
+    async def restart(self) -> Cluster:
+        await self.stop()
+        return Cluster(self.world, await self.world.controller())
+
+
+Scenario = Callable[[Cluster], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Run a scenario with a controller whose own broker is 1."""
+
+    def run(scenario: Scenario, replicas_per_actor: int = 1) -> None:
+        async def body() -> None:
+            world = World(tmp_path)
+            cluster = Cluster(world, await world.controller(replicas_per_actor))
+            await scenario(cluster)
+            await cluster.stop()
+
+        asyncio.run(asyncio.wait_for(body(), 60))
+
+    return run
+
+
+def test_a_partition_moves_and_its_old_replica_removes_its_files(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        cluster.world.started.clear()
+        assert (await cluster.reassign(2)).error is ErrorCode.NONE
+        moving = cluster.partition(TP)
+        assert (moving.replicas, moving.adding, moving.removing) == ((2, 1), (2,), (1,))
+        assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
+        assert cluster.world.shutdowns() == []
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: cluster.partition(TP).replicas == (2,))
+        await cluster.settled()
+        moved = cluster.partition(TP)
+        assert (moved.leader, moved.isr, moved.adding, moved.removing) == (2, (2,), (), ())
+        assert cluster.world.shutdowns() == [
+            (
+                "partition:flights-0@1",
+                ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True),
+            )
+        ]
+        await cluster.until(lambda: cluster.world.ended == ["partition:flights-0@1"])
+
+    play(scenario)
+
+
+def test_a_move_that_is_cancelled_removes_what_it_had_added(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        await cluster.reassign(2)
+        assert (await cluster.reassign()).error is ErrorCode.NONE
+        await cluster.settled()
+        assert cluster.partition(TP).replicas == (1,)
+        assert [actor for actor, _ in cluster.world.shutdowns()] == ["partition:flights-0@2"]
+
+    play(scenario)
+
+
+def test_a_new_replica_joins_a_host_of_its_broker(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        await cluster.reassign(1, 2)
+        assert cluster.partition(TP).hosts == (1, 1)
+        hosted = await cluster.controller.hosted_replicas(
+            HostedReplicasRequest(broker_id=2, host=1)
+        )
+        assert TP in [one.topic_partition for one in hosted.replicas]
+
+    play(scenario, replicas_per_actor=8)
+
+
+def test_a_host_holds_a_replica_until_it_has_removed_its_files(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        await cluster.reassign(2)
+        listed: list[bool] = []
+
+        async def look() -> None:
+            request = HostedReplicasRequest(broker_id=1, host=1)
+            reply = await cluster.controller.hosted_replicas(request)
+            listed.extend(one.is_leaving for one in reply.replicas if one.topic_partition == TP)
+
+        cluster.world.during_shutdown = look
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: bool(listed))
+        await cluster.settled()
+        assert listed == [True]
+        cluster.world.during_shutdown = None
+        await look()
+        assert listed == [True]
+
+    play(scenario, replicas_per_actor=8)
+
+
+def test_a_replica_that_cannot_be_told_is_told_again_and_is_not_ended(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        cluster.world.away.add("partition:flights-0@1")
+        await cluster.reassign(2)
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
+        await cluster.until(lambda: not len(cluster.controller._names))
+        assert (len(cluster.leaving()), cluster.world.ended) == (1, [])
+        cluster.world.away.clear()
+        await cluster.leaving().remove()
+        assert (len(cluster.leaving()), cluster.world.ended) == (0, ["partition:flights-0@1"])
+
+    play(scenario)
+
+
+def test_a_replica_on_a_fenced_broker_is_removed_when_that_is_back(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2, 3)
+        await cluster.create(2)
+        leader, gone = cluster.partition(TP).replicas
+        kept = (leader,)
+        (added,) = {1, 2, 3} - {leader, gone}
+        await cluster.controller._members._fence(gone)
+        assert (await cluster.reassign(*kept, added)).error is ErrorCode.NONE
+        await cluster.sync(TP, *kept, added)
+        await cluster.until(lambda: len(cluster.leaving()) == 1)
+        await cluster.leaving().remove()
+        assert cluster.world.shutdowns() == []
+        await cluster.join(gone)
+        await cluster.leaving().remove()
+        assert [actor for actor, _ in cluster.world.shutdowns()] == [f"partition:flights-0@{gone}"]
+
+    play(scenario)
+
+
+def test_a_replica_that_comes_back_before_it_has_gone_is_not_removed(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        cluster.world.away.add("partition:flights-0@1")
+        await cluster.reassign(2)
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
+        assert (await cluster.reassign(2, 1)).error is ErrorCode.NONE
+        assert len(cluster.leaving()) == 0
+        cluster.world.away.clear()
+        await cluster.leaving().remove()
+        assert (len(cluster.world.shutdowns()), cluster.world.ended) == (1, [])
+
+    play(scenario)
+
+
+def test_a_controller_that_starts_goes_on_with_moves(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        await cluster.reassign(2)
+        cluster.controller._moves.note_changed = lambda _partitions: None  # type: ignore[method-assign]
+        await cluster.sync(TP, 1, 2)
+        cluster.world.started.clear()
+        again = await cluster.restart()
+        assert Placement(TP, TOPIC_ID, 2) in cluster.world.started
+        await again.until(lambda: again.partition(TP).replicas == (2,))
+        await again.settled()
+        await again.stop()
+
+    play(scenario)
+
+
+def test_what_an_earlier_controller_left_to_be_removed_is_removed(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        cluster.world.alive = ["partition:flights-0@2", "partition:gone-0@1", "controller"]
+        again = await cluster.restart()
+        assert cluster.world.ended == ["partition:gone-0@1"]
+        await again.settled()
+        await again.until(lambda: len(cluster.world.ended) == 2)
+        assert [actor for actor, _ in cluster.world.shutdowns()] == ["partition:flights-0@2"]
+        await again.stop()
+
+    play(scenario)
+
+
+def test_a_deleted_topic_takes_what_has_moved_away_with_it(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        cluster.world.away.add("partition:flights-0@1")
+        await cluster.reassign(2)
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: len(cluster.world.shutdowns()) == 1)
+        await cluster.controller.delete_topic(DeleteTopicRequest(name="flights"))
+        assert len(cluster.leaving()) == 0
+        assert sorted(cluster.world.ended) == ["partition:flights-0@1", "partition:flights-0@2"]
+
+    play(scenario)
+
+
+def test_what_waits_to_be_removed_has_a_bound(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving_replicas, "LEAVING_MAX", 2)
+
+    async def scenario(cluster: Cluster) -> None:
+        placements = [Placement(TopicPartition("t", n), TOPIC_ID, 9) for n in range(3)]
+        cluster.leaving().add(placements)
+        assert cluster.leaving().of_topic("t") == placements[1:]
+
+    play(scenario)
+
+
+# --- brokers that drain ---------------------------------------------------------------------
+
+
+def test_partitions_move_off_a_broker_that_drains(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        reply = await cluster.controller.drain_broker(DrainBrokerRequest(broker_id=1))
+        assert reply.error is ErrorCode.NONE
+        await cluster.until(lambda: cluster.partition(TP).adding == (2,))
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: cluster.partition(TP).replicas == (2,))
+        described = (await cluster.controller.metadata(MetadataRequest())).brokers
+        assert [(one.broker_id, one.is_draining) for one in described] == [(1, True), (2, False)]
+        resume = DrainBrokerRequest(broker_id=1, is_draining=False)
+        assert (await cluster.controller.drain_broker(resume)).error is ErrorCode.NONE
+        assert cluster.partition(TP).replicas == (2,)
+
+    play(scenario)
+
+
+def test_a_broker_that_is_needed_is_not_drained(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create(2)
+        reply = await cluster.controller.drain_broker(DrainBrokerRequest(broker_id=2))
+        assert reply.error is ErrorCode.INVALID_REPLICATION_FACTOR
+        assert "'flights' has 2 replicas, and 1 brokers" in reply.detail
+
+    play(scenario)
+
+
+# --- internal topics and balance --------------------------------------------------------------
+
+
+def internal(cluster: Cluster) -> dict[TopicPartition, tuple[int, ...]]:
+    return {
+        TopicPartition(name, n): cluster.partition(TopicPartition(name, n)).replicas
+        for name in sorted(INTERNAL_TOPICS & cluster.controller.machine.topics.keys())
+        for n in range(2)
+    }
+
+
+def test_internal_topics_grow_and_their_leaders_are_spread(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        assert set(internal(cluster).values()) == {(1,)}
+        await cluster.join(2, 3)
+        await cluster.controller._moves.move_on()
+        replicas = internal(cluster)
+        assert {tp: (one[0], sorted(one)) for tp, one in replicas.items()} == {
+            TopicPartition(name, number): (number + 1, [1, 2, 3])
+            for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
+            for number in (0, 1)
+        }
+
+    play(scenario)
+
+
+def test_preferred_leaders_that_are_in_sync_lead_again(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create()
+        await cluster.reassign(2, 1)
+        await cluster.controller._moves.balance()
+        assert cluster.partition(TP).leader == 1
+        await cluster.sync(TP, 1, 2)
+        await cluster.until(lambda: cluster.partition(TP).adding == ())
+        await cluster.controller._moves.balance()
+        assert (cluster.partition(TP).leader, cluster.partition(TP).replicas) == (2, (2, 1))
+
+    play(scenario)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replicas", "error", "text"),
+    [
+        ((1, 1), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "replicas=[1, 1]: give each broker once"),
+        ((9,), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "replicas=[9]: [9] cannot be given, but [1"),
+        ((1,), ErrorCode.INVALID_CONFIG, "replicas=[1]: give 2 or more"),
+    ],
+)
+def test_impossible_moves_are_refused_with_the_value_and_what_is_allowed(
+    play: Any, replicas: tuple[int, ...], error: ErrorCode, text: str
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2)
+        await cluster.create(2, min_insync_replicas="2")
+        reply = await cluster.reassign(*replicas)
+        assert reply.error is error
+        assert text in reply.detail
+
+    play(scenario)
+
+
+def test_a_second_move_is_refused_while_one_is_in_progress(play: Any) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.join(2, 3)
+        await cluster.create()
+        first = cluster.partition(TP).replicas[0]
+        others = [n for n in (1, 2, 3) if n != first]
+        await cluster.reassign(others[0])
+        assert (await cluster.reassign(others[0])).error is ErrorCode.NONE
+        reply = await cluster.reassign(others[1])
+        assert reply.error is ErrorCode.REASSIGNMENT_IN_PROGRESS
+        assert f"moved to [{others[0]}]: wait for that, or cancel it" in reply.detail
+        unknown = await cluster.reassign(1, tp=TopicPartition("flights", 7))
+        assert unknown.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    play(scenario)

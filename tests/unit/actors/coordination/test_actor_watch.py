@@ -1,0 +1,90 @@
+"""Which actors are silent, by what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from actor_surroundings import JumpingLoop
+
+from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
+from oncelog.storage.errors import ErrorCode
+
+SILENT_AFTER_MS = 9_000
+
+
+class Actors:
+    """Those in ``lost`` do not answer: a call to them takes all of its time."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+        self.asked: list[str] = []
+        self.watch = ActorWatch(self, silent_after_ms=SILENT_AFTER_MS)
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        assert isinstance(request, PingRequest)
+        self.asked.append(actor)
+        if actor in self.lost:
+            await asyncio.sleep(timeout_ms / 1000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        return PingReply()
+
+    async def look_for(self, time_ms: int, *names: str) -> tuple[str, ...]:
+        """Look again and again until so much time has passed; who is silent at the end."""
+        loop = asyncio.get_running_loop()
+        end_s, silent = loop.time() + time_ms / 1000, ()
+        while loop.time() < end_s:
+            silent = await self.watch.look(names)
+            await asyncio.sleep(1)
+        return silent
+
+
+def play(scenario: Callable[[Actors], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(scenario(Actors()))
+
+
+def test_who_does_not_answer_for_its_time_is_silent_until_it_does():
+    async def scenario(actors: Actors) -> None:
+        actors.lost = {"b"}
+        assert await actors.look_for(SILENT_AFTER_MS - 2_000, "a", "b") == ()
+        assert await actors.look_for(5_000, "a", "b") == ("b",)
+        actors.lost.clear()
+        assert await actors.watch.look(("a", "b")) == ()
+
+    play(scenario)
+
+
+def test_calls_are_made_side_by_side():
+    async def scenario(actors: Actors) -> None:
+        names = tuple(map(str, range(50)))
+        actors.lost = set(names)
+        began_s = asyncio.get_running_loop().time()
+        await actors.watch.look(names)
+        assert asyncio.get_running_loop().time() - began_s == PING_TIMEOUT_MS / 1000
+        assert actors.asked == list(names)
+
+    play(scenario)
+
+
+def test_who_is_watched_no_more_is_forgotten():
+    async def scenario(actors: Actors) -> None:
+        actors.lost = {"b"}
+        assert await actors.look_for(SILENT_AFTER_MS + 4_000, "b") == ("b",)
+        assert await actors.watch.look(("a",)) == ()
+        assert await actors.watch.look(("b",)) == ()
+
+    play(scenario)
+
+
+def test_who_answers_an_old_call_after_it_was_forgotten_is_not_remembered():
+    async def scenario(actors: Actors) -> None:
+        looking = asyncio.ensure_future(actors.watch.look(("b",)))
+        await asyncio.sleep(0)
+        await actors.watch.look(("a",))
+        await looking
+        assert set(actors.watch._heard_ms) == {"a"}
+
+    play(scenario)

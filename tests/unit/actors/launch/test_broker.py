@@ -1,0 +1,174 @@
+"""A broker registers, says that it lives, and which of its actors do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from actor_surroundings import InlineBackground, JumpingLoop
+
+from oncelog.actors.config import BrokerConfig, ClusterConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.broker import Broker
+from oncelog.actors.protocol.messages.brokers import (
+    BrokerHeartbeatReply,
+    BrokerHeartbeatRequest,
+    PingReply,
+    PingRequest,
+    RegisterBrokerReply,
+    RegisterBrokerRequest,
+)
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+
+CLUSTER = ClusterConfig(broker_session_timeout_ms=9_000, broker_heartbeat_interval_ms=1_000)
+SESSION_S = CLUSTER.broker_session_timeout_ms / 1000
+ACTOR = "partition:t-0@2"
+
+
+class Cluster:
+    """The controller and the actors of broker 2, which is given epoch after epoch."""
+
+    def __init__(self) -> None:
+        self.registered: list[RegisterBrokerRequest] = []
+        self.beats: list[BrokerHeartbeatRequest] = []
+        self.registration = ErrorCode.NONE
+        self.heartbeat = ErrorCode.NONE
+        self.known_epoch_min = 0
+        self.unknown = ErrorCode.NONE
+        self.lost: set[str] = set()
+        self.failures: list[BaseException] = []
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, PingRequest):
+            if actor in self.lost:
+                await asyncio.sleep(timeout_ms / 1000)
+                return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+            return PingReply()
+        assert actor == CONTROLLER_ACTOR
+        if isinstance(request, RegisterBrokerRequest):
+            self.registered.append(request)
+            epoch = len(self.registered)
+            return RegisterBrokerReply(error=self.registration, broker_epoch=epoch)
+        assert timeout_ms <= CLUSTER.broker_heartbeat_interval_ms
+        self.beats.append(request)
+        is_known = request.broker_epoch >= self.known_epoch_min
+        error = self.heartbeat if is_known else self.unknown
+        return BrokerHeartbeatReply(error=error, actors=() if error else (ACTOR,))
+
+
+def play(directory: Path, scenario: Callable[[Cluster, Broker], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        surroundings = Surroundings(
+            filesystem=RealFileSystem(),
+            clock=asyncio.get_running_loop(),
+            new_background=InlineBackground,
+            transport=cluster,
+            drivers=None,
+            random=random.Random(1),
+            incarnation="one",
+            process_id=1,
+            die=cluster.failures.append,
+        )
+        config = BrokerConfig(
+            broker_id=2, data_dir=str(directory), cluster_id="c" * 32, rack="r", cluster=CLUSTER
+        )
+        broker = Broker(config, surroundings)
+        broker.begin()
+        await scenario(cluster, broker)
+        assert cluster.failures == []
+        broker._tasks.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(body())
+
+
+def test_a_registered_broker_beats_in_its_epoch(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(4.5)
+        (request,) = cluster.registered
+        assert (request.broker_id, request.cluster_id, request.rack) == (2, "c" * 32, "r")
+        assert len(request.directory_id) == 32
+        assert broker.is_registered
+        assert [beat.broker_epoch for beat in cluster.beats] == [1] * 5
+        assert all(beat.silent_actors == () for beat in cluster.beats)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_NOT_AVAILABLE])
+def test_a_broker_whose_epoch_is_unknown_registers_again(tmp_path: Path, error: ErrorCode):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(1.5)
+        cluster.known_epoch_min, cluster.unknown = 2, error
+        await asyncio.sleep(2.5)
+        assert broker.is_registered
+        assert len(cluster.registered) == 2
+        assert [beat.broker_epoch for beat in cluster.beats] == [1, 1, 1, 2, 2]
+        one, *others = {request.directory_id for request in cluster.registered}
+        assert (len(one), others) == (32, [])
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT])
+def test_a_controller_that_is_away_is_no_reason_to_register_again(tmp_path: Path, error: ErrorCode):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        cluster.heartbeat = error
+        await asyncio.sleep(3 * SESSION_S)
+        assert len(cluster.registered) == 1
+        assert len(cluster.beats) >= 3 * SESSION_S - 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_broker_that_is_refused_tries_again_and_beats_only_then(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        cluster.registration = ErrorCode.NOT_CONTROLLER
+        await asyncio.sleep(5)
+        assert len(cluster.registered) > 2
+        assert (cluster.beats, broker.is_registered, broker.problem) == (
+            [],
+            False,
+            "NOT_CONTROLLER",
+        )
+        cluster.registration = ErrorCode.NONE
+        await asyncio.sleep(10)
+        assert cluster.beats
+        assert (broker.is_registered, broker.problem) == (True, "")
+
+    play(tmp_path, scenario)
+
+
+def test_an_actor_that_does_not_answer_is_told_and_holds_no_heartbeat_up(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(3)
+        cluster.lost = {ACTOR}
+        count = len(cluster.beats)
+        await asyncio.sleep(SESSION_S - 2)
+        assert len(cluster.beats) - count >= SESSION_S - 3
+        assert cluster.beats[-1].silent_actors == ()
+        await asyncio.sleep(6)
+        assert cluster.beats[-1].silent_actors == (ACTOR,)
+        cluster.lost = set()
+        await asyncio.sleep(4)
+        assert cluster.beats[-1].silent_actors == ()
+
+    play(tmp_path, scenario)
+
+
+def test_actors_are_watched_on_while_the_controller_is_away(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(3)
+        cluster.lost = {ACTOR}
+        cluster.heartbeat = ErrorCode.NOT_CONTROLLER
+        await asyncio.sleep(SESSION_S + 4)
+        assert cluster.beats[-1].silent_actors == (ACTOR,)
+
+    play(tmp_path, scenario)

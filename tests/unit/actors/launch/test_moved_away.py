@@ -1,0 +1,185 @@
+"""A replica is told that its partition has moved elsewhere, perhaps long ago."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_world import FLIGHTS, World
+
+from oncelog.actors.config import ClusterConfig, HostConfig
+from oncelog.actors.launch.assembly import LeadershipLostError, PartitionServer
+from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    HoldReplicasRequest,
+    HostedReplica,
+    HostedReplicasReply,
+    HostedReplicasRequest,
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+    ShutdownRequest,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.tickets import ClusterKeys
+from oncelog.storage.errors import ErrorCode
+
+TOPIC_ID = "a" * 32
+MOVED = ShutdownRequest(remove_data=True, topic_id=TOPIC_ID, is_moved=True)
+
+
+class MovingWorld(World):
+    """A controller that has the partition on ``replicas``, and lists for the host what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replicas: tuple[int, ...] = (1,)
+        self.is_away = False
+        self.has_topic = True
+        self.listed: tuple[HostedReplica, ...] = ()
+        self.when_asked: Callable[[], Awaitable[None]] | None = None
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, HostedReplicasRequest):
+            return HostedReplicasReply(replicas=self.listed)
+        if isinstance(request, BecomeLeaderRequest):
+            return BecomeLeaderReply(
+                leader_epoch=request.expected_epoch + 1,
+                topic_id=TOPIC_ID,
+                keys=ClusterKeys(current=b"k" * 32),
+            )
+        assert isinstance(request, MetadataRequest)
+        if self.when_asked is not None:
+            await self.when_asked()
+        if self.is_away:
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        partition = PartitionMetadata(
+            partition=0, leader=9, leader_epoch=3, replicas=self.replicas, isr=()
+        )
+        topic = TopicMetadata(name="flights", topic_id=TOPIC_ID, partitions=(partition,))
+        return MetadataReply(topics=(topic,) if self.has_topic else ())
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Run a scenario with a replica that leads, on broker 1."""
+
+    def run(scenario: Any) -> None:
+        async def body() -> None:
+            world = MovingWorld()
+            server = world.server(PartitionServer, FLIGHTS, tmp_path)
+            await until(server.is_serving)
+            world.listed = ()
+            await scenario(world, server, tmp_path / "flights-0")
+            await server.end()
+
+        asyncio.run(asyncio.wait_for(body(), 60))
+
+    return run
+
+
+def is_there(files: Path) -> bool:
+    return files.exists()
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+def test_one_that_is_elsewhere_now_removes_its_files(play: Any) -> None:
+    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
+        world.replicas = (2, 3)
+        assert is_there(files)
+        assert (await server.shutdown(MOVED)).error is ErrorCode.NONE
+        assert not is_there(files)
+        assert (await server.shutdown(MOVED)).error is ErrorCode.NONE
+        assert world.deaths == []
+
+    play(scenario)
+
+
+def test_one_whose_topic_is_deleted_meanwhile_removes_its_files(play: Any) -> None:
+    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
+        world.has_topic = False
+        assert (await server.shutdown(MOVED)).error is ErrorCode.NONE
+        assert not is_there(files)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_one_that_is_still_here_or_cannot_ask_keeps_its_files_and_begins_again(
+    play: Any, is_away: bool
+) -> None:
+    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
+        world.is_away = is_away
+        assert (await server.shutdown(MOVED)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert is_there(files)
+        (death,) = world.deaths
+        assert isinstance(death, LeadershipLostError)
+
+    play(scenario)
+
+
+def test_nothing_is_taken_any_more_when_it_asks(play: Any) -> None:
+    """What it took between the answer and its end would be lost with its files."""
+
+    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
+        world.replicas = (2,)
+        seen: list[bool] = []
+
+        async def look() -> None:
+            seen.append(server.is_serving() or server.replica.is_following)
+
+        world.when_asked = look
+        await server.shutdown(MOVED)
+        assert seen == [False]
+
+    play(scenario)
+
+
+def test_a_replica_of_another_topic_is_left_alone(play: Any) -> None:
+    async def scenario(world: MovingWorld, server: Any, files: Path) -> None:
+        world.replicas = (2,)
+        other = ShutdownRequest(remove_data=True, topic_id="b" * 32, is_moved=True)
+        assert (await server.shutdown(other)).error is ErrorCode.UNKNOWN_TOPIC_ID
+        assert server.is_serving()
+        assert is_there(files)
+
+    play(scenario)
+
+
+def test_a_host_begins_a_replica_anew_that_had_moved_away_and_is_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        world = MovingWorld()
+        config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
+        alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
+        host = Host(config, dataclasses.replace(alone.surroundings))
+        listed = HostedReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False)
+        leaving = HostedReplica(
+            topic_partition=FLIGHTS, topic_id=TOPIC_ID, is_in_sync=False, is_leaving=True
+        )
+        world.listed = (listed,)
+        await host.hold_replicas(HoldReplicasRequest())
+        (first,) = host.servers.values()
+        await until(first.is_serving)
+        world.replicas, world.listed = (2,), (leaving,)
+        assert (await first.shutdown(MOVED)).error is ErrorCode.NONE
+        await host.hold_replicas(HoldReplicasRequest())
+        assert list(host.servers.values()) == [first]
+        world.replicas, world.listed = (1, 2), (leaving, listed)
+        await host.hold_replicas(HoldReplicasRequest())
+        (second,) = host.servers.values()
+        assert second is not first
+        await until(second.is_serving)
+        for server in (second, alone):
+            await server.end()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
