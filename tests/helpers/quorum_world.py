@@ -165,6 +165,8 @@ class World:
     """By content, the voters that a batch names."""
     content: int = 0
     confirmed_count: int = 0
+    isolated: int = -1
+    """A node that nobody reaches, and that reaches nobody."""
 
     def __post_init__(self) -> None:
         self.nodes = {n: self.node_type(n) for n in range(1, NODE_COUNT + 1)}
@@ -313,7 +315,9 @@ class World:
     def deliver(self, call: Pushed | Ballot) -> None:
         """A call arrives, or its answer does."""
         receiver = self.nodes[call.receiver]
-        if not receiver.is_up and not (isinstance(call, Ballot) and call.reply):
+        sender = call.request.candidate if isinstance(call, Ballot) else call.request.leader
+        is_request = isinstance(call, Ballot) or call.verdict is None
+        if (self.isolated in (sender, call.receiver) and is_request) or (not receiver.is_up and not (isinstance(call, Ballot) and call.reply)):
             self.lose(call)
         elif isinstance(call, Ballot):
             if call.reply is not None:
@@ -356,11 +360,15 @@ class World:
         leaders = self.leaders()
         leader = draw.choice(leaders) if leaders else None
         self.now_ms += draw.choice((0, 1, 10, 300))
-        if chance < 0.015 or (leader is None and chance < 0.2):
+        if chance < 0.03 or (leader is None and chance < 0.2):
             self.stand(node)
-        elif 0.2 < chance < 0.21:
+        elif 0.2 < chance < 0.207:
             self.crash(node if leader is None or draw.random() < 0.5 else leader)
-        elif 0.22 < chance < 0.30:
+        elif 0.21 < chance < 0.22 and leader is not None and len(leader.quorum.voters) == 3:
+            self.isolated = leader.broker_id
+        elif 0.22 < chance < 0.235:
+            self.isolated = -1
+        elif 0.235 < chance < 0.30:
             node.is_up = True
         elif chance > 0.5 and self.calls:
             self._deliver_some()
@@ -370,7 +378,7 @@ class World:
             )
             act(leader)
             self.register(leader)
-            if draw.random() < 0.4:
+            if draw.random() < 0.6:
                 self.change_voters(leader)
             elif draw.random() < 0.02:
                 self.lose_disk(leader)
@@ -392,6 +400,7 @@ class World:
 
     def heal(self) -> None:
         """Everybody is up and every call arrives: a controller is found, and all is committed."""
+        self.isolated = -1
         for node in self.nodes.values():
             node.is_up = True
         for call in self.calls:
