@@ -6,7 +6,7 @@ import secrets
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.launch.assembly import ControllerServer
+from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
 from oncelog.actors.launch.process_limits import machine_size
 from oncelog.actors.launch.processes import ReplicaProcess, production

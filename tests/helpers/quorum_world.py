@@ -317,7 +317,8 @@ class World:
         receiver = self.nodes[call.receiver]
         sender = call.request.candidate if isinstance(call, Ballot) else call.request.leader
         is_request = isinstance(call, Ballot) or call.verdict is None
-        if (self.isolated in (sender, call.receiver) and is_request) or (not receiver.is_up and not (isinstance(call, Ballot) and call.reply)):
+        is_cut = self.isolated in (sender, call.receiver) and is_request
+        if is_cut or (not receiver.is_up and not (isinstance(call, Ballot) and call.reply)):
             self.lose(call)
         elif isinstance(call, Ballot):
             if call.reply is not None:
@@ -380,7 +381,7 @@ class World:
             self.register(leader)
             if draw.random() < 0.6:
                 self.change_voters(leader)
-            elif draw.random() < 0.02:
+            elif draw.random() < 0.06:
                 self.lose_disk(leader)
         self.check()
 

@@ -29,12 +29,17 @@ Source: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterRecord,
+    VotersChanged,
+)
 from oncelog.actors.protocol.cluster.state import BrokerState
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
@@ -125,6 +130,17 @@ def _answer(
     return VoteReply(
         error=error, is_granted=is_granted, leader_epoch=state.epoch, is_behind=is_behind
     )
+
+
+def voters_of(records: Iterable[ClusterRecord]) -> tuple[int, ...]:
+    """The voters that a log names last: at first the broker that founded the cluster."""
+    voters: tuple[int, ...] = ()
+    for record in records:
+        if isinstance(record, VotersChanged):
+            voters = record.voters
+        elif isinstance(record, BrokerRegistered):
+            voters = voters or (record.broker_id,)
+    return voters
 
 
 # --- candidates ------------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""The voters of the metadata log as their controller sees them: who is to be one, and who lags."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from oncelog.actors.controller.membership import Execute
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.cluster.log import (
+    ControllerElected,
+    VotersChanged,
+    decision,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.quorum import learners, next_voters
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, VoterMetadata
+from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+VOTERS_LOOK_MS: Final = 500
+"""How often the controller looks whether another broker is to be a voter, or has caught up."""
+
+
+class Voters:
+    """``log`` is the controller's replica; without one, as in a test, it is the only voter."""
+
+    def __init__(
+        self,
+        *,
+        machine: ClusterMachine,
+        log: MetadataReplica | None,
+        clock: Clock,
+        execute: Execute,
+        timeout_ms: int,
+    ) -> None:
+        self._machine = machine
+        self._log = log
+        self._clock = clock
+        self._execute = execute
+        self._timeout_ms = timeout_ms
+
+    async def begin(self) -> bool:
+        """Commit all that is in the log, by a first record of this epoch; whether that is done.
+
+        It may take until a majority of the voters is there.
+        """
+        log = self._log
+        if log is None or len(log.voters) == 1:
+            return True
+        elected = ControllerElected(broker_id=log.broker_id, epoch=log.leader_epoch)
+        outcome = log.append([encode_cluster_record(elected)], now_ms=self._clock.now_ms())
+        error = outcome.error
+        if error is ErrorCode.NONE:
+            error = await log.committed(outcome.next_offset)
+        return error is ErrorCode.NONE
+
+    async def is_current(self) -> bool:
+        """Whether nobody else has become the controller before this call."""
+        if self._log is None:
+            return True
+        return await self._log.confirm(self._timeout_ms) is ErrorCode.NONE
+
+    async def watch(self) -> None:
+        """Add voters, one at a time; a task of its own."""
+        while True:
+            await asyncio.sleep(VOTERS_LOOK_MS / 1000)
+            if len(self._machine.broker_states) > 1:
+                await self.look()
+
+    async def look(self) -> None:
+        """Have copies made where voters are wanted; add one that has caught up."""
+        log, quorum = self._log, None if self._log is None else self._log.quorum
+        if log is None or quorum is None:
+            return
+        log.teach(learners(self._machine.voters, self._machine.broker_states))
+        if self._wanted() is not None:
+            reply = await self._execute(MetadataRequest(topics=()), self._decide)
+            if reply.error is ErrorCode.NONE:
+                _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+
+    def _wanted(self) -> tuple[int, ...] | None:
+        """The voters with the next one, if this is the moment to add it."""
+        quorum = None if self._log is None else self._log.quorum
+        if quorum is None or not quorum.is_settled:
+            return None
+        voters = self._machine.voters
+        learning = learners(voters, self._machine.broker_states)
+        return next_voters(voters, learning, quorum.caught_up())
+
+    def _decide(self, _now_ms: int) -> Decision[MetadataReply]:
+        wanted = self._wanted()
+        if wanted is None:
+            return Decision(reply=MetadataReply())
+        return decision(MetadataReply(), VotersChanged(voters=wanted))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the voters may change now."""
+        quorum = None if self._log is None else self._log.quorum
+        return quorum is not None and quorum.is_settled
+
+    def described(self) -> tuple[VoterMetadata, ...]:
+        """Each voter, and whether it lacks something that is committed."""
+        quorum = None if self._log is None else self._log.quorum
+        own = None if self._log is None else self._log.broker_id
+        caught_up = frozenset() if quorum is None else quorum.caught_up()
+        return tuple(
+            VoterMetadata(
+                broker_id=voter,
+                is_controller=voter == own,
+                is_behind=voter != own and voter not in caught_up,
+            )
+            for voter in self._machine.voters
+        )
