@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+import ray
+
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
@@ -25,7 +27,13 @@ class ControllerProcess(ReplicaProcess):
             launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
             machine_size=machine_size(),
+            resign=resign,
         )
+
+
+def resign() -> None:
+    """End this actor for good, so that its name is free for the controller of another broker."""
+    ray.kill(ray.get_runtime_context().current_actor)
 
 
 def launch_controller(config: ReplicaConfig) -> None:

@@ -37,6 +37,7 @@ from oncelog.actors.replica.replicator import Replicator
 from oncelog.actors.replica.voter_file import read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 from oncelog.storage.segments.leader_epochs import epoch_span
 
@@ -218,11 +219,15 @@ class MetadataCopy(MetadataLog):
 
     async def _known_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """Another leads: from now on, what it knows of epochs is what the file says."""
-        found = read_voter_state(self._filesystem, self._data_dir)
-        if found is None:
-            # Without a file the log is the founder's, or there is none.
-            found = VoterState(is_copied=self.log.log_end_offset == 0)
-            await self.write_state(found)
+        try:
+            found = read_voter_state(self._filesystem, self._data_dir)
+            if found is None:
+                # Without a file the log is the founder's, or there is none.
+                found = VoterState(is_copied=self.log.log_end_offset == 0)
+                await self.write_state(found)
+        except (OSError, CorruptDataError) as error:
+            self.refuse(f"cannot tell what {self._data_dir} voted: {error}")
+            return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
         self.state = found
         return BecomeLeaderReply(
             leader_epoch=max(found.epoch, last_epoch),
