@@ -16,7 +16,6 @@ from msgspec import structs
 from oncelog import __version__
 from oncelog.actors.config import CLUSTER, FOUNDING_SETTINGS, ClusterConfig, TopicConfig
 from oncelog.actors.controller.leader_announcements import LeaderAnnouncements
-from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.controller.membership import Membership
 from oncelog.actors.controller.moves import Moves
 from oncelog.actors.controller.name_locks import NameLocks
@@ -116,9 +115,9 @@ class Controller:
             abandon=lambda _key: None,
             on_failure=on_failure,
         )
-        self._launcher = launcher
-        self._tasks = OwnTasks(on_failure)
-        timeout_ms = config.internal_call_timeout_ms
+        self._launcher, self._config, self._process_id = launcher, config, process_id
+        self._machine_size, self._token_bytes = machine_size, token_bytes
+        self._tasks, timeout_ms = OwnTasks(on_failure), config.internal_call_timeout_ms
         self._calls = ReplicaCalls(transport, timeout_ms=timeout_ms)
         self._actors = ReplicaActors(
             launcher=launcher,
@@ -138,31 +137,20 @@ class Controller:
             config=config,
             execute=self._execute,
         )
+        self.loaded_election_count = 0
+        """Of the leaders that were ever elected, those elected before this controller."""
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
-        self._leaving = LeavingReplicas(
-            machine=self.machine, actors=self._actors, calls=self._calls, names=self._names
-        )
         self._moves = Moves(
             machine=self.machine,
             actors=self._actors,
-            leaving=self._leaving,
+            calls=self._calls,
             names=self._names,
             rules=self._rules,
             config=config,
             execute=self._execute,
         )
-        self._voters = Voters(
-            machine=self.machine,
-            log=metadata_log,
-            clock=clock,
-            execute=self._execute,
-            timeout_ms=timeout_ms,
-        )
-        self._machine_size = machine_size
-        self._config = config
-        self._process_id = process_id
-        self._token_bytes = token_bytes
+        self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
@@ -171,6 +159,7 @@ class Controller:
         for batch in self.replica.replay():
             for record in batch.records:
                 self.machine.apply(LogRecord(record.key, record.value))
+        self.loaded_election_count = self.machine.election_count
         if not await self._found():
             return
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
@@ -244,7 +233,7 @@ class Controller:
         running = await self._launcher.running()
         declared = {holder_of(placement) for placement in self.machine.placements()}
         undeclared = [one for one in running if one.startswith(_HOLDERS) and one not in declared]
-        moved = self._leaving.adopt(undeclared)
+        moved = self._moves.leaving.adopt(undeclared)
         await self._launcher.end([name for name in undeclared if name not in moved])
 
     # --- requests -------------------------------------------------------------------------
@@ -310,6 +299,7 @@ class Controller:
         request: Request[ReplyT],
         decide: Callable[[int], Decision[ReplyT]],
     ) -> ReplyT:
+        # A topic's actors have its name, so a new topic of that name waits until they are gone.
         async with self._names.hold(name):
             reply = await self._execute(request, decide)
             if reply.error is ErrorCode.NONE:
@@ -344,13 +334,13 @@ class Controller:
         async with self._names.hold(request.name):
             known = self.machine.metadata([request.name])
             declared = self.machine.placements(request.name) if known else []
-            placements = [*declared, *self._leaving.of_topic(request.name)]
+            placements = [*declared, *self._moves.leaving.of_topic(request.name)]
             # Listed until they are shut down: a host that looks now must not end them before they
             # have removed their files.
-            with self._leaving.deleting(request.name, placements):
+            with self._moves.leaving.deleting(request.name, placements):
                 reply = await self._delete(request, placements)
             if reply.error is ErrorCode.NONE:
-                self._leaving.discard(placements)
+                self._moves.leaving.discard(placements)
                 alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
                 await self._actors.end(placements, alone)
             return reply
@@ -394,7 +384,7 @@ class Controller:
         error = await self._not_current()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        leaving = self._leaving.hosted(request.broker_id, request.host)
+        leaving = self._moves.leaving.hosted(request.broker_id, request.host)
         listed = self.machine.hosted(request.broker_id, request.host)
         return HostedReplicasReply(replicas=(*leaving, *listed))
 

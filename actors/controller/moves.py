@@ -18,6 +18,7 @@ from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.controller.membership import Execute
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import ReplicaActors
+from oncelog.actors.controller.replica_calls import ReplicaCalls
 from oncelog.actors.protocol.cluster.brokers import decide_drain
 from oncelog.actors.protocol.cluster.elections import balance
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
@@ -53,7 +54,7 @@ class Moves:
         *,
         machine: ClusterMachine,
         actors: ReplicaActors,
-        leaving: LeavingReplicas,
+        calls: ReplicaCalls,
         names: NameLocks,
         rules: Callable[[Mapping[str, str]], HostRules],
         config: ClusterConfig,
@@ -61,7 +62,7 @@ class Moves:
     ) -> None:
         self._machine = machine
         self._actors = actors
-        self._leaving = leaving
+        self.leaving = LeavingReplicas(machine=machine, actors=actors, calls=calls, names=names)
         self._names = names
         self._rules = rules
         self._config = config
@@ -70,7 +71,7 @@ class Moves:
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
         """What is to run as long as the controller serves, each in a task of its own."""
-        return self._watch(), self._watch_balance(), self._leaving.watch()
+        return self._watch(), self._watch_balance(), self.leaving.watch()
 
     # --- requests -------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class Moves:
             self._settle(tp, going, reply)
             if reply.error is ErrorCode.NONE:
                 placements = self._placed(tp)
-                self._leaving.discard(placements)
+                self.leaving.discard(placements)
                 if request.replicas:
                     await self._actors.start(placements)
             return reply
@@ -119,7 +120,7 @@ class Moves:
         return decided
 
     def _host_of(self, tp: TopicPartition, settings: Mapping[str, str], broker_id: int) -> int:
-        host = self._leaving.host_of(tp, broker_id)
+        host = self.leaving.host_of(tp, broker_id)
         if host is None:
             ((host,),) = self._rules(settings).choose(((broker_id,),), self._machine.held())
         return host
@@ -162,14 +163,14 @@ class Moves:
     ) -> None:
         """Before this is committed: a host that looks then must not end them with their files."""
         going += [one for one in self._placed(tp) if one.broker_id in brokers]
-        self._leaving.add(going)
+        self.leaving.add(going)
 
     def _settle(self, tp: TopicPartition, going: Sequence[Placement], reply: Reply) -> None:
         """What was about to go has gone, or stays because the decision is not committed."""
         if reply.error is not ErrorCode.NONE:
-            self._leaving.discard(set(going) & set(self._placed(tp)))
+            self.leaving.discard(set(going) & set(self._placed(tp)))
         if going:
-            self._leaving.remove_soon()
+            self.leaving.remove_soon()
 
     # --- by itself ------------------------------------------------------------------------
 

@@ -32,18 +32,16 @@ class Voters:
 
     def __init__(
         self,
-        *,
         machine: ClusterMachine,
         log: MetadataReplica | None,
+        *,
         clock: Clock,
         execute: Execute,
-        timeout_ms: int,
     ) -> None:
         self._machine = machine
         self._log = log
         self._clock = clock
         self._execute = execute
-        self._timeout_ms = timeout_ms
 
     async def begin(self) -> bool:
         """Commit all that is in the log, by a first record of this epoch; whether that is done.
@@ -64,7 +62,8 @@ class Voters:
         """Whether nobody else has become the controller before this call."""
         if self._log is None:
             return True
-        return await self._log.confirm(self._timeout_ms) is ErrorCode.NONE
+        timeout_ms = self._log.config.cluster.internal_call_timeout_ms
+        return await self._log.confirm(timeout_ms) is ErrorCode.NONE
 
     async def watch(self) -> None:
         """Add voters, one at a time; a task of its own."""

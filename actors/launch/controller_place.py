@@ -120,9 +120,10 @@ def _find() -> _Found | None:
     data = accessor.get_actor_info(handle._actor_id)
     if data is None:
         return None
-    actor = gcs_pb2.ActorTableData.FromString(data)
+    table: Any = gcs_pb2
+    actor = table.ActorTableData.FromString(data)
     return _Found(
         handle=handle,
-        is_alive=actor.state == gcs_pb2.ActorTableData.ALIVE,
+        is_alive=actor.state == table.ActorTableData.ALIVE,
         broker_label=actor.label_selector.get(BROKER_LABEL, ""),
     )

@@ -14,6 +14,8 @@ from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, Ma
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
 from oncelog.actors.launch.candidate import ask_voters
+from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -66,10 +68,19 @@ class ControllerServer(Controller, ReplicaServer):
             machine_size=machine_size,
             metadata_log=self.metadata_log,
         )
+        self.cluster_figures = ControllerFigures(
+            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
+        )
         self.begin()
 
     def __repr__(self) -> str:
         return "Controller"
+
+    def report_metrics(self) -> None:
+        """Set the figures of the log and those of the cluster."""
+        super().report_metrics()
+        if self.is_serving() and self.figures.metrics is not NO_METRICS:
+            self.cluster_figures.report(self.loaded_election_count)
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log, once a majority of its voters agrees.

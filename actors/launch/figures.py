@@ -15,6 +15,7 @@ from zlib import crc32
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import (
     APPENDED_BYTES,
     APPENDED_RECORDS,
@@ -24,7 +25,10 @@ from oncelog.actors.process.metrics import (
     DISK_SIZE_BYTES,
     FETCHED_BYTES,
     FETCHED_RECORDS,
+    FOLLOWER_CUTS,
     HIGH_WATERMARK_LAG,
+    ISR_EXPANDS,
+    ISR_SHRINKS,
     LAST_STABLE_OFFSET,
     LAST_STABLE_OFFSET_LAG,
     LATE_GRACE_MS,
@@ -35,8 +39,14 @@ from oncelog.actors.process.metrics import (
     OLDEST_OPEN_TRANSACTION_AGE_MS,
     OPEN_TRANSACTION_COUNT,
     PRODUCER_ID_COUNT,
+    PUSHED_BYTES,
     REPLICA_OFFLINE,
+    REPLICATED_BYTES,
+    REPLICATION_LAG,
+    REPLICATION_LAG_MS,
     SEGMENT_COUNT,
+    UNDER_MIN_ISR,
+    UNDER_REPLICATED,
     Metric,
     MetricSink,
     TransactionAges,
@@ -165,7 +175,9 @@ class ReplicaFigures:
         if replica.availability() is ErrorCode.NONE:
             self.observe_transactions()
             if self.metrics is not NO_METRICS:
-                self._report_log()
+                self._report_leader()
+        if self.metrics is not NO_METRICS and replica.upkeep_error() is ErrorCode.NONE:
+            self._report_log()
 
     def _report_tallies(self) -> None:
         tallies = self._replica.tallies
@@ -173,13 +185,16 @@ class ReplicaFigures:
         self._add(APPENDED_RECORDS, tallies.appended_records)
         self._add(FETCHED_BYTES, tallies.fetched_bytes)
         self._add(FETCHED_RECORDS, tallies.fetched_records)
+        self._add(ISR_SHRINKS, tallies.isr_shrinks)
+        self._add(ISR_EXPANDS, tallies.isr_expands)
+        self._add(PUSHED_BYTES, tallies.pushed_bytes)
+        self._add(REPLICATED_BYTES, tallies.replicated_bytes)
+        self._add(FOLLOWER_CUTS, tallies.follower_cuts)
         tallies.sync_durations.report(self.metrics, {"broker": self._tags["broker"]})
 
-    def _report_log(self) -> None:
-        replica, machine, log = self._replica, self._replica.machine, self._replica.log
+    def _report_leader(self) -> None:
+        replica, machine = self._replica, self._replica.machine
         self.set(LEADER_EPOCH, replica.leader_epoch)
-        self.set(LOG_SIZE_BYTES, log.size_bytes)
-        self.set(SEGMENT_COUNT, log.segment_count)
         self.set(HIGH_WATERMARK_LAG, machine.log_end_offset - machine.high_watermark)
         self.set(LAST_STABLE_OFFSET, machine.last_stable_offset)
         self.set(LAST_STABLE_OFFSET_LAG, machine.high_watermark - machine.last_stable_offset)
@@ -187,6 +202,19 @@ class ReplicaFigures:
         self.set(OLDEST_OPEN_TRANSACTION_AGE_MS, self.ages.oldest_ms)
         self.set(LATE_TRANSACTION_COUNT, self.ages.late_count)
         self.set(PRODUCER_ID_COUNT, machine.producer_count)
+        if replica.replicator is not None:
+            replication = replica.replicator.replication
+            lag, lag_ms = replication.lag(loop_ms())
+            self.set(UNDER_REPLICATED, int(replication.is_under_replicated))
+            self.set(UNDER_MIN_ISR, int(replication.has_too_few))
+            self.set(REPLICATION_LAG, lag)
+            self.set(REPLICATION_LAG_MS, lag_ms)
+
+    def _report_log(self) -> None:
+        """What a log has in whichever role."""
+        replica, machine, log = self._replica, self._replica.machine, self._replica.log
+        self.set(LOG_SIZE_BYTES, log.size_bytes)
+        self.set(SEGMENT_COUNT, log.segment_count)
         self.set(DAMAGED_PLACE_COUNT, len(replica.damage.places(machine.log_start_offset)))
         cut = replica.directory.cut
         self.set(CUT_BYTES, 0 if cut is None else cut.cut_bytes)

@@ -176,6 +176,85 @@ CUT_BYTES: Final = Metric(
     description="What the last start cut from the end of the log; see `oncelog status`.",
     rests_at_zero=True,
 )
+UNDER_REPLICATED: Final = Metric(
+    name="under_replicated",
+    unit="partitions",
+    description="1 while not all replicas of a partition are in sync with its leader, else 0.",
+    rests_at_zero=True,
+)
+UNDER_MIN_ISR: Final = Metric(
+    name="under_min_isr",
+    unit="partitions",
+    description="1 while fewer replicas than `min_insync_replicas` are in sync, else 0.",
+    rests_at_zero=True,
+)
+REPLICATION_LAG: Final = Metric(
+    name="replication_lag",
+    unit="records",
+    description="What the follower lacks that is furthest behind; of one not heard yet, all.",
+    rests_at_zero=True,
+)
+REPLICATION_LAG_MS: Final = Metric(
+    name="replication_lag_ms",
+    unit="ms",
+    description="How long ago the follower that is furthest behind had all that there was.",
+    rests_at_zero=True,
+)
+ISR_SHRINKS: Final = Metric(
+    name="isr_shrinks",
+    kind=Kind.COUNTER,
+    unit="changes",
+    description="Changes of the ISR that a leader learned of by which it lost a member.",
+)
+ISR_EXPANDS: Final = Metric(
+    name="isr_expands",
+    kind=Kind.COUNTER,
+    unit="changes",
+    description="Changes of the ISR that a leader learned of by which it gained a member.",
+)
+PUSHED_BYTES: Final = Metric(
+    name="pushed_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of the batches that a leader sent to followers, also those sent again.",
+)
+REPLICATED_BYTES: Final = Metric(
+    name="replicated_bytes",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    description="Size of the batches that a follower took from its leader.",
+)
+FOLLOWER_CUTS: Final = Metric(
+    name="follower_cuts",
+    kind=Kind.COUNTER,
+    unit="cuts",
+    description="How often a follower cut or dropped its log, as its leader has another.",
+)
+OFFLINE_PARTITION_COUNT: Final = Metric(
+    name="offline_partition_count",
+    unit="partitions",
+    description="Partitions without a leader, as the controller knows.",
+    tags=BROKER_TAGS,
+)
+REASSIGNMENT_COUNT: Final = Metric(
+    name="reassignment_count",
+    unit="partitions",
+    description="Partitions that are being moved to other brokers.",
+    tags=BROKER_TAGS,
+)
+LEADER_ELECTIONS: Final = Metric(
+    name="leader_elections",
+    kind=Kind.COUNTER,
+    unit="elections",
+    description="Leaders that the controller has elected, a leader that starts again included.",
+    tags=BROKER_TAGS,
+)
+BROKER_FENCED: Final = Metric(
+    name="broker_fenced",
+    unit="brokers",
+    description="1 while the controller has a broker fenced, else 0.",
+    tags=BROKER_TAGS,
+)
 TRANSACTIONAL_ID_COUNT: Final = Metric(
     name="transactional_id_count",
     unit="ids",
@@ -274,6 +353,19 @@ METRICS: Final = (
     PRODUCER_ID_COUNT,
     DAMAGED_PLACE_COUNT,
     CUT_BYTES,
+    UNDER_REPLICATED,
+    UNDER_MIN_ISR,
+    REPLICATION_LAG,
+    REPLICATION_LAG_MS,
+    ISR_SHRINKS,
+    ISR_EXPANDS,
+    PUSHED_BYTES,
+    REPLICATED_BYTES,
+    FOLLOWER_CUTS,
+    OFFLINE_PARTITION_COUNT,
+    REASSIGNMENT_COUNT,
+    LEADER_ELECTIONS,
+    BROKER_FENCED,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     TRANSACTION_END_DURATION_MS,

@@ -174,6 +174,7 @@ class FollowerLog(ReplicaLog):
             max(verdict.restart_offset, verdict.truncate_offset),
             log.log_end_offset,
         )
+        self.tallies.follower_cuts += 1
         await self.run_beside(cut)
         self._synced_offset = 0
         self.machine.become_follower(epoch)

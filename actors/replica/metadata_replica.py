@@ -123,6 +123,7 @@ class MetadataReplica(MetadataLog):
             on_rise=self._note_risen,
             on_loss=self._lose_leadership,
             on_failure=self.on_bug,
+            tallies=self.tallies,
         )
         replicator.on_progress = self._note_confirmed
         self.replicator = replicator

@@ -186,16 +186,19 @@ class Replica(FollowerLog):
 
     def _begin_replication(self) -> None:
         """Push to the followers from now on, if there are any; commit what is synced."""
+        assignment = assignment_of(self.leadership, self.broker_id)
         replication = LeaderReplication(
             self.machine,
-            assignment_of(self.leadership, self.broker_id),
+            assignment,
             broker_id=self.broker_id,
             synced_end_offset=self._synced_offset,
             settings=self._replication_settings(),
-            now_ms=loop_ms(),
+            # Only followers can be late.
+            now_ms=loop_ms() if len(assignment.replicas) > 1 else 0,
         )
         self.replicator = Replicator(
             replication,
+            tallies=self.tallies,
             request_of=self._request_of,
             send=self.send_push,
             propose=self.propose_isr,

@@ -22,6 +22,7 @@ from oncelog.actors.protocol.partition.replication import (
     LeaderReplication,
     ReplicationSettings,
 )
+from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.storage.errors import ErrorCode
 
 SETTLING: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -33,13 +34,14 @@ class Replicator:
 
     ``request_of`` reads a push's batches; ``send`` and ``propose`` make calls and never raise for
     one that is lost. ``on_rise`` is called when the high watermark has risen or the ISR changed,
-    ``on_loss`` once, when another leads.
+    ``on_loss`` once, when another leads. What happens is added up in ``tallies``.
     """
 
     def __init__(
         self,
         replication: LeaderReplication,
         *,
+        tallies: ReplicaTallies,
         request_of: Callable[[Push], ReplicateRequest | None],
         send: Callable[[int, ReplicateRequest], Awaitable[ReplicateReply]],
         propose: Callable[[IsrProposal], Awaitable[AlterIsrReply]],
@@ -48,6 +50,7 @@ class Replicator:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.replication = replication
+        self._tallies = tallies
         self._request_of = request_of
         self._send = send
         self._propose = propose
@@ -104,10 +107,18 @@ class Replicator:
     def _change(self, change: Callable[[], bool]) -> None:
         """Whoever waits must hear of a changed ISR or minimum, also if the high watermark stays."""
         replication = self.replication
-        before = replication.in_sync.isr, replication.has_too_few
+        isr, had_too_few = replication.in_sync.isr, replication.has_too_few
         has_risen = change()
-        self._note(has_risen or before != (replication.in_sync.isr, replication.has_too_few))
+        has_changed = self._count_change_from(isr) or had_too_few != replication.has_too_few
+        self._note(has_risen or has_changed)
         self.appended()
+
+    def _count_change_from(self, isr: frozenset[int]) -> bool:
+        """Whether the in-sync replicas are others than they were."""
+        now = self.replication.in_sync.isr
+        self._tallies.isr_shrinks += bool(isr - now)
+        self._tallies.isr_expands += bool(now - isr)
+        return now != isr
 
     def _note(self, has_risen: bool) -> None:
         if self._is_stopped:
@@ -151,6 +162,7 @@ class Replicator:
         request = self._request_of(push)
         reply = ReplicateReply(error=SETTLING)
         if request is not None:
+            self._tallies.pushed_bytes += len(request.batches)
             reply = await self._send(push.broker_id, request)
         if not self._is_stopped:
             self._note(self.replication.answered(push, reply, loop_ms()))

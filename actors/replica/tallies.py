@@ -17,6 +17,10 @@ class ReplicaTallies:
         "appended_records",
         "fetched_bytes",
         "fetched_records",
+        "follower_cuts",
+        "isr_expands",
+        "isr_shrinks",
+        "pushed_bytes",
         "replicated_bytes",
         "sync_durations",
     )
@@ -26,5 +30,9 @@ class ReplicaTallies:
         self.appended_records = 0
         self.fetched_bytes = 0
         self.fetched_records = 0
+        self.follower_cuts = 0
+        self.isr_expands = 0
+        self.isr_shrinks = 0
+        self.pushed_bytes = 0
         self.replicated_bytes = 0
         self.sync_durations = Histogram(SYNC_DURATION_MS)

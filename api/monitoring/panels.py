@@ -23,6 +23,7 @@ CALLER: Final = f'{SESSION}, side="caller"'
 
 REPLICA_LEGEND: Final = "{{topic}}-{{partition}} at broker {{broker}}"
 PARTITION_LEGEND: Final = "{{topic}}-{{partition}}"
+BROKER_LEGEND: Final = "broker {{broker}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,21 @@ def _per_partition(title: str, metric: Metric, unit: str = "short") -> Panel:
 def _by_topic(title: str, metric: Metric, unit: str) -> Panel:
     query = rate(metric, "topic", where=TOPIC)
     return Panel(title, metric.description, unit, ((query, "{{topic}}"),))
+
+
+def _by_broker(title: str, metric: Metric) -> Panel:
+    """A gauge of the controller's."""
+    query = highest(metric, "broker", where=SESSION)
+    return Panel(title, metric.description, "short", ((query, BROKER_LEGEND),))
+
+
+def _per_broker(title: str, unit: str, *metrics: tuple[Metric, str]) -> Panel:
+    """Counters, in sum over the partitions of each broker."""
+    targets = tuple(
+        (rate(metric, "broker", where=SESSION), f"{name}{BROKER_LEGEND}")
+        for metric, name in metrics
+    )
+    return Panel(title, " ".join(metric.description for metric, _ in metrics), unit, targets)
 
 
 def _duration(title: str, metric: Metric, *by: str, where: str = SESSION) -> Panel:
@@ -106,6 +122,31 @@ HEALTH: Final = Row(
             "short",
             ((f"{_EPOCH} - min_over_time(({_EPOCH})[10m:30s]) > 0", PARTITION_LEGEND),),
         ),
+    ),
+)
+
+REPLICATION: Final = Row(
+    "Replication",
+    (
+        _per_partition("Under-replicated partitions", m.UNDER_REPLICATED),
+        _per_partition("Partitions under min_insync_replicas", m.UNDER_MIN_ISR),
+        _by_broker("Partitions without a leader", m.OFFLINE_PARTITION_COUNT),
+        _by_broker("Fenced brokers", m.BROKER_FENCED),
+        _per_partition("Records that a follower lacks", m.REPLICATION_LAG),
+        _per_partition("A follower is behind by", m.REPLICATION_LAG_MS, "ms"),
+        _per_broker("Bytes copied in per second", "Bps", (m.REPLICATED_BYTES, "")),
+        _per_broker("Bytes copied out per second", "Bps", (m.PUSHED_BYTES, "")),
+        _per_broker(
+            "Changes of the ISR per second",
+            "ops",
+            (m.ISR_SHRINKS, "lost, "),
+            (m.ISR_EXPANDS, "gained, "),
+        ),
+        _per_broker("Logs cut by followers per second", "ops", (m.FOLLOWER_CUTS, "")),
+        _per_broker(
+            "Leaders elected per second", "ops", (m.LEADER_ELECTIONS, "by the controller at ")
+        ),
+        _by_broker("Partitions being moved", m.REASSIGNMENT_COUNT),
     ),
 )
 
@@ -216,4 +257,4 @@ CALLS: Final = Row(
     ),
 )
 
-ROWS: Final = (HEALTH, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)
+ROWS: Final = (HEALTH, REPLICATION, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)

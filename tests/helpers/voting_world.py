@@ -204,9 +204,8 @@ class VotingWorld:
         """Until these are the voters, and none is behind."""
         while True:
             told = (await self.metadata()).voters
-            if {one.broker_id for one in told} == set(voters):
-                if not any(one.is_behind for one in told):
-                    return
+            if {one.broker_id: one.is_behind for one in told} == dict.fromkeys(voters, False):
+                return
             await asyncio.sleep(0.5)
 
     async def until_serving(self) -> int:

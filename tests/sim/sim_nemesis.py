@@ -443,11 +443,19 @@ class Nemesis:
         self._later(delay_s, lambda: self._world.cont_node(number))
 
     def _lose_node(self) -> None:
-        """A machine is gone with its disks, of whose logs there is a copy in sync elsewhere."""
-        number = self._node()
-        if number != CONTROLLER_NODE and self._world.is_spare(number):
-            self._world.lose_node_disks(number)
-            self._later(3.0, lambda: self._world.start_node(number))
+        """A machine is gone and comes back without its disks, once no log counts on them."""
+        world, number = self._world, self._node()
+        if number == CONTROLLER_NODE or number in world.dead_nodes:
+            return
+        world.kill_node(number)
+        session_ms = world.settings.cluster.broker_session_timeout_ms
+
+        def come_back() -> None:
+            if number in world.dead_nodes and world.is_spare(number):
+                world.lose_node_disks(number)
+            world.start_node(number)
+
+        self._later(2 * session_ms / 1_000, come_back)
 
     # --- the end of what lasts ----------------------------------------------------------------
 

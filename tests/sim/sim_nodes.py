@@ -148,7 +148,7 @@ class Nodes:
         self.count("disk_loss")
         names = [name for name in self.disks if self.node_of(name) == number]
         for name in names:
-            del self.disks[name]
+            self.disks[name] = empty_disk(None)
             self.away_disks.pop(name, None)
             self._disk_stops.pop(name, None)
         self.media.forget(names)
@@ -166,6 +166,20 @@ class Nodes:
         if not isinstance(config, BrokerConfig) and name not in self.away_disks:
             self._share_identity(disk, config)
         return disk.next_life()
+
+    def has_data_directory(self, name: str, config: ReplicaConfig | HostConfig) -> bool:
+        """Whether the data directory that the actor finds, good or bad, is there by now.
+
+        Where a node has lost its disks, that is once its broker has joined.
+        """
+        if config.broker_id == CONTROLLER_NODE or name in self.away_disks:
+            return True
+        known = (self.disks.get(name), self.disks.get(broker_actor(config.broker_id)))
+        data_dir = Path(config.data_dir)
+        return any(
+            disk is not None and read_identity(disk.next_life(), data_dir) is not None
+            for disk in known
+        )
 
     def _share_identity(self, disk: SimDisk, config: ReplicaConfig | HostConfig) -> None:
         """The data directory is that of the broker once this has joined."""

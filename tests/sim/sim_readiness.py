@@ -73,16 +73,12 @@ class Readiness:
         return found
 
     def is_spare(self, number: int) -> bool:
-        """Whether all that is committed in the logs of a node is in another's log as well."""
+        """Whether a node is in sync in no partition, so that nothing is lost with its disks."""
         controller = self.server(CONTROLLER_ACTOR)
         if controller is None or not controller._runtime.is_loaded:
             return False
-        partitions = [
-            partition
-            for topic in controller.machine.topics.values()
-            for partition in topic.partitions
-        ]
-        return all(set(one.isr) - {number} for one in partitions if number in one.replicas)
+        topics = controller.machine.topics.values()
+        return not any(number in one.isr for topic in topics for one in topic.partitions)
 
     def is_copied(self) -> bool:
         """Whether every replica has all that its leader has."""

@@ -56,6 +56,9 @@ DATA_DIR = "/data"
 CLUSTER_ID = "c" * 32
 BOOT_LIMIT_S = 60.0
 
+JOIN_S = 0.1
+"""How often it is looked whether the data directory of an actor is there."""
+
 
 class SimulationError(AssertionError):
     """The simulated world met a bug; the text has the seed and the end of the story."""
@@ -245,6 +248,9 @@ class World(Faults, Nodes, Readiness):
         if config is None or name in self._processes:
             return
         if not self.can_start_on(config.broker_id):
+            return
+        if not isinstance(config, BrokerConfig) and not self.has_data_directory(name, config):
+            self.loop.call_later(JOIN_S, self._start_life, name, context=self.driver.context)
             return
         disk = self.disks[name] = self.disk_of_next_life(name, config)
         if name in self._disk_stops:

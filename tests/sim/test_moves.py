@@ -147,7 +147,7 @@ def test_a_replica_on_a_dead_broker_moves_and_its_files_go_when_that_is_back(
     admin(world, "reassign_partition", "a", 0, [leader, new])
     wait(world, lambda: has_moved(world, leader, new))
     world.start_node(gone)
-    leaving = world.server("controller")._leaving
+    leaving = world.server("controller")._moves.leaving
     wait(world, lambda: not len(leaving))
     assert has_moved(world, leader, new)
     assert read(world) == ["a"]
@@ -167,6 +167,19 @@ def test_a_broker_is_drained_of_everything_and_coordinators_serve_on(world: Worl
     admin(world, "resume_broker", 2)
     admin(world, "create_topic", "later", 8)
     assert on(2)
+
+
+def test_a_preferred_leader_that_is_back_leads_again() -> None:
+    balancing = ClusterConfig(leader_imbalance_check_interval_ms=5_000)
+    settings = WorldSettings(cluster=balancing, **BROKERS)
+    with World(seed=3, topics={"a": 2}, settings=settings) as world:
+        tp = next(tp for n in (0, 1) if partition(world, tp := TopicPartition("a", n)).leader != 1)
+        preferred = partition(world, tp).replicas[0]
+        world.kill_node(preferred)
+        wait(world, lambda: partition(world, tp).leader not in (-1, preferred))
+        world.start_node(preferred)
+        wait(world, lambda: partition(world, tp).leader == preferred)
+        assert partition(world, tp).leader_epoch >= 2
 
 
 def test_internal_topics_have_three_replicas_in_the_end(world: World) -> None:

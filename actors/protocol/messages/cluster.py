@@ -238,12 +238,14 @@ class AlterIsrReply(Reply, frozen=True, kw_only=True):
     """What the controller has recorded of the partition, also when it refuses.
 
     ``partition_version`` rises with each record of the partition; on ``NONE`` it is the new one.
+    ``ineligible``, with ``INELIGIBLE_REPLICA``: who cannot join now.
     """
 
     leader_epoch: int = NO_LEADER_EPOCH
     partition_version: int = -1
     replicas: tuple[int, ...] = ()
     isr: tuple[int, ...] = ()
+    ineligible: tuple[int, ...] = ()
 
 
 class AlterIsrRequest(Request[AlterIsrReply], frozen=True, kw_only=True):

@@ -194,9 +194,11 @@ class FollowerProgress:
 
     def is_in_sync(self, now_ms: int, *, log_end_offset: int, lag_max_ms: int) -> bool:
         """Whether it has everything, or had everything at most ``lag_max_ms`` ago."""
-        if self.match_offset >= log_end_offset:
-            return True
-        return now_ms - self._caught_up_ms <= lag_max_ms
+        return self.lag_ms(now_ms, log_end_offset=log_end_offset) <= lag_max_ms
+
+    def lag_ms(self, now_ms: int, *, log_end_offset: int) -> int:
+        """How long ago it had everything; 0 if it has."""
+        return 0 if self.match_offset >= log_end_offset else now_ms - self._caught_up_ms
 
     def lags_after_ms(self, *, log_end_offset: int, lag_max_ms: int) -> int | None:
         """When it stops being in sync if nothing is answered; None if it has everything."""

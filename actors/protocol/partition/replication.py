@@ -75,6 +75,11 @@ _FENCING: Final = frozenset(
 )
 """Answers of the controller after which this leader leads no longer."""
 
+_TELLING: Final = frozenset(
+    {ErrorCode.NONE, ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.INELIGIBLE_REPLICA}
+)
+"""Answers of the controller that tell what it has recorded; another may tell what it could not."""
+
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller has recorded of a partition; ``partition_version`` rises with each."""
@@ -101,9 +106,9 @@ class LeaderReplication:
         "_bounds",
         "_broker_id",
         "_epoch_start_offset",
-        "_expand_ms",
         "_followers",
         "_in_sync",
+        "_ineligible_until_ms",
         "_is_leading",
         "_is_proposing",
         "_leader_epoch",
@@ -137,7 +142,8 @@ class LeaderReplication:
         self._followers: dict[int, FollowerProgress] = {}
         self._is_leading = True
         self._is_proposing = False
-        self._retry_proposal_ms = self._expand_ms = now_ms
+        self._retry_proposal_ms = now_ms
+        self._ineligible_until_ms: dict[int, int] = {}
         self._synced_end_offset = synced_end_offset
         self._assign(assignment.replicas, now_ms)
         self._advance()
@@ -173,6 +179,23 @@ class LeaderReplication:
             (progress := self._followers.get(broker_id)) is not None
             and progress.told_log_start_offset >= offset
             for broker_id in followers
+        )
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica is not in sync, be it one that a reassignment adds."""
+        return not self._followers.keys() <= self._in_sync.isr
+
+    def lag(self, now_ms: int) -> tuple[int, int]:
+        """How far the followers are behind at most: in offsets, and in ms.
+
+        One of which nothing is known yet lacks the whole log.
+        """
+        start, end = self._bounds.log_start_offset, self._bounds.log_end_offset
+        followers = self._followers.values()
+        return (
+            max((end - max(one.match_offset, start) for one in followers), default=0),
+            max((one.lag_ms(now_ms, log_end_offset=end) for one in followers), default=0),
         )
 
     # --- acks -1 -----------------------------------------------------------------------------
@@ -248,7 +271,11 @@ class LeaderReplication:
             self._in_sync.refused(reply.error)
             self._retry_proposal_ms = now_ms + BACKOFF_MIN_MS
         if reply.error is ErrorCode.INELIGIBLE_REPLICA:
-            self._expand_ms = now_ms + BACKOFF_MAX_MS
+            # Others may join meanwhile.
+            until_ms = now_ms + BACKOFF_MAX_MS
+            self._ineligible_until_ms |= dict.fromkeys(reply.ineligible, until_ms)
+        if reply.error not in _TELLING:
+            return False
         assignment = Assignment(
             leader_epoch=reply.leader_epoch,
             partition_version=reply.partition_version,
@@ -325,8 +352,7 @@ class LeaderReplication:
             for broker_id in in_sync.isr - {self._broker_id}
         )
         times = [time_ms for time_ms in lags if time_ms is not None]
-        if now_ms < self._expand_ms:
-            times.append(self._expand_ms)
+        times += [time_ms for time_ms in self._ineligible_until_ms.values() if now_ms < time_ms]
         return max(min(times), self._retry_proposal_ms) if times else None
 
     # --- rules -------------------------------------------------------------------------------
@@ -363,13 +389,14 @@ class LeaderReplication:
                 now_ms, log_end_offset=log_end_offset, lag_max_ms=self._settings.lag_max_ms
             )
         }
-        if lagging or now_ms < self._expand_ms:
+        if lagging:
             return isr - lagging
         enough = max(self._bounds.high_watermark, self._epoch_start_offset)
         return isr | {
             broker_id
             for broker_id, progress in self._followers.items()
             if progress.match_offset >= enough
+            and now_ms >= self._ineligible_until_ms.get(broker_id, now_ms)
         }
 
     def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
@@ -379,6 +406,11 @@ class LeaderReplication:
             broker_id: self._followers.get(broker_id)
             or FollowerProgress(next_offset=self._bounds.log_end_offset, now_ms=now_ms)
             for broker_id in sorted(wanted)
+        }
+        self._ineligible_until_ms = {
+            broker_id: until_ms
+            for broker_id, until_ms in self._ineligible_until_ms.items()
+            if broker_id in wanted
         }
 
     def _probe_after(self, reply: ReplicateReply) -> int:

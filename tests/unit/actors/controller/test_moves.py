@@ -11,6 +11,7 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import leaving as leaving_replicas
+from oncelog.actors.controller import moves as controller_moves
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.process.background import ThreadBackground
@@ -191,7 +192,7 @@ class Cluster:
             await asyncio.sleep(0)
 
     def leaving(self) -> LeavingReplicas:
-        return self.controller._leaving
+        return self.controller._moves.leaving
 
     async def settled(self) -> None:
         """Until nothing is left to be removed."""
@@ -210,8 +211,10 @@ Scenario = Callable[[Cluster], Awaitable[None]]
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Run a scenario with a controller whose own broker is 1."""
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a scenario with a controller whose own broker is 1; its periodic passes do not help."""
+    monkeypatch.setattr(controller_moves, "MOVES_CHECK_MS", 3_600_000)
+    monkeypatch.setattr(leaving_replicas, "REMOVAL_RETRY_MS", 3_600_000)
 
     def run(scenario: Scenario, replicas_per_actor: int = 1) -> None:
         async def body() -> None:

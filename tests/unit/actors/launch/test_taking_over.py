@@ -77,7 +77,7 @@ def test_a_controller_without_a_majority_answers_nothing(tmp_path: Path) -> None
 
 
 def test_two_controllers_at_once_do_not_disagree(tmp_path: Path) -> None:
-    """Ray has replaced one that lives on, cut off: it answers nothing, and ends when it is heard."""
+    """Ray has replaced one that lives on, cut off: it answers nothing, and ends later."""
 
     async def scenario(world: VotingWorld) -> None:
         await world.until_voters(1, 2, 3)

@@ -359,6 +359,7 @@ def test_a_fenced_broker_joins_no_isr_but_may_stay_in_one(world: ClusterWorld) -
     reply = alter(world, leader_epoch=1, partition_version=2, isr=(1, 2, 3))
     assert reply.error is ErrorCode.INELIGIBLE_REPLICA
     assert reply.detail == "brokers [3] are fenced"
+    assert reply.ineligible == (3,)
     world.change(2, fenced=True)
     reply = alter(world, leader_epoch=1, partition_version=2, isr=(1, 2))
     assert reply.error is ErrorCode.NONE

@@ -165,3 +165,9 @@ def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
     assert not progress.answered(number)
     assert (progress.state, progress.match_offset) == (FollowerState.PROBING, -1)
     assert due(progress, 0)
+
+
+def test_lag_is_the_time_since_it_had_everything() -> None:
+    progress = replicating(10, now_ms=1_000)
+    assert progress.lag_ms(9_000, log_end_offset=10) == 0
+    assert progress.lag_ms(9_000, log_end_offset=11) == 8_000

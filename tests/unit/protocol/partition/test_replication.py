@@ -287,9 +287,15 @@ def recorded(
     version: int,
     error: ErrorCode = ErrorCode.NONE,
     epoch: int = EPOCH,
+    ineligible: tuple[int, ...] = (),
 ) -> AlterIsrReply:
     return AlterIsrReply(
-        error=error, leader_epoch=epoch, partition_version=version, replicas=(1, 2, 3), isr=isr
+        error=error,
+        leader_epoch=epoch,
+        partition_version=version,
+        replicas=(1, 2, 3),
+        isr=isr,
+        ineligible=ineligible,
     )
 
 
@@ -334,11 +340,43 @@ def test_a_refused_version_is_forgotten_for_what_the_controller_has(leading: Lea
     assert leading.leader.proposal(later_ms) == IsrProposal(isr=(1,), partition_version=9)
 
 
+def test_one_that_is_ineligible_keeps_nobody_else_from_joining() -> None:
+    alone = Assignment(leader_epoch=EPOCH, partition_version=7, replicas=(1, 2, 3), isr=(1,))
+    leading = Leading(alone)
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6, LATER)
+    assert leading.leader.proposal(LATER) == IsrProposal(isr=(1, 2, 3), partition_version=7)
+    refused = recorded((1,), 7, ErrorCode.INELIGIBLE_REPLICA, ineligible=(3,))
+    leading.leader.proposal_answered(refused, LATER)
+    soon_ms = LATER + BACKOFF_MIN_MS
+    assert leading.leader.proposal(soon_ms) == IsrProposal(isr=(1,), partition_version=7)
+    leading.leader.proposal_answered(recorded((1,), 8), soon_ms)
+    leading.acknowledge(2, 6, soon_ms)
+    leading.acknowledge(3, 6, soon_ms)
+    assert leading.leader.proposal(soon_ms) == IsrProposal(isr=(1, 2), partition_version=8)
+
+
+@pytest.mark.parametrize(
+    "error", [ErrorCode.NOT_COORDINATOR, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REQUEST_TIMED_OUT]
+)
+def test_what_the_controller_could_not_record_is_not_learned(
+    leading: Leading, error: ErrorCode
+) -> None:
+    """The controller had decided, and could not write it down: it may never come to be."""
+    leading.leader.pushes(0)
+    now_ms = LAG_MAX_MS + 1
+    assert leading.leader.proposal(now_ms) == IsrProposal(isr=(1,), partition_version=7)
+    assert not leading.leader.proposal_answered(recorded((1,), 8, error), now_ms)
+    assert leading.watermark == 0
+    assert (leading.leader.in_sync.isr, leading.leader.in_sync.version) == ({1, 2}, 7)
+
+
 def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leading) -> None:
     leading.acknowledge(2, 6)
     leading.acknowledge(3, 6)
     leading.leader.proposal(0)
-    leading.leader.proposal_answered(recorded((1, 2), 7, ErrorCode.INELIGIBLE_REPLICA), 0)
+    refused = recorded((1, 2), 7, ErrorCode.INELIGIBLE_REPLICA, ineligible=(3,))
+    leading.leader.proposal_answered(refused, 0)
     withdrawn = leading.leader.proposal(BACKOFF_MIN_MS)
     assert withdrawn == IsrProposal(isr=(1, 2), partition_version=7)
     leading.leader.proposal_answered(recorded((1, 2), 8), BACKOFF_MIN_MS)
@@ -468,6 +506,30 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
     assert not leading.leader.learn(ASSIGNMENT, 0)
     assert leading.watermark == 3
     assert leading.leader.check_append() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# --- how far followers are -----------------------------------------------------------------------
+
+
+def test_the_lag_is_that_of_the_follower_furthest_behind(leading: Leading) -> None:
+    assert leading.leader.lag(70) == (6, 70)  # Neither has been heard.
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 4)
+    assert leading.leader.lag(80) == (2, 80)
+    leading.acknowledge(3, 6)
+    assert leading.leader.lag(90) == (0, 0)
+    assert alone().leader.lag(90) == (0, 0)
+
+
+def test_a_partition_is_under_replicated_until_all_replicas_are_in_sync(leading: Leading) -> None:
+    assert leading.leader.is_under_replicated
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    assert leading.leader.proposal(0) is not None
+    assert leading.leader.is_under_replicated
+    leading.leader.proposal_answered(recorded((1, 2, 3), 8), 0)
+    assert not leading.leader.is_under_replicated
+    assert not alone().leader.is_under_replicated
 
 
 # --- when to look again --------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""Three nodes with a copy of each partition: one dies, a process stops, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_nodes import DEADLINE_S, Nodes, can_unshare, wait_for
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+PARTITIONS = 3
+COUNT = 300
+
+WRITER = """
+import sys, time, oncelog
+cluster = oncelog.connect(sys.argv[1])
+longest = 0.0
+with cluster.producer(transactional_id="writer", delivery_timeout_ms=60_000) as producer:
+    producer.init_transactions()
+    for number in range(int(sys.argv[2])):
+        begun = time.monotonic()
+        with producer.transaction():
+            for partition in range(3):
+                producer.send("t", b"%d" % (3 * number + partition), partition=partition)
+        longest = max(longest, time.monotonic() - begun)
+        print(number, flush=True)
+print(f"longest {longest:.1f}", flush=True)
+cluster.close()
+"""
+
+LEADERS = """
+import json, sys, oncelog
+cluster = oncelog.connect(sys.argv[1])
+topic = cluster.admin().describe_topic("t")
+print(json.dumps([[one.leader, one.isr] for one in topic.partitions]))
+cluster.close()
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    if not can_unshare():
+        pytest.skip("needs the right to give a process mounts of its own")
+    found = Nodes(tmp_path, head_labels="broker=1")
+    try:
+        data_dir = str(found.data / "log")
+        assert found.run("start", "--data-dir", data_dir).returncode == 0
+        found.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
+        found.start_node("three", "127.0.0.3", labels="broker=3,rack=c")
+        wait_for(lambda: list(brokers(found).values()) == ["alive"] * 3, "three brokers")
+        created = found.run("topics", "create", "t", "--partitions", str(PARTITIONS))
+        assert (created.returncode, created.stderr) == (0, "")
+        yield found
+    finally:
+        found.close()
+
+
+def status(nodes: Nodes) -> dict[str, Any]:
+    done = nodes.run("status", "--json")
+    return dict(json.loads(done.stdout)) if done.stdout else {}
+
+
+def brokers(nodes: Nodes) -> dict[int, str]:
+    return {one["broker_id"]: one["state"] for one in status(nodes).get("brokers", [])}
+
+
+def partitions(nodes: Nodes) -> list[tuple[int, set[int]]]:
+    """Leader and in-sync replicas of each partition."""
+    command = [sys.executable, "-c", LEADERS, nodes.address]
+    done = subprocess.run(
+        command, capture_output=True, check=True, timeout=DEADLINE_S, env=nodes.environment
+    )
+    return [(leader, set(isr)) for leader, isr in json.loads(done.stdout)]
+
+
+def begin_to_write(nodes: Nodes, log: Path) -> subprocess.Popen[bytes]:
+    """A program that writes a transaction after the other, once it has committed some."""
+    command = [sys.executable, "-c", WRITER, nodes.address, str(COUNT)]
+    with log.open("wb") as output:
+        begun = subprocess.Popen(command, stdout=output, env=nodes.environment)
+    wait_until_written(log, 10)
+    return begun
+
+
+def wait_until_written(log: Path, count: int) -> None:
+    wait_for(lambda: log.read_text().count("\n") > count, f"transaction {count}")
+
+
+def logs(nodes: Nodes, partition: int) -> list[bytes]:
+    """The batches of one partition on each disk."""
+    return [
+        b"".join(file.read_bytes() for file in sorted(path.glob("*.log")))
+        for path in nodes.root.glob(f"*/log/t-{partition}")
+    ]
+
+
+def test_transactions_go_on_through_the_death_of_a_node_and_a_process_that_stops(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """1. A program commits. 2. Node two dies. 3. It is back, and in sync. 4. The process that leads
+    on node three stops. 5. It goes on. 6. All is there once, and equal on all disks.
+    """
+    assert [leader for leader, _ in partitions(nodes)] == [1, 2, 3]
+    log = tmp_path / "writer.log"
+    writer = begin_to_write(nodes, log)
+    nodes.kill_raylet_of("two")
+    wait_until_written(log, 60)
+    assert all(leader != 2 for leader, _ in partitions(nodes))
+    nodes.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
+    in_sync = {1, 2, 3}
+    wait_for(lambda: all(isr == in_sync for _, isr in partitions(nodes)), "three replicas in sync")
+    stopped = next(
+        one["process_id"] for one in status(nodes)["actors"] if one["name"].endswith("@3")
+    )
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        wait_for(lambda: all(leader != 3 for leader, _ in partitions(nodes)), "another leader")
+        wait_until_written(log, 200)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert writer.wait(timeout=DEADLINE_S) == 0
+    wait_for(lambda: all(isr == in_sync for _, isr in partitions(nodes)), "three replicas in sync")
+    done = nodes.run("consume", "t", "--from-beginning", "--max-records", str(3 * COUNT))
+    assert sorted(map(int, done.stdout.split())) == list(range(3 * COUNT))
+    for partition in range(PARTITIONS):
+        first, *others = logs(nodes, partition)
+        assert first
+        assert others == [first, first]

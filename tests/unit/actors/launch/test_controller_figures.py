@@ -1,0 +1,102 @@
+"""What the controller tells of the cluster: leaders, moves and fenced brokers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from cluster_worlds import TOPIC_ID, ClusterWorld
+
+from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.process.metrics import BROKER_FENCED, METRICS, Kind
+from oncelog.actors.protocol.cluster.brokers import fence
+from oncelog.actors.protocol.cluster.log import ReplicasChanged
+
+
+class Sink:
+    """The last value of each gauge, and each counter's sum, by name; fenced brokers apart."""
+
+    def __init__(self) -> None:
+        self.values: Counter[str] = Counter()
+        self.fenced: dict[str, float] = {}
+
+    def set(self, metric: Any, value: float, tags: Any) -> None:
+        assert (metric in METRICS, metric.kind, tuple(tags)) == (True, Kind.GAUGE, metric.tags)
+        if metric is BROKER_FENCED:
+            self.fenced[tags["broker"]] = value
+        else:
+            self.values[metric.name] = int(value)
+            assert tags["broker"] == "7"
+
+    def add(self, metric: Any, amount: float, tags: Any) -> None:
+        assert (metric in METRICS, metric.kind, tags) == (True, Kind.COUNTER, {"broker": "7"})
+        assert amount >= 0
+        self.values[metric.name] += int(amount)
+
+
+@pytest.fixture
+def world() -> ClusterWorld:
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2), (2, 3))
+    return world
+
+
+def figures_of(world: ClusterWorld, sink: Sink) -> ControllerFigures:
+    return ControllerFigures(machine=world.machine, metrics=sink, broker_id=7)
+
+
+def test_partitions_without_a_leader_and_fenced_brokers_are_told(world: ClusterWorld) -> None:
+    sink = Sink()
+    figures = figures_of(world, sink)
+    world.lead(1, (1,), 0)
+    figures.report(0)
+    assert sink.values["offline_partition_count"] == 1
+    assert sink.fenced == {"1": 0, "2": 0, "3": 0}
+    machine = world.machine
+    world.apply(fence(machine.topics, machine.broker_states, 1))
+    figures.report(0)
+    assert sink.values["offline_partition_count"] == 2
+    assert sink.fenced == {"1": 1, "2": 0, "3": 0}
+    world.change(1)
+    world.lead(1, (1,), 0)
+    world.lead(2, (2, 3), 1)
+    figures.report(0)
+    assert sink.values["offline_partition_count"] == 0
+    assert sink.fenced["1"] == 0
+
+
+def test_elections_are_counted_from_when_the_log_was_loaded(world: ClusterWorld) -> None:
+    """One that leaves a partition without a leader elects nobody."""
+    world.lead(1, (1, 2), 0)
+    world.lead(2, (1, 2), 0)
+    assert world.replayed().election_count == world.machine.election_count == 2
+    sink, loaded_count = Sink(), world.machine.election_count
+    figures = figures_of(world, sink)
+    figures.report(loaded_count)
+    assert sink.values["leader_elections"] == 0
+    world.lead(1, (1, 2), 0)
+    world.lead(-1, (1, 2), 0)
+    for _ in range(2):
+        figures.report(loaded_count)
+        assert sink.values["leader_elections"] == 1
+
+
+def test_partitions_are_counted_while_they_move(world: ClusterWorld) -> None:
+    sink = Sink()
+    world.lead(1, (1, 2), 0)
+    for version, replicas, adding in ((2, (1, 2, 3), (3,)), (3, (1, 2, 3), ())):
+        record = ReplicasChanged(
+            topic_id=TOPIC_ID,
+            partition=0,
+            partition_version=version,
+            replicas=replicas,
+            hosts=(0,) * 3,
+            isr=(1, 2),
+            adding=adding,
+            removing=(),
+        )
+        world.apply([record])
+        figures_of(world, sink).report(0)
+        assert sink.values["reassignment_count"] == len(adding)

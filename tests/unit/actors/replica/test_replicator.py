@@ -1,0 +1,130 @@
+"""A leader's calls to followers and controller: what is counted, and who hears of a change."""
+
+from __future__ import annotations
+
+import asyncio
+
+from oncelog.actors.protocol.messages.cluster import AlterIsrReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.in_sync import IsrProposal
+from oncelog.actors.protocol.partition.machine import PartitionMachine
+from oncelog.actors.protocol.partition.replication import (
+    Assignment,
+    LeaderReplication,
+    ReplicationSettings,
+)
+from oncelog.actors.protocol.tickets import NO_KEYS
+from oncelog.actors.replica.replicator import Replicator
+from oncelog.actors.replica.tallies import ReplicaTallies
+from oncelog.storage.model import TopicPartition
+
+PARTITION = TopicPartition("t", 0)
+TOPIC_ID = "a" * 32
+
+
+def assigned(isr: tuple[int, ...], version: int) -> Assignment:
+    return Assignment(leader_epoch=1, partition_version=version, replicas=(1, 2, 3), isr=isr)
+
+
+class Leader:
+    """Broker 1, in epoch 1; its followers answer that they have nothing, as there is nothing."""
+
+    def __init__(self, isr: tuple[int, ...], min_insync_replicas: int = 1) -> None:
+        self.rises = 0
+        self.risen = asyncio.Event()
+        self.sent_bytes = 0
+        self.tallies = ReplicaTallies()
+        self.proposed: list[IsrProposal] = []
+        machine = PartitionMachine(PARTITION)
+        machine.load(0, 0, ())
+        machine.become_leader(1, TOPIC_ID, NO_KEYS)
+        replication = LeaderReplication(
+            machine,
+            assigned(isr, 1),
+            broker_id=1,
+            synced_end_offset=0,
+            settings=ReplicationSettings(min_insync_replicas=min_insync_replicas),
+            now_ms=0,
+        )
+        self.replicator = Replicator(
+            replication,
+            tallies=self.tallies,
+            request_of=self.request_of,
+            send=self.send,
+            propose=self.propose,
+            on_rise=self.rise,
+            on_loss=lambda: None,
+            on_failure=self.fail,
+        )
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """How often the ISR has lost members, and gained some."""
+        return self.tallies.isr_shrinks, self.tallies.isr_expands
+
+    def request_of(self, push: Push) -> ReplicateRequest:
+        return ReplicateRequest(
+            topic_partition=PARTITION,
+            topic_id=TOPIC_ID,
+            leader=1,
+            leader_epoch=1,
+            epoch_start_offset=0,
+            previous_end_offset=0,
+            previous_leader_epoch=-1,
+            high_watermark=0,
+            log_start_offset=0,
+            batches=b"seven b",
+        )
+
+    async def send(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
+        self.sent_bytes += len(request.batches)
+        return ReplicateReply(log_end_offset=0)
+
+    async def propose(self, proposal: IsrProposal) -> AlterIsrReply:
+        self.proposed.append(proposal)
+        return AlterIsrReply(
+            leader_epoch=1, partition_version=2, replicas=(1, 2, 3), isr=proposal.isr
+        )
+
+    def rise(self) -> None:
+        self.rises += 1
+        self.risen.set()
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+
+def test_a_leader_tells_that_the_controller_has_taken_members_away() -> None:
+    """Whoever waits for them is to be answered, as the high watermark will not rise."""
+
+    async def scenario() -> None:
+        leader = Leader((1, 2, 3), min_insync_replicas=2)
+        leader.replicator.learn(assigned((1,), 2))
+        assert leader.replicator.replication.has_too_few
+        assert leader.rises == 1
+        assert leader.changes == (1, 0)
+        leader.replicator.learn(assigned((1,), 2))
+        assert leader.rises == 1
+        assert leader.changes == (1, 0)
+        leader.replicator.learn(assigned((1, 2), 3))
+        assert leader.changes == (1, 1)
+        leader.replicator.learn(assigned((1, 3), 4))
+        assert leader.changes == (2, 2)
+        leader.replicator.stop()
+
+    asyncio.run(scenario())
+
+
+def test_members_that_join_as_the_leader_proposes_and_bytes_that_it_sends_are_counted() -> None:
+    async def scenario() -> None:
+        leader = Leader((1,))
+        leader.replicator.appended()
+        await asyncio.wait_for(leader.risen.wait(), 30)
+        assert leader.replicator.isr == leader.proposed[0].isr != (1,)
+        assert leader.changes == (0, 1)
+        assert leader.sent_bytes > 0
+        assert leader.tallies.pushed_bytes == leader.sent_bytes
+        leader.replicator.stop()
+
+    asyncio.run(scenario())
