@@ -74,10 +74,17 @@ class Voters:
 
     async def look(self) -> None:
         """Have copies made where voters are wanted; add one that has caught up."""
-        log, quorum = self._log, None if self._log is None else self._log.quorum
-        if log is None or quorum is None:
+        log = self._log
+        if log is None or log.quorum is None:
             return
-        log.teach(learners(self._machine.voters, self._machine.broker_states))
+        learning = learners(self._machine.voters, self._machine.broker_states)
+        if learning:
+            try:
+                await log.keep_state()
+            except OSError as error:
+                _logger.warning("nobody else is given a vote: %s", error)
+                return
+        log.teach(learning)
         if self._wanted() is not None:
             reply = await self._execute(MetadataRequest(topics=()), self._decide)
             if reply.error is ErrorCode.NONE:

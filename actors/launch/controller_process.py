@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 
 import ray
 
@@ -36,6 +37,10 @@ def resign() -> None:
     ray.kill(ray.get_runtime_context().current_actor)
 
 
-def launch_controller(config: ReplicaConfig) -> None:
-    """Start the controller if it does not run yet; it starts everything else."""
+def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
+    """Start the controller if it does not run yet; it starts everything else.
+
+    But for the ``voters`` whom it asks for its epoch, which are started first.
+    """
+    RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
     launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.background import settle
@@ -140,6 +142,13 @@ class MetadataReplica(MetadataLog):
                     self.voters = changed.voters
                     self._recount()
         return outcome
+
+    async def keep_state(self) -> None:
+        """Write down in which epoch it leads, for when others have copies. OSError."""
+        state = self.load_state()
+        if state.epoch < self.leader_epoch:
+            state = with_epoch(state, self.leader_epoch)
+            await self.write_state(structs.replace(state, voted_for=self.broker_id))
 
     def teach(self, learners: Iterable[int]) -> None:
         """Push to these as well, who have no vote yet."""

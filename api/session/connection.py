@@ -357,7 +357,8 @@ def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
             cluster=config,
             cluster_id=found.cluster_id,
             pin=found.pin,
-        )
+        ),
+        found.voters,
     )
 
 
