@@ -191,13 +191,13 @@ UNDER_MIN_ISR: Final = Metric(
 REPLICATION_LAG: Final = Metric(
     name="replication_lag",
     unit="records",
-    description="What the follower lacks that is furthest behind; of one not heard yet, all.",
+    description="What the follower furthest behind lacks, as far as its leader knows.",
     rests_at_zero=True,
 )
 REPLICATION_LAG_MS: Final = Metric(
     name="replication_lag_ms",
     unit="ms",
-    description="How long ago the follower that is furthest behind had all that there was.",
+    description="How long ago the follower furthest behind had all that there was.",
     rests_at_zero=True,
 )
 ISR_SHRINKS: Final = Metric(

@@ -187,14 +187,11 @@ class LeaderReplication:
         return not self._followers.keys() <= self._in_sync.isr
 
     def lag(self, now_ms: int) -> tuple[int, int]:
-        """How far the followers are behind at most: in offsets, and in ms.
-
-        One of which nothing is known yet lacks the whole log.
-        """
+        """How far the followers are behind at most: in offsets, as far as known, and in ms."""
         start, end = self._bounds.log_start_offset, self._bounds.log_end_offset
         followers = self._followers.values()
         return (
-            max((end - max(one.match_offset, start) for one in followers), default=0),
+            max((end - max(one.next_offset, start) for one in followers), default=0),
             max((one.lag_ms(now_ms, log_end_offset=end) for one in followers), default=0),
         )
 

@@ -512,11 +512,13 @@ def test_a_fenced_leader_does_nothing_more(leading: Leading, cause: str) -> None
 
 
 def test_the_lag_is_that_of_the_follower_furthest_behind(leading: Leading) -> None:
-    assert leading.leader.lag(70) == (6, 70)  # Neither has been heard.
-    leading.acknowledge(2, 6)
+    assert leading.leader.lag(70) == (0, 70)  # Neither has been heard.
+    leading.append()
+    assert leading.leader.lag(70) == (1, 70)
+    leading.acknowledge(2, 7)
     leading.acknowledge(3, 4)
-    assert leading.leader.lag(80) == (2, 80)
-    leading.acknowledge(3, 6)
+    assert leading.leader.lag(80) == (3, 80)
+    leading.acknowledge(3, 7)
     assert leading.leader.lag(90) == (0, 0)
     assert alone().leader.lag(90) == (0, 0)
 
