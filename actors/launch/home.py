@@ -25,7 +25,7 @@ from ray.experimental import internal_kv
 
 from oncelog.actors.interfaces import NAMESPACE
 from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, broker_of, pin_of
-from oncelog.actors.protocol.cluster.quorum import VoterState
+from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX, VoterState, majority_of
 from oncelog.actors.replica.data_directory import DirectoryIdentity, prepare, read_identity
 from oncelog.actors.replica.voter_file import read_voter_state
 from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
@@ -95,6 +95,12 @@ def write_home(home: Home) -> None:
 def is_away(home: Home) -> bool:
     """Whether no living node is the one that has the data."""
     return not any(home.pin.is_at(node) for node in ray.nodes())
+
+
+def is_lost(home: Home) -> bool:
+    """Whether the log's node is away, and there are too few brokers for one that takes over."""
+    living = {broker_of(node) for node in ray.nodes() if node["Alive"]} - {None, home.broker_id}
+    return is_away(home) and len(living) < majority_of(VOTERS_MAX)
 
 
 def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
