@@ -151,6 +151,7 @@ class Controller:
             execute=self._execute,
         )
         self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
+        self._members.without_vote = self._voters.without
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""

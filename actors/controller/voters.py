@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from typing import Final
 
 from oncelog.actors.controller.membership import Execute
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterRecord,
     ControllerElected,
     VotersChanged,
     decision,
     encode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.quorum import learners, next_voters
+from oncelog.actors.protocol.cluster.quorum import learners, next_voters, voters_without
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, VoterMetadata
+from oncelog.actors.replica.data_directory import founders_directory
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.storage.errors import ErrorCode
 
@@ -80,6 +84,7 @@ class Voters:
         learning = learners(self._machine.voters, self._machine.broker_states)
         if learning:
             try:
+                await self._name_directory(log)
                 await log.keep_state()
             except OSError as error:
                 _logger.warning("nobody else is given a vote: %s", error)
@@ -89,6 +94,42 @@ class Voters:
             reply = await self._execute(MetadataRequest(topics=()), self._decide)
             if reply.error is ErrorCode.NONE:
                 _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+
+    async def _name_directory(self, log: MetadataReplica) -> None:
+        """A founder of an earlier build has a directory without an id. OSError.
+
+        With one it is known from an empty one that comes in its place.
+        """
+        own, directory = self._machine.broker_states[log.broker_id], log.directory
+        identity = directory.identity()
+        if own.directory_id or identity is None:
+            return
+        if not identity.directory_id:
+            directory_id = founders_directory(identity.cluster_id)
+            identity = dataclasses.replace(identity, directory_id=directory_id)
+            directory.write_identity(identity)
+        named = BrokerRegistered(
+            broker_id=own.broker_id,
+            data_dir=own.data_dir,
+            directory_id=identity.directory_id,
+            rack=own.rack,
+            broker_epoch=own.broker_epoch,
+            is_fenced=own.is_fenced,
+        )
+        await self._execute(
+            MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), named)
+        )
+
+    def without(self, broker_id: int) -> tuple[ClusterRecord, ...] | None:
+        """What takes the vote of a broker that has lost its disk; None if that cannot be now.
+
+        What it voted, and what it acknowledged, is forgotten: it must not be counted any more.
+        """
+        if broker_id not in self._machine.voters:
+            return ()
+        left = voters_without(self._machine.voters, broker_id)
+        is_settled = self._log is not None and self._log.is_settled
+        return (VotersChanged(voters=left),) if left is not None and is_settled else None
 
     def _wanted(self) -> tuple[int, ...] | None:
         """The voters with the next one, if this is the moment to add it."""
@@ -104,12 +145,6 @@ class Voters:
         if wanted is None:
             return Decision(reply=MetadataReply())
         return decision(MetadataReply(), VotersChanged(voters=wanted))
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the voters may change now."""
-        quorum = None if self._log is None else self._log.quorum
-        return quorum is not None and quorum.is_settled
 
     def described(self) -> tuple[VoterMetadata, ...]:
         """Each voter, and whether it lacks something that is committed."""

@@ -143,6 +143,11 @@ class MetadataReplica(MetadataLog):
                     self._recount()
         return outcome
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the voters may change now."""
+        return self.quorum is not None and self.quorum.is_settled
+
     async def keep_state(self) -> None:
         """Write down in which epoch it leads, for when others have copies. OSError."""
         state = self.load_state()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from voting_world import VotingWorld, play
 
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.replica.voter_file import read_voter_state
+from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 
 
@@ -93,5 +96,35 @@ def test_two_controllers_at_once_do_not_disagree(tmp_path: Path) -> None:
         await asyncio.sleep(5)
         assert node.controller is None
         await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path) -> None:
+    """1. Three voters. 2. The founder dies, and another follows. 3. It comes back without its disk.
+    4. Its vote is taken; it gets a copy, and votes again.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        one = world.nodes[1]
+        one.kill()
+        controller = world.nodes[await world.until_serving()].controller
+        assert controller is not None
+        for topic in controller.machine.topics.values():
+            for partition in topic.partitions:
+                partition.isr = ()  # Nothing else counts on the disk that is lost.
+        shutil.rmtree(one.data_dir)
+        one.is_up = True
+        changes = []
+        while not changes or set(changes[-1]) != {1, 2, 3} or len(set(changes)) < 2:
+            changes.append(controller.machine.voters)
+            await asyncio.sleep(0.1)
+        assert {2, 3} in map(set, changes)
+        await world.until_voters(1, 2, 3)
+        state = read_voter_state(RealFileSystem(), one.data_dir)
+        assert state is not None
+        assert state.is_copied
 
     play(tmp_path, scenario)
