@@ -128,3 +128,44 @@ def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path)
         assert state.is_copied
 
     play(tmp_path, scenario)
+
+
+def test_a_cluster_that_was_down_as_a_whole_begins_again_on_any_voter(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        for node in world.nodes.values():
+            node.kill()
+        world.nodes[2].is_up = world.nodes[3].is_up = True
+        world.nodes[3].start_broker()
+        world.nodes[2].start_controller()
+        assert await world.until_serving() == 2
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        assert world.starts == [1, 2]
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_starts_with_an_older_log_leaves_it_to_another(tmp_path: Path) -> None:
+    """1. Node 1 is down while a topic is made. 2. All go down. 3. Node 1 is started as the one to
+    lead: the others have a newer log, so it ends, and one of them leads.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        world.nodes[1].kill()
+        await world.until_serving()
+        assert await world.create("a") is ErrorCode.NONE
+        for number in (2, 3):
+            world.nodes[number].kill()
+        for number in (1, 2, 3):
+            world.nodes[number].is_up = True
+        for number in (2, 3):
+            world.nodes[number].start_broker()
+        world.nodes[1].start_controller()
+        assert await world.until_serving() in (2, 3)
+        assert world.resigned == [1]
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)
