@@ -39,7 +39,7 @@ class Nodes:
     def __init__(self, root: Path, *, head_labels: str = "") -> None:
         self.root = root
         self.data = root / "data"
-        self.data.mkdir()
+        self.data.mkdir(exist_ok=True)
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token"}
         self.environment.pop("RAY_ADDRESS", None)
         with socket.socket() as probe:

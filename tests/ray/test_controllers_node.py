@@ -100,3 +100,32 @@ def test_another_broker_is_the_controller_when_its_node_has_died(nodes: Nodes) -
     wait_for(lambda: voters(nodes).get(controller) == "behind", "the next one")
     write(nodes, "c")
     assert read(nodes, "a") == read(nodes, "b") == read(nodes, "c") == list(range(30))
+
+
+def test_a_cluster_that_was_down_begins_again_where_two_voters_are(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """1. Three voters. 2. Every node dies, Ray's head too. 3. Nodes 2 and 3 are back, with another
+    head, and the log is started: all is there, and topics are made.
+    """
+    data_dir = str(nodes.data / "log")
+    assert nodes.run("start", "--data-dir", data_dir).returncode == 0
+    wait_for(lambda: list(voters(nodes).values()).count("in sync") == 2, "three voters")
+    write(nodes, "a")
+    wait_for(lambda: internal_replicas(nodes) == {3}, "copies of the internal topics")
+    wait_for(lambda: status(nodes).get("serving") is True, "the log")
+    nodes.close()
+    again = Nodes(tmp_path)
+    try:
+        start_node(again, 2)
+        start_node(again, 3)
+        started = again.run("start", "--data-dir", data_dir)
+        assert "founded" not in started.stdout
+        wait_for(lambda: "controller" in voters(again).values(), "the controller")
+        wait_for(lambda: again.run("topics", "list").returncode == 0, "the log")
+        assert read(again, "a") == list(range(30))
+        write(again, "b")
+        assert read(again, "b") == list(range(30))
+        assert voters(again)[1] == "behind"
+    finally:
+        again.close()
