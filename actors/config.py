@@ -270,6 +270,7 @@ class ClusterConfig(_Settings):
     internal_call_timeout_ms: int = 5_000
     broker_heartbeat_interval_ms: int = 1_000
     broker_session_timeout_ms: int = 4_500
+    controller_session_timeout_ms: int = 3_000
     replica_lag_time_max_ms: int = 30_000
     leader_imbalance_check_interval_ms: int = 300_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
@@ -359,6 +360,7 @@ class ClusterOptions(TypedDict, total=False):
     internal_call_timeout_ms: int
     broker_heartbeat_interval_ms: int
     broker_session_timeout_ms: int
+    controller_session_timeout_ms: int
     replica_lag_time_max_ms: int
     leader_imbalance_check_interval_ms: int
     transaction_state_log_segment_bytes: int

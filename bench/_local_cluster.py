@@ -17,7 +17,8 @@ from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
-from oncelog.actors.launch.assembly import ControllerServer, Surroundings, server_of
+from oncelog.actors.launch.assembly import Surroundings, server_of
+from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable

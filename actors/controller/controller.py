@@ -26,6 +26,7 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaActors,
 )
 from oncelog.actors.controller.replica_calls import ReplicaCalls
+from oncelog.actors.controller.voters import Voters
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.own_tasks import OwnTasks
@@ -75,6 +76,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity
+from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import InvalidSettingError
@@ -102,6 +104,7 @@ class Controller:
         token_bytes: Callable[[int], bytes],
         on_failure: Callable[[BaseException], None],
         machine_size: MachineSize = SMALL_MACHINE,
+        metadata_log: MetadataReplica | None = None,
     ) -> None:
         self.replica = replica
         self.machine = ClusterMachine()
@@ -147,10 +150,12 @@ class Controller:
             config=config,
             execute=self._execute,
         )
+        self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
+        self._members.without_vote = self._voters.without
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
-        if self.replica.availability() is not ErrorCode.NONE:
+        if self.replica.availability() is not ErrorCode.NONE or not await self._voters.begin():
             return
         for batch in self.replica.replay():
             for record in batch.records:
@@ -162,7 +167,8 @@ class Controller:
         await self._end_undeclared()
         self._runtime.is_loaded = True
         self._leaders.announce(self.machine.take_untold())
-        for work in (*self._members.watches(), *self._moves.watches()):
+        watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
+        for work in watches:
             self._tasks.spawn(work)
         await self._actors.start(self.machine.placements())
 
@@ -235,7 +241,7 @@ class Controller:
 
     async def metadata(self, request: MetadataRequest) -> MetadataReply:
         """Describe the cluster and the topics asked for."""
-        error = self._unavailable()
+        error = await self._not_current()
         if error is not ErrorCode.NONE:
             return structs.replace(
                 request.failed(error, self.replica.failure or ""), process_id=self._process_id
@@ -253,6 +259,7 @@ class Controller:
             process_id=self._process_id,
             version=__version__,
             settings=self._settings(),
+            voters=self._voters.described(),
         )
 
     def _settings(self) -> tuple[tuple[str, str], ...]:
@@ -375,7 +382,7 @@ class Controller:
 
     async def hosted_replicas(self, request: HostedReplicasRequest) -> HostedReplicasReply:
         """List what a host is to hold."""
-        error = self._unavailable()
+        error = await self._not_current()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         leaving = self._moves.leaving.hosted(request.broker_id, request.host)
@@ -403,7 +410,7 @@ class Controller:
 
     async def cluster_keys(self, request: ClusterKeysRequest) -> ClusterKeysReply:
         """Give the keys to a leader or coordinator."""
-        error = self._unavailable()
+        error = await self._not_current()
         if error is not ErrorCode.NONE:
             return request.failed(error)
         return ClusterKeysReply(keys=self.machine.keys)
@@ -431,11 +438,25 @@ class Controller:
     async def _execute(
         self, request: Request[ReplyT], decide: Callable[[int], Decision[ReplyT]]
     ) -> ReplyT:
-        """Decide a request and log the decision, unless this controller cannot serve."""
+        """Decide a request and log the decision, unless this controller cannot serve.
+
+        Where nothing is logged, others may have decided otherwise: see ``_not_current``.
+        """
         error = self._unavailable()
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        return await self._runtime.execute(_ALL, decide, refused=request.failed)
+        is_logged = False
+
+        def decide_and_note(now_ms: int) -> Decision[ReplyT]:
+            nonlocal is_logged
+            decision = decide(now_ms)
+            is_logged = bool(decision.records)
+            return decision
+
+        reply = await self._runtime.execute(_ALL, decide_and_note, refused=request.failed)
+        if not is_logged and (error := await self._not_current()) is not ErrorCode.NONE:
+            return request.failed(error)
+        return reply
 
     def _apply(self, record: LogRecord) -> None:
         """Apply a record that is committed now, and tell the leaders whom it concerns."""
@@ -443,6 +464,16 @@ class Controller:
         changed = self.machine.take_untold()
         self._leaders.announce(changed)
         self._moves.note_changed(changed)
+
+    async def _not_current(self) -> ErrorCode:
+        """``NONE`` if what it knows is the newest that any controller has committed.
+
+        Before this call, that is: it may be read before or after, in the same turn.
+        """
+        error = self._unavailable()
+        if error is ErrorCode.NONE and not await self._voters.is_current():
+            error = ErrorCode.NOT_CONTROLLER
+        return error if error is not ErrorCode.NONE else self._unavailable()
 
     def _unavailable(self) -> ErrorCode:
         error = self._runtime.unavailable()

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.cluster.elections import Records, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import decision
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
@@ -74,6 +74,8 @@ class Membership:
             fence=self._fence,
             session_ms=config.broker_session_timeout_ms,
         )
+        self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
+        """What takes the vote of a broker that has lost its disk, if that can be now."""
         self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
         self._started_ms: dict[tuple[TopicPartition, int], int] = {}
         """When a replica, by its partition and broker, last asked for its role."""
@@ -87,13 +89,7 @@ class Membership:
         if request.problem:
             self.brokers.note(request.broker_id, request.problem)
             return RegisterBrokerReply()
-        machine = self._machine
-        reply = await self._execute(
-            request,
-            lambda _now_ms: decide_register(
-                machine.topics, machine.broker_states, request, machine.cluster_id
-            ),
-        )
+        reply = await self._execute(request, lambda _now_ms: self._decide_register(request))
         if reply.error in _TOLD_BY_DETAIL:
             self.brokers.note(request.broker_id, reply.detail)
         if reply.error is ErrorCode.NONE:
@@ -104,6 +100,22 @@ class Membership:
         """A replica has started: whoever found its actor silent may mean the process before."""
         if len(self._machine.broker_states) > 1:
             self._started_ms[request.topic_partition, request.broker_id] = loop_ms()
+
+    def _decide_register(self, request: RegisterBrokerRequest) -> Decision[RegisterBrokerReply]:
+        """See ``brokers``; whoever comes with another disk has no vote, or not yet."""
+        machine = self._machine
+        known = machine.broker_states.get(request.broker_id)
+        decided = decide_register(
+            machine.topics, machine.broker_states, request, machine.cluster_id
+        )
+        if known is None or known.directory_id in ("", request.directory_id):
+            return decided
+        records = self.without_vote(request.broker_id)
+        if records is None and decided.records:
+            detail = f"broker {request.broker_id} had a vote on a disk that it has lost"
+            return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
+        more = decision(decided.reply, *(records or ())).records if decided.records else ()
+        return structs.replace(decided, records=(*decided.records, *more))
 
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
         """A broker lives: others lead what its silent actors led."""
@@ -131,6 +143,7 @@ class Membership:
             await asyncio.sleep(self._config.broker_heartbeat_interval_ms / 1000)
             if len(machine.broker_states) <= 1:
                 continue
+            await self._unfence_own()
             placements = self._placed_on(self._own)
             silent = await self._own_actors.look(map(holder_of, placements))
             held = self._silent(placements, silent)
@@ -147,6 +160,13 @@ class Membership:
             if (one.topic_partition, one.broker_id) in self._started_ms
         }
         return [one for one in placements if holder_of(one) in set(actors) - started]
+
+    async def _unfence_own(self) -> None:
+        """An earlier controller may have fenced this broker, whose own actor need not run."""
+        own = self._machine.broker_states.get(self._own)
+        if own is not None and own.is_fenced:
+            request = BrokerHeartbeatRequest(broker_id=self._own, broker_epoch=own.broker_epoch)
+            await self.heartbeat(request)
 
     def _after_silence(self, held: Sequence[Placement]) -> Records:
         return after_silence(self._machine.topics.values(), held, self._machine.broker_states)

@@ -13,13 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
-from oncelog.actors.controller.controller import Controller
-from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
@@ -28,7 +26,6 @@ from oncelog.actors.interfaces import (
     DriverWatch,
     Transport,
 )
-from oncelog.actors.launch.controller_figures import ControllerFigures
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
 from oncelog.actors.process.metrics import (
@@ -110,6 +107,8 @@ DISK_RESTART_MS: Final = 2_000
 class ReplicaServer(ReplicationCalls):
     """What every process with a log has: its replica, start, maintenance and figures."""
 
+    replica_class: ClassVar[type[Replica]] = Replica
+
     def __init__(self, config: ReplicaConfig, surroundings: Surroundings) -> None:
         self.config = config
         self.surroundings = surroundings
@@ -123,7 +122,7 @@ class ReplicaServer(ReplicationCalls):
         """What the controller has just said of the log, so that it need not be asked at once."""
         self.only_topic_id = ""
         """If set, the topic that it serves; to a later one of the same name it is nobody."""
-        self.replica = Replica(
+        self.replica: Replica = self.replica_class(
             config=config,
             filesystem=surroundings.filesystem,
             clock=surroundings.clock,
@@ -421,65 +420,6 @@ class GroupCoordinatorServer(GroupCoordinator, ReplicaServer):
         """Answer the parked calls, then stop the replica."""
         self.resign()
         await self.replica.stop(remove_data=remove_data)
-
-
-class ControllerServer(Controller, ReplicaServer):
-    """The controller: its own log, its own epochs."""
-
-    def __init__(
-        self,
-        config: ReplicaConfig,
-        surroundings: Surroundings,
-        *,
-        launcher: Launcher,
-        token_bytes: Callable[[int], bytes],
-        machine_size: MachineSize = SMALL_MACHINE,
-    ) -> None:
-        ReplicaServer.__init__(self, config, surroundings)
-        Controller.__init__(
-            self,
-            replica=self.replica,
-            clock=self.clock,
-            transport=self.transport,
-            launcher=launcher,
-            config=config.cluster,
-            process_id=surroundings.process_id,
-            token_bytes=token_bytes,
-            on_failure=surroundings.die,
-            machine_size=machine_size,
-        )
-        self.cluster_figures = ControllerFigures(
-            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
-        )
-        self.begin()
-
-    def __repr__(self) -> str:
-        return "Controller"
-
-    def report_metrics(self) -> None:
-        """Set the figures of the log and those of the cluster."""
-        super().report_metrics()
-        if self.is_serving() and self.figures.metrics is not NO_METRICS:
-            self.cluster_figures.report(self.loaded_election_count)
-
-    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
-        """The next epoch of the metadata log: its directory lock lets one process lead it."""
-        return BecomeLeaderReply(leader_epoch=last_epoch + 1)
-
-    async def ask_for_log(self) -> ExpectedLog | None:
-        """There is a metadata log, unless the directory says that the cluster is to be founded."""
-        identity = self.replica.directory.identity()
-        is_new = identity is not None and identity.is_founding
-        return ExpectedLog(topic_id="", is_in_sync=not is_new)
-
-    async def refresh_settings(self) -> None:
-        """Nothing to ask for: the metadata log has no settings."""
-
-    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
-        """Stop every replica of the cluster, then the metadata log."""
-        self.figures.stop()
-        await self.maintenance.stop()
-        return await Controller.shutdown(self, request)
 
 
 def server_of(

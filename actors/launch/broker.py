@@ -16,16 +16,21 @@ from oncelog.actors.config import BrokerConfig
 from oncelog.actors.coordination.actor_watch import ActorWatch
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
 from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
     PingReply,
     PingRequest,
     RegisterBrokerRequest,
 )
+from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.data_directory import join
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 _logger = logging.getLogger(__name__)
 
@@ -39,17 +44,28 @@ DIRECTORY_ID_BYTES: Final = 16
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
 """Answers to a heartbeat after which the broker registers again."""
 
+_UNHEARD: Final = frozenset(
+    {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
+)
+"""What a controller that serves does not answer."""
+
 
 class Broker:
     """One broker, registered again and again; ``problem`` says what stands in the way."""
 
-    def __init__(self, config: BrokerConfig, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        surroundings: Surroundings,
+        place: ControllerPlace | None = None,
+    ) -> None:
         self.config = config
         self.surroundings = surroundings
         self.is_registered = False
         self.problem = ""
         self._background = surroundings.new_background()
         self._tasks = OwnTasks(surroundings.die)
+        self.voter = MetadataVoter(config, surroundings, place or NoPlace(), self._tasks)
         self._watch = ActorWatch(
             surroundings.transport, silent_after_ms=config.cluster.broker_session_timeout_ms
         )
@@ -60,10 +76,21 @@ class Broker:
     def begin(self) -> None:
         """Register and send heartbeats, in a task of its own."""
         self._tasks.spawn(self._take_part())
+        self._tasks.spawn(self.voter.watch())
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
         """Answer: this process lives."""
         return PingReply()
+
+    async def vote(self, request: VoteRequest) -> VoteReply:
+        """Vote for a controller, or not."""
+        return await self.voter.vote(request)
+
+    async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
+        """Take what the controller pushes of its log."""
+        if request.topic_partition.topic != CLUSTER_METADATA_TOPIC:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return await self.voter.replicate(request, is_registered=self.is_registered)
 
     async def _take_part(self) -> None:
         while True:
@@ -86,6 +113,7 @@ class Broker:
             reply = await self.surroundings.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
+            self._note_heard(reply)
             if reply.error in _UNREGISTERED:
                 return
             if reply.error is ErrorCode.NONE:
@@ -106,6 +134,7 @@ class Broker:
             reply = await self.surroundings.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=timeout_ms
             )
+            self._note_heard(reply)
             problem = request.problem or reply.detail
             if reply.error is ErrorCode.NONE and not problem:
                 self.is_registered, self.problem = True, ""
@@ -115,6 +144,10 @@ class Broker:
             self.problem = problem or reply.error.name
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, JOIN_RETRY_MAX_MS)
+
+    def _note_heard(self, reply: Reply) -> None:
+        if reply.error not in _UNHEARD:
+            self.voter.heard()
 
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
+
+import ray
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.launch.assembly import ControllerServer
+from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
 from oncelog.actors.launch.process_limits import machine_size
 from oncelog.actors.launch.processes import ReplicaProcess, production
@@ -25,9 +28,19 @@ class ControllerProcess(ReplicaProcess):
             launcher=RayLauncher(config),
             token_bytes=secrets.token_bytes,
             machine_size=machine_size(),
+            resign=resign,
         )
 
 
-def launch_controller(config: ReplicaConfig) -> None:
-    """Start the controller if it does not run yet; it starts everything else."""
+def resign() -> None:
+    """End this actor for good, so that its name is free for the controller of another broker."""
+    ray.kill(ray.get_runtime_context().current_actor)
+
+
+def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:
+    """Start the controller if it does not run yet; it starts everything else.
+
+    But for the ``voters`` whom it asks for its epoch, which are started first.
+    """
+    RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
     launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)

@@ -3,17 +3,19 @@
 Ray remembers it while its control store lives; the data directory names its cluster permanently.
 So a log is started where its data is, however nodes come back, and a cluster is founded only where
 neither knows of one: on the node labelled ``broker=1``, or without such labels on the node of the
-program that starts the log.
+program that starts the log. Where several brokers have the metadata log, it is started on the one
+that knows the newest epoch; the brokers' own actors are started as well, as it needs their votes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +24,13 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from oncelog.actors.interfaces import NAMESPACE
-from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, pin_of
+from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, broker_of, pin_of
+from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX, VoterState, majority_of
 from oncelog.actors.replica.data_directory import DirectoryIdentity, prepare, read_identity
+from oncelog.actors.replica.voter_file import read_voter_state
 from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
 from oncelog.storage.exceptions import ConnectionFailedError, CorruptDataError, InvalidSettingError
+from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +53,8 @@ class Home:
     broker_id: int
     data_dir: str
     pin: Pin
+    voters: tuple[int, ...] = field(default=(), compare=False)
+    """The brokers that had copies of its metadata log when it was started; none if only one has."""
 
     def __str__(self) -> str:
         return f"cluster {self.cluster_id}, which has its data in {self.data_dir} on {self.pin}"
@@ -60,6 +67,8 @@ class Look:
     node: Node
     identity: DirectoryIdentity | None = None
     error: str = ""
+    voter: VoterState | None = None
+    """What its voter file says: there is one where the metadata log has been copied."""
 
     @property
     def cluster_id(self) -> str | None:
@@ -73,7 +82,8 @@ def read_home() -> Home | None:
     if data is None:
         return None
     fields = json.loads(data)
-    return Home(**{**fields, "pin": Pin(**fields["pin"])})
+    voters = tuple(fields.get("voters", ()))
+    return Home(**{**fields, "pin": Pin(**fields["pin"]), "voters": voters})
 
 
 def write_home(home: Home) -> None:
@@ -85,6 +95,12 @@ def write_home(home: Home) -> None:
 def is_away(home: Home) -> bool:
     """Whether no living node is the one that has the data."""
     return not any(home.pin.is_at(node) for node in ray.nodes())
+
+
+def is_lost(home: Home) -> bool:
+    """Whether the log's node is away, and there are too few brokers for one that takes over."""
+    living = {broker_of(node) for node in ray.nodes() if node["Alive"]} - {None, home.broker_id}
+    return is_away(home) and len(living) < majority_of(VOTERS_MAX)
 
 
 def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
@@ -100,13 +116,16 @@ def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
     looks = [_look_of(nodes[0], _look_here(data_dir))] if is_ours else look_at(nodes, data_dir)
     expected = known.cluster_id if known is not None and known.data_dir == data_dir else None
     node = choose_node(looks, data_dir, mine=mine, expected=expected)
+    voters = voters_among(looks, node)
     if node is None:
         raise ConnectionFailedError(
             f"this is {known}. No node has it there now: start Ray on that node, with its disk, "
             "and try again; or give another --data-dir to found a new cluster without that data"
         )
-    arguments = (data_dir, secrets.token_hex(16))
-    identity = _prepare_here(*arguments) if is_ours else _prepare_there(node, *arguments)
+    broker_id = (broker_of(node) if voters else None) or LOCAL_BROKER_ID
+    arguments = (data_dir, secrets.token_hex(16), broker_id)
+    prepare_it = _prepare_here if is_ours else functools.partial(_prepare_there, node)
+    identity = prepare_it(*arguments)
     if isinstance(identity, str):
         raise InvalidSettingError(f"data_dir={data_dir!r} on node {_name(node)}: {identity}")
     return Home(
@@ -114,6 +133,7 @@ def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
         broker_id=identity.broker_id,
         data_dir=data_dir,
         pin=pin_of(node, nodes),
+        voters=tuple(voters),
     )
 
 
@@ -140,6 +160,9 @@ def choose_node(
         )
     labelled = [look for look in looks if BROKER_LABEL in look.node["Labels"]]
     places = owners or list(looks)
+    voters = [look for look in owners if _is_voter(look)]
+    if voters:
+        return max(voters, key=_newness).node
     if labelled:
         places = _labelled_places(labelled, owners)
     own = [look for look in places if look.node["NodeID"] == mine]
@@ -151,6 +174,31 @@ def choose_node(
             f"that node {BROKER_LABEL}={LOCAL_BROKER_ID}"
         )
     return min((look.node for look in places), key=lambda node: str(node["NodeID"]))
+
+
+def _is_voter(look: Look) -> bool:
+    """Whether it has a copy of the metadata log, and the label of the broker whose that is."""
+    identity = look.identity
+    is_its = identity is not None and broker_of(look.node) == identity.broker_id
+    return is_its and look.voter is not None
+
+
+def _newness(look: Look) -> tuple[int, int]:
+    """Which voter is asked first to lead; whether its log is new enough, the others know."""
+    epoch = NO_LEADER_EPOCH if look.voter is None else look.voter.epoch
+    return epoch, -(broker_of(look.node) or 0)
+
+
+def voters_among(looks: Sequence[Look], node: Node | None) -> list[int]:
+    """The brokers with a copy of the log that is started on ``node``; none if that has none."""
+    chosen = [look for look in looks if look.node is node and _is_voter(look)]
+    if not chosen:
+        return []
+    cluster_id = chosen[0].cluster_id
+    numbers = (
+        broker_of(look.node) for look in looks if _is_voter(look) and look.cluster_id == cluster_id
+    )
+    return sorted({number for number in numbers if number is not None})
 
 
 def _labelled_places(labelled: Sequence[Look], owners: Sequence[Look]) -> list[Look]:
@@ -185,28 +233,32 @@ def look_at(nodes: Sequence[Node], data_dir: str) -> list[Look]:
     return looks
 
 
-def _look_of(node: Node, found: DirectoryIdentity | str | None) -> Look:
+Seen = tuple[DirectoryIdentity | None, VoterState | None]
+
+
+def _look_of(node: Node, found: Seen | str) -> Look:
     if isinstance(found, str):
         return Look(node=node, error=found)
-    return Look(node=node, identity=found)
+    return Look(node=node, identity=found[0], voter=found[1])
 
 
-def _look_here(data_dir: str) -> DirectoryIdentity | str | None:
-    """The directory's identity on this node, ``None`` without one, or why it cannot be read."""
+def _look_here(data_dir: str) -> Seen | str:
+    """The directory's identity and voter file on this node, or why they cannot be read."""
+    filesystem, path = RealFileSystem(), Path(data_dir)
     try:
-        return read_identity(RealFileSystem(), Path(data_dir))
+        return read_identity(filesystem, path), read_voter_state(filesystem, path)
     except (OSError, CorruptDataError) as error:
         return str(error)
 
 
-def _prepare_here(data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str:
+def _prepare_here(data_dir: str, new_cluster_id: str, broker_id: int) -> DirectoryIdentity | str:
     """``prepare`` on this node, or why that failed."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             identity = prepare(
                 RealFileSystem(),
                 Path(data_dir),
-                broker_id=LOCAL_BROKER_ID,
+                broker_id=broker_id,
                 new_cluster_id=new_cluster_id,
             )
         except DirectoryLockedError:
@@ -214,10 +266,10 @@ def _prepare_here(data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str
         except (OSError, CorruptDataError) as error:
             return str(error)
         else:
-            if identity.broker_id != LOCAL_BROKER_ID:
+            if identity.broker_id != broker_id:
                 return (
                     f"it is that of broker {identity.broker_id}: the log starts on the node of "
-                    f"broker {LOCAL_BROKER_ID}"
+                    f"broker {broker_id}"
                 )
             return identity
     return "another program is about to start a log there: try again"
@@ -229,9 +281,11 @@ def _there(node: Node, work: Callable[..., Any]) -> Any:
     return remote.options(**Pin(BY_NODE_ID, node["NodeID"]).options())
 
 
-def _prepare_there(node: Node, data_dir: str, new_cluster_id: str) -> DirectoryIdentity | str:
+def _prepare_there(
+    node: Node, data_dir: str, new_cluster_id: str, broker_id: int
+) -> DirectoryIdentity | str:
     try:
-        prepared = _there(node, _prepare_here).remote(data_dir, new_cluster_id)
+        prepared = _there(node, _prepare_here).remote(data_dir, new_cluster_id, broker_id)
         identity: DirectoryIdentity | str = ray.get(prepared, timeout=LOOK_TIMEOUT_S)
         return identity
     except RayError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import ray
@@ -102,6 +102,18 @@ class RayLauncher:
         new = [node for node in nodes if node.broker_id not in self._begun_brokers]
         if new:
             await asyncio.to_thread(self._start_brokers, new)
+
+    def start_voters(self, broker_ids: Collection[int]) -> None:
+        """Ensure that these brokers, where their nodes are alive, can vote for a controller."""
+        self._start_brokers(
+            [
+                BrokerNode(broker_id=number, rack=node["Labels"].get(RACK_LABEL, ""))
+                for node in ray.nodes()
+                if node["Alive"]
+                and (number := broker_of(node)) in broker_ids
+                and number is not None
+            ]
+        )
 
     def _start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         for node in nodes:

@@ -28,6 +28,7 @@ from oncelog.actors.launch.assembly import (
     server_of,
 )
 from oncelog.actors.launch.broker import Broker
+from oncelog.actors.launch.controller_place import RayControllerPlace
 from oncelog.actors.launch.figures import DiskFigures
 from oncelog.actors.launch.host import Host
 from oncelog.actors.process.background import (
@@ -255,7 +256,7 @@ class BrokerProcess(ActorProcess):
     server_class = Broker
 
     def __init__(self, config: BrokerConfig) -> None:
-        broker = Broker(config, production(config))
+        broker = Broker(config, production(config), RayControllerPlace(config))
         super().__init__(broker, calls=config.cluster.calls, reports=call_reports(config))
         broker.begin()
 

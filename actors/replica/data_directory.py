@@ -106,12 +106,18 @@ def prepare(
             identity = DirectoryIdentity(
                 cluster_id=cluster_id or new_cluster_id,
                 broker_id=broker_id,
+                directory_id="" if cluster_id else founders_directory(new_cluster_id),
                 is_founding=cluster_id is None,
             )
             write_identity(filesystem, data_dir, identity)
         return identity
     finally:
         lock.release()
+
+
+def founders_directory(cluster_id: str) -> str:
+    """The id of the directory in which a cluster was founded: every other is drawn."""
+    return cluster_id
 
 
 def join(

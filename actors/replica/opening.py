@@ -110,8 +110,11 @@ class ReplicaDirectory:
 
     def finish_founding(self, identity: DirectoryIdentity) -> None:
         """Take the mark away that lets a metadata log be begun, durably. OSError."""
-        founded = replace(identity, is_founding=False)
-        write_identity(self._filesystem, Path(self._config.data_dir), founded)
+        self.write_identity(replace(identity, is_founding=False))
+
+    def write_identity(self, identity: DirectoryIdentity) -> None:
+        """Say whose the data directory is, durably. OSError."""
+        write_identity(self._filesystem, Path(self._config.data_dir), identity)
 
     def check_owner(self) -> None:
         """MissingLogError if the data directory is not that of our cluster and broker. OSError."""

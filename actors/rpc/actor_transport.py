@@ -104,7 +104,11 @@ class ActorTransport:
             )
         if isinstance(road, ErrorCode):
             return request.failed(road)
-        return await road.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
+        reply = await road.call(request, timeout_ms=timeout_ms, metered=metered, key=key)
+        if reply.error is ErrorCode.NOT_CONTROLLER:
+            # It may live on beside its successor: Ray knows which of them has the name.
+            road.retire()
+        return reply
 
     def close(self) -> None:
         """Close every connection, on any loop. Later calls would open new ones."""

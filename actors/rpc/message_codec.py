@@ -20,6 +20,7 @@ from oncelog.actors.protocol.messages import (
     cluster,
     group,
     partition,
+    quorum,
     replication,
     transaction,
 )
@@ -28,7 +29,16 @@ from oncelog.actors.protocol.messages.partition import FetchReply, ProduceReques
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.records.batch import Buffer
 
-_MODULES: Final = (partition, replication, transaction, group, cluster, brokers, admin)
+_MODULES: Final = (
+    partition,
+    replication,
+    transaction,
+    group,
+    cluster,
+    brokers,
+    quorum,
+    admin,
+)
 _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 _encoder = msgspec.msgpack.Encoder()
 

@@ -15,6 +15,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
     PartitionMetadata,
+    VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.api.cli.connect import find, quiet_libraries
@@ -257,6 +258,7 @@ def as_text(seen: ClusterStatus) -> str:
         ("codec", seen.codec),
         ("open ids", f"{seen.active_transactional_id_count:,}"),
         *_replication(seen),
+        *_voters(seen),
     )
     actors = table(
         ("actor", "process", "state"),
@@ -285,6 +287,21 @@ def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
     if len(seen.metadata.brokers) <= 1 and not under and not leaderless:
         return []
     return [("replicas", f"{under:,} partitions under-replicated, {leaderless:,} without a leader")]
+
+
+def _voters(seen: ClusterStatus) -> list[tuple[str, str]]:
+    """Who has the controller's log, where several brokers have; see ADR 22."""
+    voters = seen.metadata.voters
+    if len(voters) <= 1:
+        return []
+    told = (f"{voter.broker_id} ({_voter_state(voter)})" for voter in voters)
+    return [("voters", f"brokers {', '.join(told)}")]
+
+
+def _voter_state(voter: VoterMetadata) -> str:
+    if voter.is_controller:
+        return "controller"
+    return "behind" if voter.is_behind else "in sync"
 
 
 def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
@@ -338,6 +355,10 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "dashboard": seen.dashboard_url or None,
         "version": seen.metadata.version or None,
         "codec": seen.codec,
+        "voters": [
+            {"broker_id": voter.broker_id, "state": _voter_state(voter)}
+            for voter in seen.metadata.voters
+        ],
         "brokers": [
             {
                 "broker_id": broker.broker_id,

@@ -319,7 +319,7 @@ def is_log_started() -> bool:
     if not has_controller():
         return False
     known = home.read_home()
-    return known is None or not home.is_away(known)
+    return known is None or not home.is_lost(known)
 
 
 def where_log_was() -> str:
@@ -357,7 +357,8 @@ def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
             cluster=config,
             cluster_id=found.cluster_id,
             pin=found.pin,
-        )
+        ),
+        found.voters,
     )
 
 
@@ -375,7 +376,7 @@ def away_log() -> str:
     from oncelog.actors.launch import home
 
     known = home.read_home()
-    return f"this is {known}; that node is away" if known and home.is_away(known) else ""
+    return f"this is {known}; that node is away" if known and home.is_lost(known) else ""
 
 
 async def wait_until_ready(

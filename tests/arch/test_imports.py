@@ -33,6 +33,7 @@ SPARK_CLASSES = tuple(f"spark_bridge/{name}.py" for name in ("schema", "sink", "
 """Adapters to Spark's own classes; what a read or a write does is told beside them."""
 SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (
+    "actors/launch/controller_place.py",
     "actors/launch/home.py",
     "actors/launch/launch.py",
     "actors/launch/*process*.py",

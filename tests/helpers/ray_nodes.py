@@ -48,7 +48,7 @@ class Nodes:
         self.root = root
         self.links = links
         self.data = root / "data"
-        self.data.mkdir()
+        self.data.mkdir(exist_ok=True)
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token"}
         self.environment.pop("RAY_ADDRESS", None)
         with socket.socket() as probe:

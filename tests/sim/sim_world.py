@@ -42,8 +42,9 @@ from sim_story import Story, StoryHandler
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, HostConfig, ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
-from oncelog.actors.launch.assembly import ControllerServer, server_of
+from oncelog.actors.launch.assembly import server_of
 from oncelog.actors.launch.broker import Broker
+from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.host import Host
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.rpc.local_transport import LocalTransport

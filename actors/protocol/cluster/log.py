@@ -141,6 +141,25 @@ class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):
     next_producer_id: int
 
 
+class ControllerElected(msgspec.Struct, frozen=True, kw_only=True):
+    """The first record of a controller that was voted for: once it is committed, so is all before.
+
+    A controller that is the only voter logs none.
+    """
+
+    broker_id: int
+    epoch: int
+
+
+class VotersChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The brokers that have a copy of this log and elect the controller, from this record on.
+
+    Before the first such record the broker that founded the cluster is the only one.
+    """
+
+    voters: tuple[int, ...]
+
+
 ClusterRecord: TypeAlias = (
     ClusterFounded
     | ClusterKeyRotated
@@ -154,6 +173,8 @@ ClusterRecord: TypeAlias = (
     | IsrChanged
     | ReplicasChanged
     | ProducerIdsAllocated
+    | ControllerElected
+    | VotersChanged
 )
 
 _KINDS: Final[dict[str, type[ClusterRecord]]] = {
@@ -169,6 +190,8 @@ _KINDS: Final[dict[str, type[ClusterRecord]]] = {
     "isr_changed": IsrChanged,
     "replicas_changed": ReplicasChanged,
     "producer_ids_allocated": ProducerIdsAllocated,
+    "controller_elected": ControllerElected,
+    "voters_changed": VotersChanged,
 }
 _NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 

@@ -48,6 +48,7 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
     ClusterKeyRotated,
+    ControllerElected,
     IsrChanged,
     LeaderElected,
     PartitionsCreated,
@@ -56,6 +57,7 @@ from oncelog.actors.protocol.cluster.log import (
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
+    VotersChanged,
     decision,
     decode_cluster_record,
 )
@@ -123,6 +125,8 @@ class ClusterMachine:
     def __init__(self) -> None:
         self.founded: ClusterFounded | None = None
         self.keys = NO_KEYS
+        self.voters: tuple[int, ...] = ()
+        """The brokers that elect the controller: see ``quorum``."""
         self._brokers: dict[int, BrokerState] = {}
         self._topics: dict[str, TopicState] = {}
         self._names_by_id: dict[str, str] = {}
@@ -353,6 +357,7 @@ class ClusterMachine:
                 self.keys = self.keys.rotated(rotated.cluster_key, rotated.rotated_ms)
             case BrokerRegistered(broker_id=broker_id) as broker:
                 self._brokers[broker_id] = registered(broker, self._brokers.get(broker_id))
+                self.voters = self.voters or (broker_id,)
             case BrokerChanged(broker_id=broker_id) as broker_changed:
                 self._brokers[broker_id].changed(broker_changed)
             case TopicCreated() as created:
@@ -382,6 +387,10 @@ class ClusterMachine:
                     f"producer ids up to {self._next_producer_id} are given away already",
                 )
                 self._next_producer_id = next_producer_id
+            case VotersChanged(voters=voters):
+                self.voters = voters
+            case ControllerElected():
+                pass  # It is there to be committed.
 
     def _apply_created(self, created: TopicCreated) -> None:
         invariant(

@@ -72,6 +72,17 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_fenced: bool = False
 
 
+class VoterMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker with a vote on who is the controller, and so with a copy of its log.
+
+    ``is_behind``: it lacks something that is committed, as when it is down.
+    """
+
+    broker_id: int
+    is_controller: bool = False
+    is_behind: bool = False
+
+
 class MetadataReply(Reply, frozen=True, kw_only=True):
     """The cluster as the controller knows it; ``topics`` are the requested ones that exist."""
 
@@ -87,6 +98,7 @@ class MetadataReply(Reply, frozen=True, kw_only=True):
     version: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     """The cluster's settings that differ from their defaults, as text."""
+    voters: tuple[VoterMetadata, ...] = ()
 
 
 class MetadataRequest(Request[MetadataReply], frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ class FollowerProgress:
 
     def is_due(self, now_ms: int, *, log_end_offset: int, bounds: Bounds, tell_ms: int) -> bool:
         """Whether to push now: to probe, for new batches, or because bounds told are too old."""
-        if self._in_flight != _NOT_IN_FLIGHT or now_ms < self._retry_ms:
+        if not self.may_push(now_ms):
             return False
         if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
             return True
@@ -127,6 +127,15 @@ class FollowerProgress:
         if self.state is FollowerState.PROBING or self.next_offset < log_end_offset:
             return self._retry_ms
         return max(self._retry_ms, self._sent_ms + tell_ms) if self._told != bounds else None
+
+    def may_push(self, now_ms: int) -> bool:
+        """Whether a push may go out now, whatever it is for."""
+        return self._in_flight == _NOT_IN_FLIGHT and now_ms >= self._retry_ms
+
+    @property
+    def may_push_ms(self) -> int | None:
+        """When it may; None while one is in flight."""
+        return self._retry_ms if self._in_flight == _NOT_IN_FLIGHT else None
 
     def sent(self, now_ms: int, *, log_end_offset: int, bounds: Bounds) -> int:
         """A push is on its way, and this is its number; until it is answered no other follows."""

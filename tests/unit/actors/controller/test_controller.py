@@ -255,7 +255,9 @@ def test_a_controller_founds_once_and_never_where_the_metadata_log_is_gone(tmp_p
         cluster_id = (await controller.metadata(MetadataRequest())).cluster_id
         await controller.replica.stop()
         identity = read_identity(RealFileSystem(), tmp_path)
-        assert identity == DirectoryIdentity(cluster_id=cluster_id, broker_id=1)
+        assert identity == DirectoryIdentity(
+            cluster_id=cluster_id, broker_id=1, directory_id=cluster_id
+        )
         again = await world.controller()
         assert (await again.metadata(MetadataRequest())).cluster_id == cluster_id
         await again.replica.stop()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.launch.home import Look, choose_node
+from oncelog.actors.launch.home import Look, choose_node, voters_among
 from oncelog.actors.pin import BY_ADDRESS, BY_LABEL, BY_NODE_ID, Pin, pin_of
+from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.replica.data_directory import DirectoryIdentity
 from oncelog.storage.exceptions import ConnectionFailedError
 
@@ -91,3 +92,32 @@ def test_a_pin_means_one_living_node(kind: str) -> None:
     assert not pin.is_at(node("a"))
     assert list(pin.options()) == ["resources" if kind == BY_ADDRESS else "label_selector"]
     assert value in str(pin)
+
+
+def voter(number: int, epoch: int, *, label: str = "", cluster_id: str = ONE) -> Look:
+    """A node that is labelled as the broker whose copy of the metadata log it has."""
+    return Look(
+        node=node(chr(96 + number), label=label or str(number)),
+        identity=DirectoryIdentity(cluster_id=cluster_id, broker_id=number),
+        voter=VoterState(epoch=epoch),
+    )
+
+
+def test_of_several_copies_that_of_the_newest_epoch_is_started_and_the_others_vote() -> None:
+    looks = [voter(1, 4), voter(2, 6), voter(3, 6), look(name="z", label="9")]
+    assert chosen(*looks, expected=ONE) == "b"
+    assert chosen(*looks[2:], expected=ONE) == "c"
+    assert voters_among(looks, looks[1].node) == [1, 2, 3]
+    assert voters_among(looks, looks[3].node) == []
+
+
+def test_a_copy_counts_only_under_the_number_whose_it_is() -> None:
+    looks = [voter(2, 9, label="3"), voter(4, 1)]
+    assert chosen(*looks, expected=ONE) == "d"
+    assert voters_among(looks, looks[1].node) == [4]
+
+
+def test_copies_of_another_cluster_do_not_vote() -> None:
+    looks = [voter(1, 4), voter(2, 9, cluster_id=OTHER)]
+    assert chosen(*looks, expected=ONE) == "a"
+    assert voters_among(looks, looks[0].node) == [1]

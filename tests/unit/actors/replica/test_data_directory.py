@@ -34,10 +34,12 @@ def refused(directory: Path) -> str | None:
 def test_an_empty_directory_becomes_that_of_a_cluster_to_be_founded(tmp_path: Path) -> None:
     directory = tmp_path / "new"
     identity = prepared(directory)
-    assert identity == DirectoryIdentity(cluster_id=ONE, broker_id=1, is_founding=True)
+    assert identity == DirectoryIdentity(
+        cluster_id=ONE, broker_id=1, directory_id=ONE, is_founding=True
+    )
     assert prepared(directory, OTHER) == identity
     assert refused(directory) is None
-    text = f"version=0\nbroker.id=1\ncluster.id={ONE}\nfounding=true\n"
+    text = f"version=0\nbroker.id=1\ncluster.id={ONE}\ndirectory.id={ONE}\nfounding=true\n"
     assert (directory / IDENTITY_FILE).read_text() == text
 
 

@@ -23,12 +23,13 @@ BY_RAY = DescribeReplicaReply(process_id=-7)
 
 
 class Server:
-    def __init__(self, process_id: int) -> None:
+    def __init__(self, process_id: int, error: ErrorCode) -> None:
         self.process_id = process_id
+        self.error = error
 
     async def describe_replica(self, request: DescribeReplicaRequest) -> DescribeReplicaReply:
         assert request == DescribeReplicaRequest()
-        return DescribeReplicaReply(process_id=self.process_id)
+        return DescribeReplicaReply(process_id=self.process_id, error=self.error)
 
 
 class FakeRay:
@@ -64,8 +65,8 @@ class FakeRay:
         return BY_RAY
 
 
-def listener_of(process_id: int) -> Listener:
-    dispatch = Dispatch(Server(process_id), on_bug=sys.exit)
+def listener_of(process_id: int, error: ErrorCode = ErrorCode.NONE) -> Listener:
+    dispatch = Dispatch(Server(process_id, error), on_bug=sys.exit)
     return Listener(dispatch, host="127.0.0.1", token=b"%32d" % process_id)
 
 
@@ -104,6 +105,20 @@ def test_after_a_restart_ray_is_asked_again():
         ray.known = await second.address()
         assert (await describe(transport)).process_id == 2
         assert ray.asked == 3
+
+    asyncio.run(body())
+
+
+def test_a_controller_that_says_it_is_none_may_have_been_replaced_so_ray_is_asked_again():
+    async def body() -> None:
+        ray, first, second = FakeRay(), listener_of(1, ErrorCode.NOT_CONTROLLER), listener_of(2)
+        ray.known = await first.address()
+        transport = ActorTransport(ray)
+        assert (await describe(transport)).error is ErrorCode.NOT_CONTROLLER
+        ray.known = await second.address()
+        assert (await describe(transport)).process_id == 2
+        assert (await describe(transport)).process_id == 2
+        assert ray.asked == 2
 
     asyncio.run(body())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from msgspec import structs
@@ -13,6 +14,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     PartitionMetadata,
     TopicMetadata,
+    VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.api.cli import status as cli_status
@@ -111,6 +113,23 @@ def test_the_cluster_is_described(cluster):
         ["version", "9.9"],
         ["codec", "python"],
         ["open", "ids   5"],
+    ]
+
+
+def test_the_voters_are_named_where_there_are_several(cluster):
+    told = (
+        VoterMetadata(broker_id=1, is_behind=True),
+        VoterMetadata(broker_id=2, is_controller=True),
+        VoterMetadata(broker_id=3),
+    )
+    seen = cluster.seen()
+    seen = dataclasses.replace(seen, metadata=structs.replace(seen.metadata, voters=told))
+    head = cli_status.as_text(seen).split("\n\n")[0].splitlines()
+    assert "voters     brokers 1 (behind), 2 (controller), 3 (in sync)" in head
+    assert cli_status.as_json(seen)["voters"] == [
+        {"broker_id": 1, "state": "behind"},
+        {"broker_id": 2, "state": "controller"},
+        {"broker_id": 3, "state": "in sync"},
     ]
 
 

@@ -9,11 +9,13 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
     BrokerRegistered,
     ClusterRecord,
+    ControllerElected,
     IsrChanged,
     LeaderElected,
     PartitionsCreated,
     ReplicasChanged,
     TopicCreated,
+    VotersChanged,
     decode_cluster_record,
     encode_cluster_record,
 )
@@ -72,6 +74,8 @@ NEW: list[ClusterRecord] = [
         removing=(1,),
     ),
     LeaderElected(topic_id="a", partition=0, leader=-1, leader_epoch=9, isr=(2,), incarnation=""),
+    ControllerElected(broker_id=2, epoch=7),
+    VotersChanged(voters=(1, 3, 2)),
 ]
 
 

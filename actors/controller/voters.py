@@ -1,0 +1,161 @@
+"""The voters of the metadata log as their controller sees them: who is to be one, and who lags."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import Final
+
+from oncelog.actors.controller.membership import Execute
+from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterRecord,
+    ControllerElected,
+    VotersChanged,
+    decision,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.quorum import learners, next_voters, voters_without
+from oncelog.actors.protocol.effects import Decision
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, VoterMetadata
+from oncelog.actors.replica.data_directory import founders_directory
+from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.storage.errors import ErrorCode
+
+_logger = logging.getLogger(__name__)
+
+VOTERS_LOOK_MS: Final = 500
+"""How often the controller looks whether another broker is to be a voter, or has caught up."""
+
+
+class Voters:
+    """``log`` is the controller's replica; without one, as in a test, it is the only voter."""
+
+    def __init__(
+        self,
+        machine: ClusterMachine,
+        log: MetadataReplica | None,
+        *,
+        clock: Clock,
+        execute: Execute,
+    ) -> None:
+        self._machine = machine
+        self._log = log
+        self._clock = clock
+        self._execute = execute
+
+    async def begin(self) -> bool:
+        """Commit all that is in the log, by a first record of this epoch; whether that is done.
+
+        It may take until a majority of the voters is there.
+        """
+        log = self._log
+        if log is None or len(log.voters) == 1:
+            return True
+        elected = ControllerElected(broker_id=log.broker_id, epoch=log.leader_epoch)
+        outcome = log.append([encode_cluster_record(elected)], now_ms=self._clock.now_ms())
+        error = outcome.error
+        if error is ErrorCode.NONE:
+            error = await log.committed(outcome.next_offset)
+        return error is ErrorCode.NONE
+
+    async def is_current(self) -> bool:
+        """Whether nobody else has become the controller before this call."""
+        if self._log is None:
+            return True
+        timeout_ms = self._log.config.cluster.internal_call_timeout_ms
+        return await self._log.confirm(timeout_ms) is ErrorCode.NONE
+
+    async def watch(self) -> None:
+        """Add voters, one at a time; a task of its own."""
+        while True:
+            await asyncio.sleep(VOTERS_LOOK_MS / 1000)
+            if len(self._machine.broker_states) > 1:
+                await self.look()
+
+    async def look(self) -> None:
+        """Have copies made where voters are wanted; add one that has caught up."""
+        log = self._log
+        if log is None or log.quorum is None:
+            return
+        learning = learners(self._machine.voters, self._machine.broker_states)
+        if learning:
+            try:
+                await self._name_directory(log)
+                await log.keep_state()
+            except OSError as error:
+                _logger.warning("nobody else is given a vote: %s", error)
+                return
+        log.teach(learning)
+        if self._wanted() is not None:
+            reply = await self._execute(MetadataRequest(topics=()), self._decide)
+            if reply.error is ErrorCode.NONE:
+                _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+
+    async def _name_directory(self, log: MetadataReplica) -> None:
+        """A founder of an earlier build has a directory without an id. OSError.
+
+        With one it is known from an empty one that comes in its place.
+        """
+        own, directory = self._machine.broker_states[log.broker_id], log.directory
+        identity = directory.identity()
+        if own.directory_id or identity is None:
+            return
+        if not identity.directory_id:
+            directory_id = founders_directory(identity.cluster_id)
+            identity = dataclasses.replace(identity, directory_id=directory_id)
+            directory.write_identity(identity)
+        named = BrokerRegistered(
+            broker_id=own.broker_id,
+            data_dir=own.data_dir,
+            directory_id=identity.directory_id,
+            rack=own.rack,
+            broker_epoch=own.broker_epoch,
+            is_fenced=own.is_fenced,
+        )
+        await self._execute(
+            MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), named)
+        )
+
+    def without(self, broker_id: int) -> tuple[ClusterRecord, ...] | None:
+        """What takes the vote of a broker that has lost its disk; None if that cannot be now.
+
+        What it voted, and what it acknowledged, is forgotten: it must not be counted any more.
+        """
+        if broker_id not in self._machine.voters:
+            return ()
+        left = voters_without(self._machine.voters, broker_id)
+        is_settled = self._log is not None and self._log.is_settled
+        return (VotersChanged(voters=left),) if left is not None and is_settled else None
+
+    def _wanted(self) -> tuple[int, ...] | None:
+        """The voters with the next one, if this is the moment to add it."""
+        quorum = None if self._log is None else self._log.quorum
+        if quorum is None or not quorum.is_settled:
+            return None
+        voters = self._machine.voters
+        learning = learners(voters, self._machine.broker_states)
+        return next_voters(voters, learning, quorum.caught_up())
+
+    def _decide(self, _now_ms: int) -> Decision[MetadataReply]:
+        wanted = self._wanted()
+        if wanted is None:
+            return Decision(reply=MetadataReply())
+        return decision(MetadataReply(), VotersChanged(voters=wanted))
+
+    def described(self) -> tuple[VoterMetadata, ...]:
+        """Each voter, and whether it lacks something that is committed."""
+        quorum = None if self._log is None else self._log.quorum
+        own = None if self._log is None else self._log.broker_id
+        caught_up = frozenset() if quorum is None else quorum.caught_up()
+        return tuple(
+            VoterMetadata(
+                broker_id=voter,
+                is_controller=voter == own,
+                is_behind=voter != own and voter not in caught_up,
+            )
+            for voter in self._machine.voters
+        )

@@ -1,0 +1,129 @@
+"""``ControllerPlace`` on Ray: the one actor that has the controller's name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._private.state import state as ray_state
+from ray.core.generated import gcs_pb2
+from ray.exceptions import RayError
+
+from oncelog.actors.config import BrokerConfig, ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
+from oncelog.actors.launch.home import Home, is_away, read_home, write_home
+from oncelog.actors.pin import BROKER_LABEL, BY_LABEL, Pin, broker_of
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The actor of that name: ``broker_label`` is where it may run, "" if that is no broker."""
+
+    handle: Any
+    is_alive: bool
+    broker_label: str
+
+
+class RayControllerPlace:
+    """Of a broker, whose node has the label of its number."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+
+    async def is_gone(self) -> bool:
+        """See ``ControllerPlace``: no such actor, or one that waits for a node that is not there.
+
+        An actor that Ray takes for alive is left alone, and so is one whose node is there: Ray
+        starts it again.
+        """
+        try:
+            return await asyncio.to_thread(self._is_gone)
+        except (RayError, OSError, RuntimeError) as error:
+            _logger.warning("Ray does not say where the controller is: %s", error)
+            return False
+
+    async def is_here(self) -> bool:
+        """See ``ControllerPlace``."""
+        try:
+            found = await asyncio.to_thread(_find)
+        except (RayError, OSError, RuntimeError) as error:
+            _logger.warning("Ray does not say where the controller is: %s", error)
+            return False
+        return found is not None and found.broker_label == str(self._config.broker_id)
+
+    async def start(self) -> None:
+        """See ``ControllerPlace``. What waits for a node that is not there is ended first."""
+        try:
+            await asyncio.to_thread(self._start)
+        except (RayError, OSError, RuntimeError) as error:
+            _logger.warning("the controller cannot be started here: %s", error)
+
+    def _is_gone(self) -> bool:
+        found = _find()
+        return found is None or _waits_for_nothing(found)
+
+    def _start(self) -> None:
+        # Only here: its process is started with all that this one is started with.
+        from oncelog.actors.launch.controller_process import launch_controller
+
+        config = self._config
+        found = _find()
+        if found is not None:
+            if not _waits_for_nothing(found):
+                return
+            # By its handle: a new one that has taken the name meanwhile is another actor.
+            ray.kill(found.handle)
+        pin = Pin(BY_LABEL, str(config.broker_id))
+        home = Home(
+            cluster_id=config.cluster_id,
+            broker_id=config.broker_id,
+            data_dir=config.data_dir,
+            pin=pin,
+        )
+        write_home(home)
+        launch_controller(
+            ReplicaConfig(
+                topic=CLUSTER_METADATA_TOPIC,
+                partition=0,
+                broker_id=config.broker_id,
+                data_dir=config.data_dir,
+                cluster=config.cluster,
+                cluster_id=config.cluster_id,
+                pin=pin,
+            )
+        )
+
+
+def _waits_for_nothing(found: _Found) -> bool:
+    if found.is_alive:
+        return False
+    if not found.broker_label:
+        home = read_home()
+        return home is not None and is_away(home)
+    living = {str(broker_of(node)) for node in ray.nodes() if node["Alive"]}
+    return found.broker_label not in living
+
+
+def _find() -> _Found | None:
+    """The actor of the controller's name, and where it may run."""
+    try:
+        handle = ray.get_actor(CONTROLLER_ACTOR, NAMESPACE)
+    except ValueError:
+        return None
+    accessor = ray_state._connect_and_get_accessor()
+    data = accessor.get_actor_info(handle._actor_id)
+    if data is None:
+        return None
+    table: Any = gcs_pb2
+    actor = table.ActorTableData.FromString(data)
+    return _Found(
+        handle=handle,
+        is_alive=actor.state == table.ActorTableData.ALIVE,
+        broker_label=actor.label_selector.get(BROKER_LABEL, ""),
+    )

@@ -1,0 +1,152 @@
+"""The controller's server: how it comes by its epoch, and all that it serves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from msgspec import structs
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.controller.controller import Controller
+from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
+from oncelog.actors.interfaces import broker_actor
+from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
+from oncelog.actors.launch.candidate import ask_voters
+from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.process.metrics import NO_METRICS
+from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    ShutdownReply,
+    ShutdownRequest,
+)
+from oncelog.actors.protocol.messages.quorum import VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_LEADER_EPOCH
+
+_logger = logging.getLogger(__name__)
+
+
+class ControllerServer(Controller, ReplicaServer):
+    """The controller: its own log, and an epoch that the voters of that log have given it.
+
+    ``resign`` ends the process for good: this broker's log does not let it be the controller, and
+    another's may.
+    """
+
+    replica_class = MetadataReplica
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        surroundings: Surroundings,
+        *,
+        launcher: Launcher,
+        token_bytes: Callable[[int], bytes],
+        machine_size: MachineSize = SMALL_MACHINE,
+        resign: Callable[[], None] | None = None,
+    ) -> None:
+        ReplicaServer.__init__(self, config, surroundings)
+        self.metadata_log = cast("MetadataReplica", self.replica)
+        self._resign_for_good = resign
+        self._told_epoch = NO_LEADER_EPOCH
+        Controller.__init__(
+            self,
+            replica=self.replica,
+            clock=self.clock,
+            transport=self.transport,
+            launcher=launcher,
+            config=config.cluster,
+            process_id=surroundings.process_id,
+            token_bytes=token_bytes,
+            on_failure=surroundings.die,
+            machine_size=machine_size,
+            metadata_log=self.metadata_log,
+        )
+        self.cluster_figures = ControllerFigures(
+            machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
+        )
+        self.begin()
+
+    def __repr__(self) -> str:
+        return "Controller"
+
+    def report_metrics(self) -> None:
+        """Set the figures of the log and those of the cluster."""
+        super().report_metrics()
+        if self.is_serving() and self.figures.metrics is not NO_METRICS:
+            self.cluster_figures.report(self.loaded_election_count)
+
+    async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """The next epoch of the metadata log, once a majority of its voters agrees.
+
+        A lone voter asks nobody: its directory lock lets one process lead it.
+        """
+        log, own = self.metadata_log, self.config.broker_id
+        log.voters = voters = log.voters_in_log() or (own,)
+        state = log.load_state()
+        epoch = max(last_epoch, state.epoch, self._told_epoch) + 1
+        if not may_stand(state, voters, own):
+            self._resign(f"its log names {voters} as voters")
+        elif len(voters) == 1 or await self._is_elected(epoch):
+            return BecomeLeaderReply(leader_epoch=epoch)
+        return BecomeLeaderReply(error=ErrorCode.NOT_CONTROLLER)
+
+    async def _is_elected(self, epoch: int) -> bool:
+        """Ask for votes, after a trial: an epoch that is not won disturbs the present one."""
+        log, own = self.metadata_log, self.config.broker_id
+        if not (await self._ask_voters(epoch, is_trial=True)).is_won:
+            return False
+        state = with_epoch(log.load_state(), epoch)
+        await log.write_state(structs.replace(state, voted_for=own))
+        return (await self._ask_voters(epoch, is_trial=False)).is_won
+
+    async def _ask_voters(self, epoch: int, *, is_trial: bool) -> Candidacy:
+        log = self.metadata_log
+        position = log.position()
+        request = VoteRequest(
+            cluster_id=self.config.cluster_id,
+            candidate=self.config.broker_id,
+            leader_epoch=epoch,
+            log_epoch=position.epoch,
+            log_end_offset=position.end_offset,
+            is_trial=is_trial,
+        )
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        candidacy = await ask_voters(self.transport, request, log.voters, timeout_ms=timeout_ms)
+        self._told_epoch = max(self._told_epoch, candidacy.newest_epoch - 1)
+        if candidacy.is_behind and not candidacy.is_won:
+            self._resign("another voter has a newer log")
+        return candidacy
+
+    def _resign(self, reason: str) -> None:
+        _logger.warning("broker %d is not to be the controller: %s", self.config.broker_id, reason)
+        if self._resign_for_good is None:
+            self.surroundings.die(LeadershipLostError(reason))
+        else:
+            self._resign_for_good()
+
+    async def ask_for_log(self) -> ExpectedLog | None:
+        """There is a metadata log, unless the directory says that the cluster is to be founded."""
+        identity = self.replica.directory.identity()
+        is_new = identity is not None and identity.is_founding
+        return ExpectedLog(topic_id="", is_in_sync=not is_new)
+
+    async def send_push(self, broker_id: int, request: ReplicateRequest) -> ReplicateReply:
+        """Push to the copy that a broker's own actor holds."""
+        timeout_ms = self.config.cluster.internal_call_timeout_ms
+        return await self.transport.call(broker_actor(broker_id), request, timeout_ms=timeout_ms)
+
+    async def refresh_settings(self) -> None:
+        """Nothing to ask for: the metadata log has no settings."""
+
+    async def shutdown(self, request: ShutdownRequest) -> ShutdownReply:
+        """Stop every replica of the cluster, then the metadata log."""
+        self.figures.stop()
+        await self.maintenance.stop()
+        return await Controller.shutdown(self, request)

@@ -1,0 +1,193 @@
+"""A broker's copy of the metadata log: it votes, and takes over when the controller is gone.
+
+The copy is ended before this broker's node starts the controller, which opens the same directory,
+and begun again once the controller is not here any more. Whether it is gone says Ray, which lets
+only one live actor have its name; whether this broker may follow it say the voters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final, Protocol
+
+from oncelog.actors.config import BrokerConfig, ReplicaConfig
+from oncelog.actors.launch.assembly import Surroundings
+from oncelog.actors.launch.candidate import ask_voters
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.process.own_tasks import OwnTasks
+from oncelog.actors.protocol.cluster.quorum import may_stand
+from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.follower_log import NOT_NOW
+from oncelog.actors.replica.metadata_replica import MetadataCopy
+from oncelog.actors.replica.voter_file import VOTER_FILE
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+_logger = logging.getLogger(__name__)
+
+NEXT_IN_ORDER_MS: Final = 1_000
+"""How much later each voter takes over than the one before it in order, whom it leaves the time."""
+
+MENDED_LOOK_MS: Final = 5_000
+"""How soon a copy is begun again that the disk refused: it may be mended."""
+
+
+class ControllerPlace(Protocol):
+    """Where the controller runs, as far as Ray knows. None of these raises for Ray."""
+
+    async def is_gone(self) -> bool:
+        """Whether there is none, and none comes back by itself; false if that is not known."""
+        ...
+
+    async def is_here(self) -> bool:
+        """Whether it is on this broker's node, alive or about to be."""
+        ...
+
+    async def start(self) -> None:
+        """Start it on this broker's node, unless another one is alive."""
+        ...
+
+
+class NoPlace:
+    """Where nothing can be started."""
+
+    async def is_gone(self) -> bool:
+        """See ``ControllerPlace``."""
+        return False
+
+    async def is_here(self) -> bool:
+        """See ``ControllerPlace``."""
+        return False
+
+    async def start(self) -> None:
+        """See ``ControllerPlace``."""
+
+
+class MetadataVoter:
+    """Half of a broker. ``heard`` is called whenever the controller has answered it."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        surroundings: Surroundings,
+        place: ControllerPlace,
+        tasks: OwnTasks,
+    ) -> None:
+        self._config = config
+        self._surroundings = surroundings
+        self._place = place
+        self._tasks = tasks
+        self._copy: MetadataCopy | None = None
+        self._is_wanted = False
+        """A controller has pushed."""
+        self._heard_ms = self._begun_ms = loop_ms()
+        interval_ms = config.cluster.broker_heartbeat_interval_ms
+        self._spread_ms = surroundings.random.randrange(interval_ms)
+
+    def heard(self) -> None:
+        """The controller lives."""
+        self._heard_ms = loop_ms()
+
+    async def vote(self, request: VoteRequest) -> VoteReply:
+        """Vote for a candidate, if there is a copy to tell by."""
+        copy = self._copy
+        return request.failed(NOT_NOW) if copy is None else await copy.vote(request)
+
+    async def replicate(self, request: ReplicateRequest, *, is_registered: bool) -> ReplicateReply:
+        """Take a push.
+
+        One that is not registered, and has no voter file, may have lost its disk: until the
+        controller has taken it off the voters, it must not pass for what it was.
+        """
+        copy = self._copy
+        if copy is None:
+            self._is_wanted |= is_registered
+            return request.failed(NOT_NOW)
+        return await copy.replicate(request)
+
+    async def watch(self) -> None:
+        """Begin the copy when it is wanted, and take over when that is due; a task of its own."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._config.cluster.broker_heartbeat_interval_ms / 1000)
+
+    async def look(self) -> None:
+        """One look."""
+        copy = self._copy
+        if copy is None:
+            if self._has_voted_before() or self._is_wanted:
+                await self._begin_copy()
+        elif copy.failure is not None:
+            if loop_ms() - self._begun_ms > MENDED_LOOK_MS:
+                self._copy = None
+                await copy.stop()
+        elif copy.is_following and await self._is_next(copy):
+            await self._take_over(copy)
+
+    def _has_voted_before(self) -> bool:
+        path = Path(self._config.data_dir) / VOTER_FILE
+        return self._surroundings.filesystem.exists(path)
+
+    async def _begin_copy(self) -> None:
+        if await self._place.is_here():
+            return
+        config, surroundings = self._config, self._surroundings
+        self._begun_ms = loop_ms()
+        self._copy = copy = MetadataCopy(
+            config=ReplicaConfig(
+                topic=CLUSTER_METADATA_TOPIC,
+                partition=0,
+                broker_id=config.broker_id,
+                data_dir=config.data_dir,
+                cluster=config.cluster,
+                cluster_id=config.cluster_id,
+            ),
+            filesystem=surroundings.filesystem,
+            clock=surroundings.clock,
+            background=surroundings.new_background(),
+        )
+        copy.on_bug = surroundings.die
+        self._tasks.spawn(copy.start())
+
+    # --- taking over ----------------------------------------------------------------------
+
+    async def _is_next(self, copy: MetadataCopy) -> bool:
+        """Whether the controller is gone, and the voters would have this broker follow it."""
+        cluster, own = self._config.cluster, self._config.broker_id
+        silent_ms = loop_ms() - self._heard_ms - cluster.controller_session_timeout_ms
+        if silent_ms <= 0:
+            return False
+        voters = copy.voters_in_log()
+        if not may_stand(copy.state, voters, own):
+            return False
+        if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS + self._spread_ms:
+            return False
+        if not await self._place.is_gone():
+            return False
+        position = copy.position()
+        request = VoteRequest(
+            cluster_id=self._config.cluster_id,
+            candidate=own,
+            leader_epoch=copy.state.epoch + 1,
+            log_epoch=position.epoch,
+            log_end_offset=position.end_offset,
+            is_trial=True,
+        )
+        candidacy = await ask_voters(
+            self._surroundings.transport,
+            request,
+            voters,
+            timeout_ms=cluster.internal_call_timeout_ms,
+        )
+        if not candidacy.is_won:
+            _logger.warning("broker %d cannot be the controller: too few votes", own)
+        return candidacy.is_won
+
+    async def _take_over(self, copy: MetadataCopy) -> None:
+        _logger.warning("broker %d starts the controller: it is gone", self._config.broker_id)
+        self._copy = None
+        await copy.stop()
+        await self._place.start()
+        self.heard()

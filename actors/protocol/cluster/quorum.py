@@ -1,0 +1,210 @@
+"""Who may be the controller: the voters of the metadata log, their votes, and who is to be one.
+
+Rules. An epoch has at most one controller: one that a majority of voters has voted for, each for
+one candidate per epoch, durably before it answers. None is elected whose log is older than that of
+a voter who votes for it, so it has all that a majority ever synced. A voter that knows an epoch
+obeys no older one. The voters are a record of the log itself, in force from where it is appended,
+and change by one at a time: any majority before and any after have a voter in common.
+
+==========================================  =====================================================
+vote for, or push of                        answer of a voter
+==========================================  =====================================================
+another cluster                             INVALID_REQUEST
+vote, an older epoch than it knows          FENCED_LEADER_EPOCH, and which it knows
+vote, a log older than its own              refused, as ``is_behind``; it knows the epoch now
+vote, its epoch, in which it has voted for  refused
+another
+vote, its epoch, given to this candidate    granted again
+vote, its epoch, given to nobody            granted, durably first
+vote, a newer epoch                         granted, durably first
+vote, a trial                               as above, but nothing changes
+push, an older epoch than it knows          FENCED_LEADER_EPOCH
+push, its epoch                             taken
+push, a newer epoch                         taken, once the voter knows the epoch, durably
+==========================================  =====================================================
+
+Source: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm" (raft), §5.2,
+§5.4 and §6; Ongaro's thesis, §4.1 (one voter at a time) and §9.6 (trials); KIP-595.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterRecord,
+    VotersChanged,
+)
+from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_LEADER_EPOCH
+
+VOTERS_MAX: Final = 3
+"""One of three may be down. Two would need each other, so there are two only in passing."""
+
+NOBODY: Final = -1
+
+
+class VoterState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a voter must not forget: the newest epoch it knows, and whom it voted for in it.
+
+    ``is_copied``: its log was not begun with the cluster, but with nothing, to become a copy.
+    """
+
+    epoch: int = NO_LEADER_EPOCH
+    voted_for: int = NOBODY
+    is_copied: bool = False
+
+
+class LogPosition(NamedTuple):
+    """How new a log is: the epoch of its last batch, and then where that ends (exclusive)."""
+
+    epoch: int
+    end_offset: int
+
+
+class Vote(NamedTuple):
+    """The answer, which leaves only after ``state``, if it is another one, is durable."""
+
+    state: VoterState
+    reply: VoteReply
+
+
+def majority_of(voter_count: int) -> int:
+    """How many of so many voters are a majority."""
+    return voter_count // 2 + 1
+
+
+# --- voters ----------------------------------------------------------------------------------
+
+
+def decide_vote(
+    state: VoterState, log: LogPosition, request: VoteRequest, *, cluster_id: str
+) -> Vote:
+    """Whether to vote for a candidate; ``log`` is the voter's own."""
+    if request.cluster_id != cluster_id:
+        detail = f"this is a voter of cluster {cluster_id}, not of {request.cluster_id}"
+        return Vote(state, request.failed(ErrorCode.INVALID_REQUEST, detail))
+    if request.leader_epoch < state.epoch:
+        return Vote(state, _answer(state, error=ErrorCode.FENCED_LEADER_EPOCH))
+    known = with_epoch(state, request.leader_epoch)
+    if LogPosition(request.log_epoch, request.log_end_offset) < log:
+        changed, reply = known, _answer(known, is_behind=True)
+    elif known.voted_for not in (NOBODY, request.candidate):
+        changed, reply = known, _answer(known)
+    else:
+        changed = structs.replace(known, voted_for=request.candidate)
+        reply = _answer(changed, is_granted=True)
+    return Vote(state, reply) if request.is_trial else Vote(changed, reply)
+
+
+def with_epoch(state: VoterState, epoch: int) -> VoterState:
+    """The voter once it knows ``epoch``, from whomever; it has not voted in a newer one."""
+    if epoch <= state.epoch:
+        return state
+    return structs.replace(state, epoch=epoch, voted_for=NOBODY)
+
+
+def may_stand(state: VoterState, voters: Collection[int], broker_id: int) -> bool:
+    """Whether the log of a broker, which names ``voters``, lets it become the controller.
+
+    Half of a copy may end where the founder was alone: a founder that has lost its disk since, and
+    is given a copy again, must not believe that.
+    """
+    return broker_id in voters and not (state.is_copied and len(voters) == 1)
+
+
+def _answer(
+    state: VoterState,
+    *,
+    error: ErrorCode = ErrorCode.NONE,
+    is_granted: bool = False,
+    is_behind: bool = False,
+) -> VoteReply:
+    return VoteReply(
+        error=error, is_granted=is_granted, leader_epoch=state.epoch, is_behind=is_behind
+    )
+
+
+def voters_of(records: Iterable[ClusterRecord]) -> tuple[int, ...]:
+    """The voters that a log names last: at first the broker that founded the cluster."""
+    voters: tuple[int, ...] = ()
+    for record in records:
+        if isinstance(record, VotersChanged):
+            voters = record.voters
+        elif isinstance(record, BrokerRegistered):
+            voters = voters or (record.broker_id,)
+    return voters
+
+
+# --- candidates ------------------------------------------------------------------------------
+
+
+class Candidacy:
+    """One candidate in one epoch, which has voted for itself, durably, before it asks others."""
+
+    def __init__(self, voters: Collection[int], broker_id: int, epoch: int) -> None:
+        self.epoch = epoch
+        self.newest_epoch = epoch
+        """The newest that was told: the next candidacy must be beyond it."""
+        self.is_behind = False
+        """A voter has a newer log, so another should stand."""
+        self._voters = frozenset(voters)
+        self._granted = {broker_id} & self._voters
+
+    @property
+    def is_won(self) -> bool:
+        """Whether a majority of the voters has voted for it."""
+        return len(self._granted) >= majority_of(len(self._voters))
+
+    def answered(self, broker_id: int, reply: VoteReply) -> None:
+        """A voter has answered, or its call failed with a code; each may answer repeatedly."""
+        self.newest_epoch = max(self.newest_epoch, reply.leader_epoch)
+        self.is_behind |= reply.is_behind
+        if reply.error is ErrorCode.NONE and reply.is_granted and broker_id in self._voters:
+            self._granted.add(broker_id)
+
+
+# --- who is to be a voter --------------------------------------------------------------------
+
+
+def learners(voters: Sequence[int], brokers: Mapping[int, BrokerState]) -> tuple[int, ...]:
+    """The brokers that are to become voters, and get a copy for it: all that lack, or none.
+
+    With two voters either is needed, which is worse than one, so with two brokers there is one.
+    """
+    lacking = VOTERS_MAX - len(voters)
+    racks = {brokers[voter].rack for voter in voters if voter in brokers}
+    found: list[int] = []
+    usable = [
+        broker_id
+        for broker_id, broker in sorted(brokers.items())
+        if broker_id not in voters and not broker.is_fenced and not broker.is_draining
+    ]
+    while usable and len(found) < lacking:
+        chosen = min(usable, key=lambda one: (brokers[one].rack in racks, one))
+        usable.remove(chosen)
+        found.append(chosen)
+        racks.add(brokers[chosen].rack)
+    return tuple(found) if len(found) == lacking else ()
+
+
+def next_voters(
+    voters: Sequence[int], learning: Sequence[int], caught_up: Collection[int]
+) -> tuple[int, ...] | None:
+    """The voters with one more; None while it is not time for that."""
+    if not learning or not set(learning) <= set(caught_up):
+        return None
+    return (*voters, learning[0])
+
+
+def voters_without(voters: Sequence[int], broker_id: int) -> tuple[int, ...] | None:
+    """The voters once one has lost its disk; None if too few would be left to go on alone."""
+    left = tuple(voter for voter in voters if voter != broker_id)
+    return left if len(left) >= majority_of(VOTERS_MAX) else None

@@ -1,0 +1,171 @@
+"""The leader's side of replication where a majority decides: that of the controller's log.
+
+As ``replication``, but for what is committed: what a majority of the *voters* has synced, the
+leader included, once that covers a batch of its own epoch (raft §5.4.2: a majority may have an
+older epoch's batch, and one who lacks it still be elected). A lone voter needs nobody. Nothing is
+proposed to anybody: who votes is for the controller to log, and is told by ``set_voters``.
+*Learners* get copies and do not count.
+
+A *confirmation* says that this leader still was the newest after the moment in which it was asked
+for: a majority has acknowledged a push that was sent since. So whoever reads the state and then
+has it confirmed has read what was current, by no clock (raft §6.4, ReadIndex).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from oncelog.actors.protocol.messages.replication import ReplicateReply
+from oncelog.actors.protocol.partition.bounds import PartitionBounds
+from oncelog.actors.protocol.partition.follower_progress import Push
+from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
+from oncelog.actors.protocol.partition.replication import (
+    Assignment,
+    LeaderReplication,
+    ReplicationSettings,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import NO_OFFSET
+
+_NEVER: Final = 0
+
+
+class QuorumReplication(LeaderReplication):
+    """A leader of voters in one epoch."""
+
+    __slots__ = ("_asked", "_confirmed", "_sent")
+
+    def __init__(
+        self,
+        bounds: PartitionBounds,
+        *,
+        voters: Collection[int],
+        leader_epoch: int,
+        broker_id: int,
+        synced_end_offset: int,
+        now_ms: int,
+        settings: ReplicationSettings | None = None,
+    ) -> None:
+        self._asked = _NEVER
+        self._sent: dict[int, tuple[int, int]] = {}
+        """By voter: the push in flight, and the newest confirmation asked for when it was sent."""
+        self._confirmed: dict[int, int] = {}
+        members = tuple(voters)
+        super().__init__(
+            bounds,
+            Assignment(
+                leader_epoch=leader_epoch, partition_version=0, replicas=members, isr=members
+            ),
+            broker_id=broker_id,
+            synced_end_offset=synced_end_offset,
+            settings=settings or ReplicationSettings(),
+            now_ms=now_ms,
+        )
+
+    # --- voters and learners -----------------------------------------------------------------
+
+    @property
+    def voters(self) -> frozenset[int]:
+        """Those whose majority commits."""
+        return self._in_sync.isr
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the voters may change: something of this epoch is committed, and all is."""
+        high_watermark = self._bounds.high_watermark
+        if high_watermark < self._bounds.log_end_offset:
+            return False
+        return len(self.voters) == 1 or high_watermark > self._epoch_start_offset
+
+    def set_voters(self, voters: Iterable[int], learners: Iterable[int], now_ms: int) -> bool:
+        """Count these from now on; returns whether the high watermark rose."""
+        members = frozenset(voters)
+        if members != self.voters:
+            self._in_sync = InSyncReplicas(members, self._in_sync.version + 1)
+        self._assign((*sorted(members), *learners), now_ms)
+        return self._advance()
+
+    def caught_up(self) -> frozenset[int]:
+        """The followers that have all that is committed."""
+        return frozenset(
+            broker_id
+            for broker_id, progress in self._followers.items()
+            if progress.match_offset >= self._bounds.high_watermark
+        )
+
+    # --- confirmations -----------------------------------------------------------------------
+
+    def ask_to_confirm(self) -> int:
+        """The number of a new confirmation; pushes are due for it."""
+        self._asked += 1
+        return self._asked
+
+    @property
+    def confirmed(self) -> int:
+        """The newest confirmation that has come, and with it all before."""
+        if not self.is_leading:
+            return _NEVER
+        return _of_majority([self._confirmed_by(broker_id) for broker_id in self.voters])
+
+    def _confirmed_by(self, broker_id: int) -> int:
+        own = broker_id == self._broker_id
+        return self._asked if own else self._confirmed.get(broker_id, _NEVER)
+
+    def pushes(self, now_ms: int) -> list[Push]:
+        """See ``LeaderReplication``; also those that a confirmation needs."""
+        due = super().pushes(now_ms)
+        if self.is_leading:
+            told = {push.broker_id for push in due}
+            due += [
+                self._push(broker_id, progress, now_ms)
+                for broker_id, progress in self._followers.items()
+                if broker_id not in told and self._needs_confirmation(broker_id, now_ms)
+            ]
+        for push in due:
+            self._sent[push.broker_id] = (push.number, self._asked)
+        return due
+
+    def _needs_confirmation(self, broker_id: int, now_ms: int) -> bool:
+        is_asked = broker_id in self.voters and self._confirmed_by(broker_id) < self._asked
+        return is_asked and self._followers[broker_id].may_push(now_ms)
+
+    def answered(self, push: Push, reply: ReplicateReply, now_ms: int) -> bool:
+        """See ``LeaderReplication``."""
+        number, asked = self._sent.get(push.broker_id, (0, _NEVER))
+        if number == push.number and reply.error is ErrorCode.NONE:
+            self._confirmed[push.broker_id] = max(self._confirmed_by(push.broker_id), asked)
+        return super().answered(push, reply, now_ms)
+
+    def wake_ms(self, now_ms: int) -> int | None:
+        """See ``LeaderReplication``."""
+        wake_ms = super().wake_ms(now_ms)
+        if self.is_leading and self.confirmed < self._asked:
+            times = [
+                retry_ms
+                for broker_id in self.voters - {self._broker_id}
+                if self._confirmed_by(broker_id) < self._asked
+                and (retry_ms := self._followers[broker_id].may_push_ms) is not None
+            ]
+            if times:
+                soonest_ms = max(now_ms, min(times))
+                return soonest_ms if wake_ms is None else min(wake_ms, soonest_ms)
+        return wake_ms
+
+    # --- rules -------------------------------------------------------------------------------
+
+    def _committed_end_offset(self) -> int:
+        end_offset = _of_majority([self._match_offset(broker_id) for broker_id in self.voters])
+        is_own = end_offset > self._epoch_start_offset or len(self.voters) == 1
+        return end_offset if is_own else NO_OFFSET
+
+    def _wanted_isr(self, now_ms: int) -> frozenset[int]:  # noqa: ARG002
+        return self.voters
+
+    def _proposal_due_ms(self, now_ms: int) -> int | None:  # noqa: ARG002
+        return None
+
+
+def _of_majority(values: list[int]) -> int:
+    """The largest value that a majority has reached."""
+    return sorted(values, reverse=True)[len(values) // 2]

@@ -1,0 +1,289 @@
+"""The controller's replica of the metadata log, and the copies of it on other brokers.
+
+The rules are in ``protocol/cluster/quorum`` and ``protocol/partition/quorum_replication``. While a
+broker's copy takes part in a vote or a push it does nothing else, so that what it knows of epochs
+is written down before any answer that relies on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import structs
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import Background, Clock
+from oncelog.actors.process.background import settle
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.cluster.log import VotersChanged, decode_cluster_record
+from oncelog.actors.protocol.cluster.quorum import (
+    LogPosition,
+    VoterState,
+    decide_vote,
+    voters_of,
+    with_epoch,
+)
+from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
+from oncelog.actors.replica.follower_log import NOT_NOW
+from oncelog.actors.replica.log import AppendOutcome
+from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.replica import Replica
+from oncelog.actors.replica.replicator import Replicator
+from oncelog.actors.replica.voter_file import read_voter_state, write_voter_state
+from oncelog.storage.disk.file_system import FileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import NO_LEADER_EPOCH
+from oncelog.storage.segments.leader_epochs import epoch_span
+
+_ANOTHER: Final = 0
+"""Who leads, as a copy has it: no broker has this number, and which one pushes will tell."""
+
+
+class _QuorumReplicator(Replicator):
+    """Also notes which confirmations have come."""
+
+    on_progress: Callable[[], None]
+
+    def _note(self, has_risen: bool) -> None:
+        super()._note(has_risen)
+        self.on_progress()
+
+
+class MetadataLog(Replica):
+    """The log of the cluster's metadata, whoever leads it; ``state`` is in the voter file."""
+
+    def __init__(self, *, filesystem: FileSystem, **arguments: Any) -> None:
+        super().__init__(filesystem=filesystem, **arguments)
+        self._filesystem = filesystem
+        self._data_dir = Path(self.config.data_dir)
+
+    def position(self) -> LogPosition:
+        """How new the log is."""
+        machine = self.machine
+        epoch = epoch_span(machine.leader_epochs.entries, machine.log_end_offset - 1)[0]
+        return LogPosition(NO_LEADER_EPOCH if epoch is None else epoch, machine.log_end_offset)
+
+    def voters_in_log(self) -> tuple[int, ...]:
+        """The voters that the log names, committed or not; none if it tells of no cluster."""
+        return voters_of(
+            decode_cluster_record(record.value)
+            for batch in self.replay()
+            for record in batch.records
+            if record.value is not None
+        )
+
+    def load_state(self) -> VoterState:
+        """What the voter file says, or what holds without one. OSError, CorruptDataError."""
+        found = read_voter_state(self._filesystem, self._data_dir)
+        return VoterState() if found is None else found
+
+    async def write_state(self, state: VoterState) -> None:
+        """Durably. OSError."""
+        await self.run_beside(lambda: write_voter_state(self._filesystem, self._data_dir, state))
+
+
+class MetadataReplica(MetadataLog):
+    """The controller's; ``voters`` are known before it begins to lead."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.voters: tuple[int, ...] = ()
+        self._learners: tuple[int, ...] = ()
+        self._confirmations: dict[int, asyncio.Future[bool]] = {}
+        """By number, of those that have not come."""
+
+    @property
+    def quorum(self) -> QuorumReplication | None:
+        """The rules of the present epoch, while it leads."""
+        replicator = self.replicator
+        found = None if replicator is None else replicator.replication
+        return found if isinstance(found, QuorumReplication) else None
+
+    def _begin_replication(self) -> None:
+        """See ``Replica``; a log that names no voter yet has its founder."""
+        self.voters = self.voters or (self.broker_id,)
+        replicator = _QuorumReplicator(
+            QuorumReplication(
+                self.machine,
+                voters=self.voters,
+                leader_epoch=self.leader_epoch,
+                broker_id=self.broker_id,
+                synced_end_offset=self._synced_offset,
+                now_ms=loop_ms(),
+            ),
+            request_of=self._request_of,
+            send=self.send_push,
+            propose=self.propose_isr,
+            on_rise=self._note_risen,
+            on_loss=self._lose_leadership,
+            on_failure=self.on_bug,
+            tallies=self.tallies,
+        )
+        replicator.on_progress = self._note_confirmed
+        self.replicator = replicator
+        self._note_risen()
+        replicator.appended()
+
+    def append(self, records: Sequence[LogRecord], **arguments: Any) -> AppendOutcome:
+        """See ``ReplicaLog``; voters are in force from where they are appended."""
+        outcome = super().append(records, **arguments)
+        if outcome.error is ErrorCode.NONE:
+            for record in records:
+                changed = decode_cluster_record(record.value or b"")
+                if isinstance(changed, VotersChanged):
+                    self.voters = changed.voters
+                    self._recount()
+        return outcome
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the voters may change now."""
+        return self.quorum is not None and self.quorum.is_settled
+
+    async def keep_state(self) -> None:
+        """Write down in which epoch it leads, for when others have copies. OSError."""
+        state = self.load_state()
+        if state.epoch < self.leader_epoch:
+            state = with_epoch(state, self.leader_epoch)
+            await self.write_state(structs.replace(state, voted_for=self.broker_id))
+
+    def teach(self, learners: Iterable[int]) -> None:
+        """Push to these as well, who have no vote yet."""
+        wanted = tuple(learners)
+        if wanted != self._learners:
+            self._learners = wanted
+            self._recount()
+
+    def _recount(self) -> None:
+        quorum, replicator = self.quorum, self.replicator
+        if quorum is not None and replicator is not None:
+            learners = [one for one in self._learners if one not in self.voters]
+            if quorum.set_voters(self.voters, learners, loop_ms()):
+                self._note_risen()
+            replicator.appended()
+
+    # --- confirmations --------------------------------------------------------------------
+
+    async def confirm(self, timeout_ms: int) -> ErrorCode:
+        """``NONE`` if no other leads before this call; it takes a push to a majority."""
+        quorum, replicator = self.quorum, self.replicator
+        error = self.availability()
+        if error is not ErrorCode.NONE or quorum is None or replicator is None:
+            return error if error is not ErrorCode.NONE else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        number = quorum.ask_to_confirm()
+        if quorum.confirmed >= number:
+            return ErrorCode.NONE
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._confirmations[number] = waiter
+        try:
+            replicator.appended()
+            await asyncio.wait({waiter}, timeout=timeout_ms / 1000)
+            is_confirmed = waiter.done() and waiter.result()
+            return ErrorCode.NONE if is_confirmed else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        finally:
+            self._confirmations.pop(number, None)
+
+    def _note_confirmed(self) -> None:
+        quorum = self.quorum
+        if quorum is not None and self._confirmations:
+            confirmed = quorum.confirmed
+            for number, waiter in self._confirmations.items():
+                if number <= confirmed:
+                    settle(waiter, True)
+
+    def _end_leading(self, error: ErrorCode) -> None:
+        super()._end_leading(error)
+        for waiter in self._confirmations.values():
+            settle(waiter, False)
+
+
+class MetadataCopy(MetadataLog):
+    """A broker's; it follows, and votes. It never leads: it ends before the controller begins."""
+
+    def __init__(
+        self,
+        *,
+        config: ReplicaConfig,
+        filesystem: FileSystem,
+        clock: Clock,
+        background: Background,
+    ) -> None:
+        super().__init__(
+            config=config,
+            filesystem=filesystem,
+            clock=clock,
+            background=background,
+            epoch_source=self._known_epoch,
+            log_source=self._expected,
+        )
+        self.state = VoterState()
+        self._turn = asyncio.Lock()
+
+    async def _expected(self) -> ExpectedLog:
+        """A copy that has heard of any epoch has a log."""
+        state = self.load_state()
+        return ExpectedLog(topic_id="", is_in_sync=state.epoch != NO_LEADER_EPOCH)
+
+    async def _known_epoch(self, last_epoch: int) -> BecomeLeaderReply:
+        """Another leads: from now on, what it knows of epochs is what the file says."""
+        try:
+            found = read_voter_state(self._filesystem, self._data_dir)
+            if found is None:
+                # Without a file the log is the founder's, or there is none.
+                found = VoterState(is_copied=self.log.log_end_offset == 0)
+                await self.write_state(found)
+        except (OSError, CorruptDataError) as error:
+            self.refuse(f"cannot tell what {self._data_dir} voted: {error}")
+            return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
+        self.state = found
+        return BecomeLeaderReply(
+            leader_epoch=max(found.epoch, last_epoch),
+            leader=_ANOTHER,
+            replicas=(_ANOTHER,),
+            hosts=(0,),
+            isr=(_ANOTHER,),
+        )
+
+    async def vote(self, request: VoteRequest) -> VoteReply:
+        """Vote for a candidate, or not."""
+        async with self._turn:
+            if not self.is_following or self._is_cutting:
+                return request.failed(NOT_NOW)
+            cluster_id = self.config.cluster_id
+            vote = decide_vote(self.state, self.position(), request, cluster_id=cluster_id)
+            if not await self._is_remembered(vote.state):
+                return request.failed(ErrorCode.KAFKA_STORAGE_ERROR)
+            return vote.reply
+
+    async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
+        """See ``FollowerLog``; an epoch that is new is written down first."""
+        async with self._turn:
+            if not self.is_following or self._is_cutting:
+                return ReplicateReply(error=NOT_NOW)
+            if not await self._is_remembered(with_epoch(self.state, request.leader_epoch)):
+                return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
+            return await super().replicate(request)
+
+    async def _is_remembered(self, state: VoterState) -> bool:
+        """Write down what is new; false if the disk refuses, and then nothing is promised."""
+        if state == self.state:
+            return True
+        try:
+            await self.write_state(state)
+        except OSError as error:
+            self._give_up("write the vote in", error)
+            return False
+        if not self.is_following:
+            return False
+        if state.epoch > self.machine.leader_epoch:
+            self.machine.become_follower(state.epoch)
+        self.state = state
+        return True

@@ -1,0 +1,171 @@
+"""The controller's log on three brokers: who follows a controller that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from voting_world import VotingWorld, play
+
+from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.replica.voter_file import read_voter_state
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+
+
+def test_two_brokers_have_one_voter_and_three_have_three(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        world.nodes[3].is_up = False
+        await asyncio.sleep(10)
+        assert [one.broker_id for one in (await world.metadata()).voters] == [1]
+        world.nodes[3].is_up = True
+        await world.until_voters(1, 2, 3)
+        assert world.starts == [1]
+
+    play(tmp_path, scenario)
+
+
+def test_another_broker_takes_over_with_all_that_was_acknowledged(tmp_path: Path) -> None:
+    """1. Three voters. 2. The controller's node dies. 3. The next one serves, and goes on.
+    4. The dead node is back: it has a copy again, and votes.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        before = await world.metadata()
+        world.nodes[1].kill()
+        assert await world.until_serving() == 2
+        after = await world.metadata()
+        assert after.controller_epoch > before.controller_epoch
+        assert "a" in [topic.name for topic in after.topics]
+        assert await world.create("b") is ErrorCode.NONE
+        world.nodes[1].is_up = True
+        await world.until_voters(1, 2, 3)
+        assert world.starts == [1, 2]
+        world.nodes[2].kill()
+        await world.until_serving()
+        assert {"a", "b"} <= {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
+def test_one_voter_of_three_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        world.nodes[1].kill()
+        world.nodes[2].kill()
+        await asyncio.sleep(60)
+        assert world.starts == [1]
+        world.nodes[2].is_up = True
+        world.nodes[2].start_broker()
+        assert await world.until_serving() in (2, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_without_a_majority_answers_nothing(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        old = world.nodes[1].controller
+        assert old is not None
+        world.nodes[1].is_isolated = True
+        reply = await old.metadata(MetadataRequest())
+        assert reply.error is ErrorCode.NOT_CONTROLLER
+        world.nodes[1].is_isolated = False
+        assert (await old.metadata(MetadataRequest())).error is ErrorCode.NONE
+
+    play(tmp_path, scenario)
+
+
+def test_two_controllers_at_once_do_not_disagree(tmp_path: Path) -> None:
+    """Ray has replaced one that lives on, cut off: it answers nothing, and ends later."""
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        node = world.nodes[1]
+        old = node.controller
+        assert old is not None
+        node.is_isolated = True
+        world.holder = None
+        assert await world.until_serving() in (2, 3)
+        assert await world.create("b") is ErrorCode.NONE
+        assert (await old.metadata(MetadataRequest())).error is ErrorCode.NOT_CONTROLLER
+        node.is_isolated = False
+        await asyncio.sleep(5)
+        assert node.controller is None
+        await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path) -> None:
+    """1. Three voters. 2. The founder dies, and another follows. 3. It comes back without its disk.
+    4. Its vote is taken; it gets a copy, and votes again.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        one = world.nodes[1]
+        one.kill()
+        controller = world.nodes[await world.until_serving()].controller
+        assert controller is not None
+        for topic in controller.machine.topics.values():
+            for partition in topic.partitions:
+                partition.isr = ()  # Nothing else counts on the disk that is lost.
+        shutil.rmtree(one.data_dir)
+        one.is_up = True
+        changes = []
+        while not changes or set(changes[-1]) != {1, 2, 3} or len(set(changes)) < 2:
+            changes.append(controller.machine.voters)
+            await asyncio.sleep(0.1)
+        assert {2, 3} in map(set, changes)
+        await world.until_voters(1, 2, 3)
+        state = read_voter_state(RealFileSystem(), one.data_dir)
+        assert state is not None
+        assert state.is_copied
+
+    play(tmp_path, scenario)
+
+
+def test_a_cluster_that_was_down_as_a_whole_begins_again_on_any_voter(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        for node in world.nodes.values():
+            node.kill()
+        world.nodes[2].is_up = world.nodes[3].is_up = True
+        world.nodes[3].start_broker()
+        world.nodes[2].start_controller()
+        assert await world.until_serving() == 2
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        assert world.starts == [1, 2]
+
+    play(tmp_path, scenario)
+
+
+def test_one_that_starts_with_an_older_log_leaves_it_to_another(tmp_path: Path) -> None:
+    """1. Node 1 is down while a topic is made. 2. All go down. 3. Node 1 is started as the one to
+    lead: the others have a newer log, so it ends, and one of them leads.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        world.nodes[1].kill()
+        await world.until_serving()
+        assert await world.create("a") is ErrorCode.NONE
+        for number in (2, 3):
+            world.nodes[number].kill()
+        for number in (1, 2, 3):
+            world.nodes[number].is_up = True
+        for number in (2, 3):
+            world.nodes[number].start_broker()
+        world.nodes[1].start_controller()
+        assert await world.until_serving() in (2, 3)
+        assert world.resigned == [1]
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)

@@ -1,0 +1,216 @@
+"""A broker's copy of the metadata log: what it remembers of votes and epochs, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from actor_surroundings import ManualClock
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.cluster.log import (
+    BrokerRegistered,
+    ClusterRecord,
+    VotersChanged,
+    encode_cluster_record,
+)
+from oncelog.actors.protocol.cluster.quorum import LogPosition, VoterState
+from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica import metadata_replica
+from oncelog.actors.replica.metadata_replica import MetadataCopy
+from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state
+from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.codec import encode_records
+
+CLUSTER_ID = "c" * 32
+OTHER = LogPosition(9, 1_000)
+Scenario = Callable[[MetadataCopy], Coroutine[Any, Any, None]]
+
+
+async def begun(directory: Path) -> MetadataCopy:
+    copy = MetadataCopy(
+        config=ReplicaConfig(
+            topic=CLUSTER_METADATA_TOPIC, partition=0, broker_id=2, data_dir=str(directory)
+        ),
+        filesystem=RealFileSystem(),
+        clock=ManualClock(),
+        background=ThreadBackground(),
+    )
+    follows = asyncio.Event()
+    copy.on_following = follows.set
+    starting = asyncio.ensure_future(copy.start())
+    following = asyncio.ensure_future(follows.wait())
+    await asyncio.wait({starting, following}, return_when=asyncio.FIRST_COMPLETED)
+    following.cancel()
+    return copy
+
+
+def play(directory: Path, *scenarios: Scenario) -> None:
+    """Each in a life of its own."""
+
+    async def body() -> None:
+        for scenario in scenarios:
+            copy = await begun(directory)
+            await scenario(copy)
+            await copy.stop()
+
+    asyncio.run(body())
+
+
+def asked(epoch: int, candidate: int, log: LogPosition = OTHER, **fields: Any) -> VoteRequest:
+    return VoteRequest(
+        cluster_id="",
+        candidate=candidate,
+        leader_epoch=epoch,
+        log_epoch=log.epoch,
+        log_end_offset=log.end_offset,
+        **fields,
+    )
+
+
+def pushed(epoch: int, *records: ClusterRecord, leader: int = 1, at: int = 0) -> ReplicateRequest:
+    """A push of the records as one batch, which is the first of its epoch."""
+    batch = b""
+    if records:
+        encoded = [encode_cluster_record(record) for record in records]
+        sealed = bytearray(
+            encode_records(
+                [(one.key, one.value, 0, ()) for one in encoded],
+                producer_id=-1,
+                producer_epoch=-1,
+                base_sequence=-1,
+                is_transactional=False,
+            )
+        )
+        header = parse_header(sealed).with_offset(at, epoch)
+        sealed[0:8] = header.base_offset.to_bytes(8, "big")
+        sealed[12:16] = header.leader_epoch.to_bytes(4, "big")
+        batch = bytes(sealed)
+    return ReplicateRequest(
+        topic_partition=TopicPartition(CLUSTER_METADATA_TOPIC, 0),
+        topic_id="",
+        leader=leader,
+        leader_epoch=epoch,
+        epoch_start_offset=at,
+        previous_end_offset=at,
+        previous_leader_epoch=-1,
+        high_watermark=0,
+        log_start_offset=0,
+        batches=batch,
+    )
+
+
+def state_in(directory: Path) -> VoterState | None:
+    return read_voter_state(RealFileSystem(), directory)
+
+
+def test_a_copy_begins_with_nothing_and_says_so(tmp_path: Path) -> None:
+    async def scenario(copy: MetadataCopy) -> None:
+        assert state_in(tmp_path) == VoterState(is_copied=True)
+        assert copy.voters_in_log() == ()
+
+    play(tmp_path, scenario)
+
+
+def test_a_vote_is_kept_over_a_start(tmp_path: Path) -> None:
+    async def votes(copy: MetadataCopy) -> None:
+        reply = await copy.vote(asked(5, 1))
+        assert reply == VoteReply(is_granted=True, leader_epoch=5)
+        assert state_in(tmp_path) == VoterState(epoch=5, voted_for=1, is_copied=True)
+
+    async def remembers(copy: MetadataCopy) -> None:
+        assert await copy.vote(asked(5, 3)) == VoteReply(leader_epoch=5)
+        assert (await copy.vote(asked(5, 1))).is_granted
+        refused = await copy.replicate(pushed(4))
+        assert refused.error is ErrorCode.FENCED_LEADER_EPOCH
+        assert refused.leader_epoch == 5
+
+    play(tmp_path, votes, remembers)
+
+
+def test_an_epoch_is_kept_that_a_push_told(tmp_path: Path) -> None:
+    founder = BrokerRegistered(broker_id=1, data_dir="/d")
+
+    async def takes(copy: MetadataCopy) -> None:
+        assert await copy.replicate(pushed(7, founder)) == ReplicateReply(log_end_offset=1)
+        assert state_in(tmp_path) == VoterState(epoch=7, is_copied=True)
+        assert copy.position() == LogPosition(7, 1)
+        assert copy.voters_in_log() == (1,)
+
+    async def remembers(copy: MetadataCopy) -> None:
+        assert copy.position() == LogPosition(7, 1)
+        assert (await copy.replicate(pushed(6))).error is ErrorCode.FENCED_LEADER_EPOCH
+        assert (await copy.vote(asked(6, 3))).error is ErrorCode.FENCED_LEADER_EPOCH
+        behind = await copy.vote(asked(8, 3, LogPosition(7, 0)))
+        assert behind == VoteReply(leader_epoch=8, is_behind=True)
+
+    play(tmp_path, takes, remembers)
+
+
+def test_a_trial_is_forgotten(tmp_path: Path) -> None:
+    async def scenario(copy: MetadataCopy) -> None:
+        assert (await copy.vote(asked(5, 1, is_trial=True))).is_granted
+        assert (await copy.vote(asked(5, 3))).is_granted
+
+    play(tmp_path, scenario)
+
+
+def test_the_voters_are_the_last_that_the_log_names(tmp_path: Path) -> None:
+    async def scenario(copy: MetadataCopy) -> None:
+        founder = BrokerRegistered(broker_id=1, data_dir="/d")
+        await copy.replicate(pushed(0, founder, VotersChanged(voters=(1, 2))))
+        assert copy.voters_in_log() == (1, 2)
+
+    play(tmp_path, scenario)
+
+
+def test_without_the_file_nothing_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(copy: MetadataCopy) -> None:
+        def fail(*_: Any) -> None:
+            raise OSError("no more disk")
+
+        monkeypatch.setattr(metadata_replica, "write_voter_state", fail)
+        assert (await copy.vote(asked(5, 1))).error is ErrorCode.KAFKA_STORAGE_ERROR
+        assert state_in(tmp_path) == VoterState(is_copied=True)
+        assert copy.failure is not None
+        assert not (await copy.vote(asked(5, 1))).is_granted
+
+    play(tmp_path, scenario)
+
+
+def test_a_file_that_cannot_be_read_keeps_the_copy_from_voting(tmp_path: Path) -> None:
+    (tmp_path / VOTER_FILE).write_text("{")
+
+    async def scenario(copy: MetadataCopy) -> None:
+        assert copy.failure is not None
+        assert VOTER_FILE in copy.failure
+        assert (await copy.vote(asked(5, 1))).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version":2,"epoch":1,"votedFor":1,"isCopied":true}'])
+def test_a_voter_file_that_is_not_one_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / VOTER_FILE).write_text(text)
+    with pytest.raises(CorruptDataError, match=VOTER_FILE):
+        state_in(tmp_path)
+
+
+def test_a_voter_file_says_what_was_written(tmp_path: Path) -> None:
+    assert state_in(tmp_path) is None
+    state = VoterState(epoch=3, voted_for=2, is_copied=True)
+    write_voter_state(RealFileSystem(), tmp_path, state)
+    assert state_in(tmp_path) == state
+    text = '{"version":1,"epoch":3,"votedFor":2,"isCopied":true}\n'
+    assert (tmp_path / VOTER_FILE).read_text() == text
