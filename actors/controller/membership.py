@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
-from oncelog.actors.coordination.actor_watch import ActorWatch
+from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import Transport, holder_of
 from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
 from oncelog.actors.protocol.cluster.elections import Records, after_silence
@@ -93,9 +93,9 @@ class Membership:
         return reply
 
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
-        """A broker lives: others lead what its silent actors led."""
+        """A broker lives: others lead what its silent actors and offline replicas led."""
         machine, placements = self._machine, self._placed_on(request.broker_id)
-        silent = [one for one in placements if holder_of(one) in request.silent_actors]
+        silent = _lost(placements, Sight(request.silent_actors, request.offline_replicas))
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
@@ -115,8 +115,7 @@ class Membership:
             if len(machine.broker_states) <= 1:
                 continue
             placements = self._placed_on(self._own)
-            silent = await self._own_actors.look(map(holder_of, placements))
-            held = [one for one in placements if holder_of(one) in silent]
+            held = _lost(placements, await self._own_actors.look(map(holder_of, placements)))
             if held:
                 await self._log(functools.partial(self._after_silence, held))
 
@@ -141,3 +140,15 @@ class Membership:
 
     def _placed_on(self, broker_id: int) -> list[Placement]:
         return [one for one in self._machine.placements() if one.broker_id == broker_id]
+
+
+def _lost(placements: Iterable[Placement], seen: Sight) -> list[Placement]:
+    """Those that a silent actor holds, and those that are offline."""
+    silent = set(seen.silent_actors)
+    offline = {(one.topic_partition, one.topic_id) for one in seen.offline_replicas}
+    return [
+        one
+        for one in placements
+        if holder_of(one) in silent
+        or not offline.isdisjoint({(one.topic_partition, one.topic_id), (one.topic_partition, "")})
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,18 @@ def isr(world: World, partition: int = 0) -> set[int]:
     return set(machine.topics["a"].partitions[partition].isr)
 
 
+def disk_of(world: World, broker_id: int, partition: int = 0) -> tuple[str, Any]:
+    """The actor that holds a replica, and its disk."""
+    name = next(
+        process.name
+        for process in world.actors()
+        for server in process.servers.values()
+        if server.replica.topic_partition == TopicPartition("a", partition)
+        and server.replica.broker_id == broker_id
+    )
+    return name, world.disk(name)
+
+
 def logs(world: World, partition: int = 0) -> dict[int, bytes]:
     """The bytes of each replica's log, by broker."""
     found = {}
@@ -114,3 +127,49 @@ def test_a_node_with_a_new_disk_is_in_sync_only_once_it_has_all(world: World) ->
     assert isr(world) == {1, 2, 3}
     assert found[3] == found[1]
     assert watch.violations == []
+
+
+@pytest.mark.parametrize("broker_id", [1, 2])
+def test_another_leads_when_the_disk_of_a_leader_fails(world: World, broker_id: int) -> None:
+    """1. Written. 2. The leader's disk fails. 3. Others write on. 4. An operator mends it.
+
+    Broker 1 is the one whose actors the controller watches.
+    """
+    number = broker_id - 1
+    write(world, ["a", "b"], number)
+    assert leader(world, number) == broker_id
+    name, disk = disk_of(world, broker_id, number)
+    for call in ("append", "datasync", "open", "read"):
+        disk.fail(call, "", errno.EIO)
+    session_s = world.settings.cluster.broker_session_timeout_ms / 1000
+    began_s = world.now_s
+    write(world, ["c", "d"], number)
+    assert world.now_s - began_s <= session_s
+    assert leader(world, number) != broker_id
+    assert isr(world, number) == {1, 2, 3} - {broker_id}
+    assert read(world, number) == ["a", "b", "c", "d"]
+    actor = world.actor(name)
+    assert actor is not None
+    assert actor.needs_operator
+    world.media.broken.add(name)
+    world.media.attend()
+    world.quiesce()
+    world.run_for(10)
+    assert isr(world, number) == {1, 2, 3}
+    found = logs(world, number)
+    assert found[1] == found[2] == found[3]
+
+
+def test_a_follower_whose_disk_fails_is_out_of_sync_within_seconds(world: World) -> None:
+    name, disk = disk_of(world, 3)
+    write(world, ["a"])
+    disk.fail("append", "", errno.EIO)
+    disk.fail("datasync", "", errno.EIO)
+    write(world, ["b"])
+    world.run_for(5)
+    assert isr(world) == {1, 2}
+    world.media.broken.add(name)
+    world.media.attend()
+    world.run_for(20)
+    assert isr(world) == {1, 2, 3}
+    assert read(world) == ["a", "b"]

@@ -19,6 +19,7 @@ whole one.
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
 | broker_heartbeat | fenced | unfenced, durably |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
+| broker_heartbeat | some of its replicas are offline | likewise |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
 | drain_broker | too few would be left for a topic | INVALID_REPLICATION_FACTOR, and which |
@@ -155,7 +156,8 @@ def decide_heartbeat(
 ) -> Decision[BrokerHeartbeatReply]:
     """A broker lives: if it was fenced it is so no longer, and leads what only it can.
 
-    ``silent``: the replicas that ``request.silent_actors`` hold. Others lead what they led.
+    ``silent``: the replicas that ``request.silent_actors`` hold, and those that are offline. Others
+    lead what they led.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:

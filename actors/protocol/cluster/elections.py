@@ -26,8 +26,8 @@ replica started        else, another leads, it is     a new version, ISR as it w
 replica started        else                           none: it follows
 new directory          another leads, it is not in    likewise
                        sync
-actor is silent        led by it, others in the ISR   as if its broker were fenced
-                       live; or in sync
+actor is silent, or    led by it, others in the ISR   as if its broker were fenced
+replica offline        live; or in sync
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
@@ -192,7 +192,8 @@ def after_silence(
 ) -> Records:
     """What follows when actors of a live broker do not answer it: others lead what these hold.
 
-    As after fencing, but for these replicas alone, and only where another is in sync and live.
+    Likewise for replicas that are offline. As after fencing, but for these alone, and only where
+    another is in sync and live.
     """
     records: list[ClusterRecord] = []
     known = {topic.name: topic for topic in topics}

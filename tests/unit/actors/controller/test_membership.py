@@ -20,6 +20,7 @@ from oncelog.actors.protocol.cluster.log import TopicCreated
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
+    OfflineReplica,
     PingReply,
     PingRequest,
     RegisterBrokerRequest,
@@ -51,6 +52,7 @@ class Members:
         self.nodes_alive = [2, 3]
         self.is_serving = True
         self.silent: set[str] = set()
+        self.offline: tuple[OfflineReplica, ...] = ()
         self.pinged: set[str] = set()
         self.membership = Membership(
             machine=self.world.machine,
@@ -76,16 +78,23 @@ class Members:
         assert isinstance(request, PingRequest)
         assert timeout_ms > 0
         self.pinged.add(actor)
-        return request.failed(ErrorCode.REQUEST_TIMED_OUT) if actor in self.silent else PingReply()
+        if actor in self.silent:
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        return PingReply(offline_replicas=self.offline)
 
     async def beat(
-        self, broker_id: int, *silent: str, broker_epoch: int | None = None
+        self,
+        broker_id: int,
+        *silent: str,
+        broker_epoch: int | None = None,
+        offline: tuple[OfflineReplica, ...] = (),
     ) -> tuple[ErrorCode, tuple[str, ...]]:
         states = self.world.machine.broker_states
         request = BrokerHeartbeatRequest(
             broker_id=broker_id,
             broker_epoch=states[broker_id].broker_epoch if broker_epoch is None else broker_epoch,
             silent_actors=silent,
+            offline_replicas=offline,
         )
         reply = await self.membership.heartbeat(request)
         return reply.error, reply.actors
@@ -125,6 +134,10 @@ def play(
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(body())
+
+
+def offline(tp: TopicPartition) -> OfflineReplica:
+    return OfflineReplica(topic_partition=tp, topic_id=TOPIC_ID)
 
 
 def held(broker_id: int, tp: TopicPartition = ALONE) -> str:
@@ -284,6 +297,45 @@ def test_others_lead_what_the_controllers_own_silent_actors_led():
         await members.beat_for(4, 2, 3)
         assert members.leaders == [2, 1]
         assert members.fenced == []
+
+    play(scenario)
+
+
+def test_others_lead_what_replicas_led_that_are_offline():
+    """Of another topic of the name nothing; one that does not know its topic is what it is."""
+
+    async def scenario(members: Members) -> None:
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        other = OfflineReplica(topic_partition=ALONE, topic_id="9" * 32)
+        await members.beat(2, offline=(other, offline(HOSTED)))
+        assert members.leaders == [2, 1]
+        await members.beat(2, offline=(OfflineReplica(topic_partition=ALONE, topic_id=""),))
+        assert members.leaders == [1, 1]
+        await members.beat(1, offline=(offline(ALONE), offline(HOSTED)))
+        assert members.leaders == [1, 1]
+        assert members.fenced == []
+
+    play(scenario, is_watching=False)
+
+
+def test_a_follower_that_is_offline_is_not_in_sync():
+    async def scenario(members: Members) -> None:
+        await members.beat(2, offline=(offline(ALONE),))
+        partitions = members.world.machine.topics["t"].partitions
+        assert [partition.isr for partition in partitions] == [(1,), (1, 2)]
+        assert members.leaders == [1, 1]
+
+    play(scenario, is_watching=False)
+
+
+def test_others_lead_what_offline_replicas_of_the_controllers_node_led():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(3, 2, 3)
+        assert members.leaders == [1, 1]
+        members.offline = (offline(HOSTED),)
+        await members.beat_for(2, 2, 3)
+        assert members.leaders == [1, 2]
 
     play(scenario)
 
