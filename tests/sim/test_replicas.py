@@ -173,3 +173,23 @@ def test_a_follower_whose_disk_fails_is_out_of_sync_within_seconds(world: World)
     world.run_for(20)
     assert isr(world) == {1, 2, 3}
     assert read(world) == ["a", "b"]
+
+
+def test_a_follower_that_only_the_controller_does_not_hear_fills_no_metadata_log(
+    world: World,
+) -> None:
+    """1. Broker 3 is fenced, and copies on. 2. Two minutes. 3. It is heard again, and joins."""
+    write(world, ["a"], 1)
+    assert leader(world, 1) == 2
+    world.cut(3, 1)
+    world.run_for(10)
+    write(world, ["b"], 1)
+    controller = world.server("controller")
+    before = controller.replica.machine.log_end_offset
+    world.run_for(120)
+    assert isr(world, 1) == {1, 2}
+    assert logs(world, 1)[3] == logs(world, 1)[2]
+    assert controller.replica.machine.log_end_offset == before
+    world.mend(3, 1)
+    world.run_for(5)
+    assert isr(world, 1) == {1, 2, 3}
