@@ -22,7 +22,8 @@ whole one.
 | broker_heartbeat | some of its replicas are offline | likewise |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
-| drain_broker | too few would be left for a topic | INVALID_REPLICATION_FACTOR, and which |
+| drain_broker | too few would be left for a user topic | INVALID_REPLICATION_FACTOR, and which |
+| drain_broker | none would be left for an internal topic | likewise |
 | drain_broker | as it is already (a retry) | nothing logged |
 | session over | not fenced | fenced |
 
@@ -56,6 +57,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import INTERNAL_TOPICS
 
 Topics = Mapping[str, TopicState]
 
@@ -197,7 +199,8 @@ def decide_drain(
     left = len(usable_brokers(brokers).keys() - {request.broker_id})
     for topic in topics.values():
         for partition in topic.partitions:
-            if request.broker_id in partition.target and len(partition.target) > left:
+            needed = 1 if topic.name in INTERNAL_TOPICS else len(partition.target)
+            if request.broker_id in partition.target and needed > left:
                 detail = (
                     f"broker {request.broker_id} cannot be drained: topic {topic.name!r} has "
                     f"{len(partition.target)} replicas, and {left} brokers would be left for them"
