@@ -131,6 +131,7 @@ class Controller:
             launcher=launcher,
             transport=transport,
             own=replica.config.broker_id,
+            data_dir=replica.config.data_dir,
             config=config,
             execute=self._execute,
         )

@@ -13,7 +13,12 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import Transport, holder_of
-from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.brokers import (
+    decide_heartbeat,
+    decide_register,
+    fence,
+    own_node,
+)
 from oncelog.actors.protocol.cluster.elections import Records, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import decision
@@ -45,7 +50,10 @@ class Execute(Protocol):
 
 
 class Membership:
-    """What the controller knows of its brokers. ``own`` is the one on whose node it runs."""
+    """What the controller knows of its brokers.
+
+    ``own`` is the one on whose node it runs, and ``data_dir`` the directory there.
+    """
 
     def __init__(
         self,
@@ -54,11 +62,13 @@ class Membership:
         launcher: BrokerLauncher,
         transport: Transport,
         own: int,
+        data_dir: str,
         config: ClusterConfig,
         execute: Execute,
     ) -> None:
         self._machine = machine
         self._own = own
+        self._data_dir = data_dir
         self._config = config
         self._execute = execute
         self.brokers = BrokerWatch(
@@ -66,6 +76,7 @@ class Membership:
             own=own,
             brokers=lambda: machine.broker_states,
             fence=self._fence,
+            note_own=self._note_own,
             session_ms=config.broker_session_timeout_ms,
         )
         self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
@@ -121,6 +132,14 @@ class Membership:
 
     def _after_silence(self, held: Sequence[Placement]) -> Records:
         return after_silence(self._machine.topics.values(), held, self._machine.broker_states)
+
+    async def _note_own(self, rack: str) -> None:
+        if self._own_node(rack):
+            await self._log(functools.partial(self._own_node, rack))
+
+    def _own_node(self, rack: str) -> Records:
+        brokers = self._machine.broker_states
+        return own_node(brokers, self._own, data_dir=self._data_dir, rack=rack)
 
     async def _fence(self, broker_id: int) -> None:
         await self._log(functools.partial(self._fencing, broker_id))

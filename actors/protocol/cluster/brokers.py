@@ -134,6 +134,22 @@ def decide_register(
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
 
 
+def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> Records:
+    """What the controller knows of its own broker, which does not register, if that is news."""
+    known = brokers.get(broker_id)
+    if known is None or (known.data_dir, known.rack) == (data_dir, rack):
+        return ()
+    record = BrokerRegistered(
+        broker_id=broker_id,
+        data_dir=data_dir,
+        directory_id=known.directory_id,
+        rack=rack,
+        broker_epoch=known.broker_epoch,
+        is_fenced=known.is_fenced,
+    )
+    return (record,)
+
+
 def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerRequest) -> str:
     """Why another directory cannot take a broker's number; "" if it can."""
     who = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Members:
         for number in (0, 1):
             self.world.lead(1, (1, 2), number)
         self.nodes_alive = [2, 3]
+        self.rack = ""
         self.is_serving = True
         self.silent: set[str] = set()
         self.offline: tuple[OfflineReplica, ...] = ()
@@ -59,6 +61,7 @@ class Members:
             launcher=self,
             transport=self,
             own=1,
+            data_dir="/own",
             config=CONFIG,
             execute=self.execute,
         )
@@ -69,7 +72,7 @@ class Members:
         return self.world.run(decide(0))
 
     async def nodes(self) -> Sequence[BrokerNode]:
-        return [BrokerNode(broker_id=number) for number in self.nodes_alive]
+        return [BrokerNode(broker_id=number, rack=self.rack) for number in self.nodes_alive]
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         pass
@@ -270,6 +273,24 @@ def test_a_controller_that_cannot_serve_fences_nobody_and_does_it_later():
         assert members.fenced == [2, 3]
 
     play(scenario)
+
+
+def test_the_controllers_own_broker_has_the_rack_of_its_node_recorded_once():
+    async def scenario(members: Members) -> None:
+        members.nodes_alive, members.rack = [1, 2, 3], "r"
+        members.world.change(1, draining=True)
+        before = members.world.machine.broker_states[1]
+        log_length = len(members.world.log)
+        for _ in range(3):
+            await members.membership.brokers.look()
+        assert len(members.world.log) == log_length + 1
+        known = members.world.machine.broker_states[1]
+        expected = dataclasses.replace(before, rack="r", data_dir="/own")
+        assert known == expected
+        assert known.is_draining
+        assert members.world.machine.broker_states[2].rack == ""
+
+    play(scenario, is_watching=False)
 
 
 # --- silent actors -------------------------------------------------------------------------------
