@@ -38,7 +38,7 @@ class BrokerLauncher(Protocol):
     """Sees nodes, and starts the actors by which brokers join."""
 
     async def nodes(self) -> Sequence[BrokerNode]:
-        """The living nodes that are labelled with a broker's number."""
+        """The living nodes that are labelled with a broker's number, and the controller's own."""
         ...
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
@@ -49,8 +49,9 @@ class BrokerLauncher(Protocol):
 class BrokerWatch:
     """Knows which brokers live, and has those fenced that do not.
 
-    ``own`` is the controller's broker, which is alive as it is; ``fence`` is called for a broker
-    that is not fenced and whose node has died, or that was not heard for a session's time.
+    ``own`` is the controller's broker, which is alive as it is, and ``note_own`` is given its rack
+    whenever its node is seen; ``fence`` is called for a broker that is not fenced and whose node
+    has died, or that was not heard for a session's time.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class BrokerWatch:
         own: int,
         brokers: Callable[[], Mapping[int, BrokerState]],
         fence: Callable[[int], Awaitable[None]],
+        note_own: Callable[[str], Awaitable[None]],
         session_ms: int,
     ) -> None:
         self.live = {own}
@@ -71,6 +73,7 @@ class BrokerWatch:
         self._own = own
         self._brokers = brokers
         self._fence = fence
+        self._note_own = note_own
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
         self._doubles: dict[int, int] = {}
@@ -121,6 +124,9 @@ class BrokerWatch:
         gone = self.live - counts.keys() - {self._own}
         self.live = {self._own} | {node.broker_id for node in single}
         self.problems = {one: what for one, what in self.problems.items() if one in self.live}
+        for node in single:
+            if node.broker_id == self._own:
+                await self._note_own(node.rack)
         joining = [node for node in single if node.broker_id != self._own]
         if joining:
             await self._launcher.start_brokers(joining)

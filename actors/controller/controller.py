@@ -92,6 +92,9 @@ _ALL: Final = "cluster"
 class Controller:
     """Serves cluster metadata; every change is durable before it is answered."""
 
+    loaded_election_count = 0
+    """Of the leaders that were ever elected, those elected before this controller."""
+
     def __init__(
         self,
         *,
@@ -134,11 +137,10 @@ class Controller:
             launcher=launcher,
             transport=transport,
             own=replica.config.broker_id,
+            data_dir=replica.config.data_dir,
             config=config,
             execute=self._execute,
         )
-        self.loaded_election_count = 0
-        """Of the leaders that were ever elected, those elected before this controller."""
         # A topic's actors have its name, so a new topic of that name waits until they are gone.
         self._names = NameLocks()
         self._moves = Moves(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
-from oncelog.actors.coordination.actor_watch import ActorWatch
+from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import Transport, holder_of
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.cluster.brokers import decide_heartbeat, decide_register, fence
+from oncelog.actors.protocol.cluster.brokers import (
+    decide_heartbeat,
+    decide_register,
+    fence,
+    own_node,
+)
 from oncelog.actors.protocol.cluster.elections import Records, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import decision
@@ -51,7 +56,10 @@ class Execute(Protocol):
 
 
 class Membership:
-    """What the controller knows of its brokers. ``own`` is the one on whose node it runs."""
+    """What the controller knows of its brokers.
+
+    ``own`` is the one on whose node it runs, and ``data_dir`` the directory there.
+    """
 
     def __init__(
         self,
@@ -60,11 +68,13 @@ class Membership:
         launcher: BrokerLauncher,
         transport: Transport,
         own: int,
+        data_dir: str,
         config: ClusterConfig,
         execute: Execute,
     ) -> None:
         self._machine = machine
         self._own = own
+        self._data_dir = data_dir
         self._config = config
         self._execute = execute
         self.brokers = BrokerWatch(
@@ -72,6 +82,7 @@ class Membership:
             own=own,
             brokers=lambda: machine.broker_states,
             fence=self._fence,
+            note_own=self._note_own,
             session_ms=config.broker_session_timeout_ms,
         )
         self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
@@ -118,9 +129,9 @@ class Membership:
         return structs.replace(decided, records=(*decided.records, *more))
 
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
-        """A broker lives: others lead what its silent actors led."""
+        """A broker lives: others lead what its silent actors and offline replicas led."""
         machine, placements = self._machine, self._placed_on(request.broker_id)
-        silent = self._silent(placements, request.silent_actors)
+        silent = self._lost(placements, Sight(request.silent_actors, request.offline_replicas))
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
@@ -145,21 +156,34 @@ class Membership:
                 continue
             await self._unfence_own()
             placements = self._placed_on(self._own)
-            silent = await self._own_actors.look(map(holder_of, placements))
-            held = self._silent(placements, silent)
+            held = self._lost(placements, await self._own_actors.look(map(holder_of, placements)))
             if held:
                 await self._log(functools.partial(self._after_silence, held))
 
-    def _silent(self, placements: Sequence[Placement], actors: Collection[str]) -> list[Placement]:
-        """What these actors of a broker hold, without those that were heard here meanwhile."""
+    def _lost(self, placements: Iterable[Placement], seen: Sight) -> list[Placement]:
+        """Those that a silent actor holds, and those that are offline.
+
+        Not those that were heard here meanwhile: what was seen may be of the process before.
+        """
         oldest_ms = loop_ms() - self._config.broker_session_timeout_ms
         self._started_ms = {key: ms for key, ms in self._started_ms.items() if ms >= oldest_ms}
-        started = {
-            holder_of(one)
-            for one in placements
-            if (one.topic_partition, one.broker_id) in self._started_ms
+        placements = list(placements)
+        started = [
+            one for one in placements if (one.topic_partition, one.broker_id) in self._started_ms
+        ]
+        silent = set(seen.silent_actors) - {holder_of(one) for one in started}
+        offline = {(one.topic_partition, one.topic_id) for one in seen.offline_replicas}
+        offline -= {
+            (one.topic_partition, topic_id) for one in started for topic_id in (one.topic_id, "")
         }
-        return [one for one in placements if holder_of(one) in set(actors) - started]
+        return [
+            one
+            for one in placements
+            if holder_of(one) in silent
+            or not offline.isdisjoint(
+                {(one.topic_partition, one.topic_id), (one.topic_partition, "")}
+            )
+        ]
 
     async def _unfence_own(self) -> None:
         """An earlier controller may have fenced this broker, whose own actor need not run."""
@@ -170,6 +194,14 @@ class Membership:
 
     def _after_silence(self, held: Sequence[Placement]) -> Records:
         return after_silence(self._machine.topics.values(), held, self._machine.broker_states)
+
+    async def _note_own(self, rack: str) -> None:
+        if self._own_node(rack):
+            await self._log(functools.partial(self._own_node, rack))
+
+    def _own_node(self, rack: str) -> Records:
+        brokers = self._machine.broker_states
+        return own_node(brokers, self._own, data_dir=self._data_dir, rack=rack)
 
     async def _fence(self, broker_id: int) -> None:
         await self._log(functools.partial(self._fencing, broker_id))

@@ -1,17 +1,24 @@
-"""Which actors of a node answer nobody any more, while the node itself lives."""
+"""Which actors of a node answer nobody any more, or have replicas that are offline."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.messages.brokers import PingRequest
+from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
 from oncelog.storage.errors import ErrorCode
 
 PING_TIMEOUT_MS: Final = 1_000
+
+
+class Sight(NamedTuple):
+    """What a look has found: actors that are silent, and replicas of others that are offline."""
+
+    silent_actors: tuple[str, ...] = ()
+    offline_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class ActorWatch:
@@ -26,19 +33,23 @@ class ActorWatch:
         self._heard_ms: dict[str, int] = {}
         self._looked_ms = 0
 
-    async def look(self, actors: Iterable[str]) -> tuple[str, ...]:
-        """Call all of ``actors``, those watched from now on; return who is silent."""
+    async def look(self, actors: Iterable[str]) -> Sight:
+        """Call all of ``actors``, those watched from now on; return what they are like."""
         now_ms = loop_ms()
         if now_ms - self._looked_ms > self._silent_after_ms:
             # This process stood still, and heard nobody: that says nothing of them.
             self._heard_ms = {}
         self._looked_ms = now_ms
         self._heard_ms = {name: self._heard_ms.get(name, now_ms) for name in actors}
-        await asyncio.gather(*map(self._ping, list(self._heard_ms)))
+        answers = await asyncio.gather(*map(self._ping, list(self._heard_ms)))
         oldest_ms = loop_ms() - self._silent_after_ms
-        return tuple(name for name, heard_ms in self._heard_ms.items() if heard_ms < oldest_ms)
+        return Sight(
+            tuple(name for name, heard_ms in self._heard_ms.items() if heard_ms < oldest_ms),
+            tuple(offline for answer in answers for offline in answer),
+        )
 
-    async def _ping(self, name: str) -> None:
+    async def _ping(self, name: str) -> tuple[OfflineReplica, ...]:
         reply = await self._transport.call(name, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE and name in self._heard_ms:
             self._heard_ms[name] = loop_ms()
+        return reply.offline_replicas if reply.error is ErrorCode.NONE else ()

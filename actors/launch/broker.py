@@ -2,7 +2,8 @@
 
 The controller starts one of these on each node that is labelled ``broker=N``, but for its own. It
 takes an empty directory for the cluster and registers the broker; replicas are placed on the node
-from then on. It sends heartbeats, and says in them which actors of the node do not answer.
+from then on. It sends heartbeats, and says in them which actors of the node do not answer, and
+which replicas are offline.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from oncelog.actors.config import BrokerConfig
-from oncelog.actors.coordination.actor_watch import ActorWatch
+from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
@@ -103,11 +104,14 @@ class Broker:
         """Until the controller does not know this epoch."""
         cluster = self.config.cluster
         actors: tuple[str, ...] = ()
-        silent: tuple[str, ...] = ()
-        looking: asyncio.Task[tuple[str, ...]] | None = None
+        seen = Sight()
+        looking: asyncio.Task[Sight] | None = None
         while True:
             request = BrokerHeartbeatRequest(
-                broker_id=self.config.broker_id, broker_epoch=broker_epoch, silent_actors=silent
+                broker_id=self.config.broker_id,
+                broker_epoch=broker_epoch,
+                silent_actors=seen.silent_actors,
+                offline_replicas=seen.offline_replicas,
             )
             # Not longer: a lost call must not cost the session.
             reply = await self.surroundings.transport.call(
@@ -119,7 +123,7 @@ class Broker:
             if reply.error is ErrorCode.NONE:
                 actors = reply.actors
             if looking is not None and looking.done():
-                silent, looking = looking.result(), None
+                seen, looking = looking.result(), None
             if looking is None:
                 # Beside the heartbeats: an actor that does not answer must not hold them up.
                 looking = self._tasks.spawn(self._watch.look(actors))

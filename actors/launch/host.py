@@ -107,8 +107,11 @@ class Host:
         }
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
-        """Answer: this process lives."""
-        return PingReply()
+        """Answer: this process lives, and perhaps not all of its replicas."""
+        servers = self._servers.values()
+        return PingReply(
+            offline_replicas=tuple(one for server in servers for one in server.offline_replicas())
+        )
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002
         """Hold what the controller lists from now on; those of deleted topics end meanwhile."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import ray
@@ -91,11 +91,7 @@ class RayLauncher:
     async def nodes(self) -> list[BrokerNode]:
         """See ``BrokerLauncher.nodes``."""
         nodes = await asyncio.to_thread(ray.nodes)
-        return [
-            BrokerNode(broker_id=broker_id, rack=node["Labels"].get(RACK_LABEL, ""))
-            for node in nodes
-            if node["Alive"] and (broker_id := broker_of(node)) is not None
-        ]
+        return broker_nodes(nodes, own=self._config.broker_id, pin=self._config.pin)
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         """See ``BrokerLauncher.start_brokers``."""
@@ -141,6 +137,21 @@ class RayLauncher:
     async def running(self) -> list[str]:
         """Names of all actors in our namespace."""
         return await asyncio.to_thread(running_actors)
+
+
+def broker_nodes(
+    nodes: Sequence[Mapping[str, Any]], *, own: int, pin: Pin | None
+) -> list[BrokerNode]:
+    """The living nodes of brokers. That of ``own`` needs no label if ``pin`` tells which it is."""
+    numbers = [(broker_of(node), node) for node in nodes if node["Alive"]]
+    if pin is not None and own not in [number for number, _ in numbers]:
+        pinned = [node for number, node in numbers if number is None and pin.is_at(node)]
+        numbers += [(own, node) for node in pinned if len(pinned) == 1]
+    return [
+        BrokerNode(broker_id=number, rack=node["Labels"].get(RACK_LABEL, ""))
+        for number, node in numbers
+        if number is not None
+    ]
 
 
 def running_actors() -> list[str]:

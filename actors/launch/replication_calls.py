@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, address_of
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
+from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     AlterIsrReply,
     AlterIsrRequest,
@@ -19,15 +19,31 @@ from oncelog.storage.errors import ErrorCode
 
 
 class ReplicationCalls:
-    """Half of a replica's server."""
+    """Half of a replica's server. ``only_topic_id``: see ``ReplicaServer``."""
 
     config: ReplicaConfig
     replica: Replica
     transport: Transport
+    failure: str
+    only_topic_id: str
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
         """Answer: this process lives."""
-        return PingReply()
+        return PingReply(offline_replicas=self.offline_replicas())
+
+    def offline_replicas(self) -> tuple[OfflineReplica, ...]:
+        """This replica, if it neither leads nor follows for a reason of its own; else nothing."""
+        replica = self.replica
+        reason = self.failure or replica.failure or replica.waits_for
+        if not reason or replica.is_following or self.is_serving():
+            return ()
+        known = self.only_topic_id or replica.leadership.topic_id
+        topic_id = known or replica.directory.claimed_topic_id
+        return (OfflineReplica(topic_partition=replica.topic_partition, topic_id=topic_id),)
+
+    def is_serving(self) -> bool:
+        """Whether it leads, and has loaded its log."""
+        raise NotImplementedError
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """Take what the leader pushes."""

@@ -269,7 +269,7 @@ class AsyncAdmin:
 
         Its replicas then move to others by themselves, ten partitions at a time;
         ``describe_cluster`` shows which are left. Safe to repeat.
-        ``InvalidReplicationFactorError`` if too few brokers would be left for a topic,
+        ``InvalidReplicationFactorError`` if too few brokers would be left for a topic of users,
         ``BrokerNotAvailableError`` if there is no such broker.
         """
         await moving.drain(self._calls, broker_id, is_draining=True)
@@ -277,6 +277,7 @@ class AsyncAdmin:
     async def resume_broker(self, broker_id: int) -> None:
         """Use a drained broker again, durably; what has left it stays elsewhere. Safe to repeat.
 
+        Internal topics that had to have fewer replicas get them back by themselves.
         ``BrokerNotAvailableError`` if there is no such broker.
         """
         await moving.drain(self._calls, broker_id, is_draining=False)

@@ -223,7 +223,7 @@ class World:
             raise BrokenPromiseError(f"{other} and {node.broker_id} lead in {candidacy.epoch}")
         held = {header.base_offset: batch for header, batch in node.batches}
         for base_offset, batch in self.committed.items():
-            # One whose last vote comes late, after a newer one has committed, is refused everywhere.
+            # One whose last vote comes late, when a newer one has committed, is refused.
             is_owed = self.committed_in[base_offset] <= candidacy.epoch
             if is_owed and held.get(base_offset) != batch:
                 raise BrokenPromiseError(f"{node.broker_id} leads without {base_offset}")

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replication_world import BrokenPromiseError, Replica, World, walk
 
+from oncelog.actors.protocol.cluster import brokers, elections
+from oncelog.actors.protocol.cluster.log import LeaderElected
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.protocol.partition import following
@@ -211,6 +213,51 @@ def test_a_late_push_of_an_older_leader_cuts_nothing(kind: type[Replica]) -> Non
     else:
         with pytest.raises(BrokenPromiseError, match="3 lacks the committed"):
             world.check()
+
+
+def leads_only(topics, broker_id):  # type: ignore[no-untyped-def]
+    records = elections.after_unfencing(topics, broker_id)
+    return tuple(record for record in records if isinstance(record, LeaderElected))
+
+
+@pytest.mark.parametrize("is_sabotaged", [False, True])
+def test_a_late_copy_of_a_proposal_that_was_refused_is_refused_again(
+    is_sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader has forgotten it: too rare for a walk, so step by step.
+
+    1. Broker 3 is fenced, and not in sync, but reached by its leader, which proposes it in vain.
+    2. A batch is committed at 1 and 2 only. 3. Broker 3 is heard again, and leaders are to be told.
+    4. A copy of the proposal arrives: broker 3 would be in sync without the batch.
+    """
+    if is_sabotaged:
+        monkeypatch.setattr(brokers, "after_unfencing", leads_only)
+    world = World(random.Random(1), broker_count=3)
+    one = world.replicas[1]
+    world.append(one)
+    exchange(world, one, (2, 3))
+    world.controller.fence(3)
+    world.tell(one)
+    world.now_ms += 1_000
+    exchange(world, one, (2, 3))
+    world.propose(one)
+    late = world.ballots.pop()
+    assert late.proposal.isr == (1, 2, 3)
+    world.decide(late)
+    world.decide(world.ballots.pop())
+    world.append(one)
+    exchange(world, one, (2,))
+    assert world.controller.isr == (1, 2)
+    assert one.machine.high_watermark == one.end_offset
+    world.check()
+    world.controller.beat(3)
+    world.decide(late)
+    if is_sabotaged:
+        with pytest.raises(BrokenPromiseError, match="3 lacks the committed"):
+            world.check()
+    else:
+        assert world.controller.isr == (1, 2)
+        world.check()
 
 
 def lead_next(world: World, replica: Replica) -> None:

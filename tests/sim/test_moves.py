@@ -10,7 +10,7 @@ from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.protocol.cluster.state import PartitionState
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS, TopicPartition
 
 BROKERS: dict[str, Any] = {
     "brokers": 4,
@@ -190,6 +190,34 @@ def test_internal_topics_have_three_replicas_in_the_end(world: World) -> None:
     world.kill_node(2)
     write(world, "b")
     assert read(world) == ["a", "b"]
+
+
+def test_one_of_three_brokers_is_drained_and_used_again() -> None:
+    """The coordinators' topics have two replicas meanwhile; a user's would need three brokers."""
+    settings = WorldSettings(**(BROKERS | {"brokers": 3}))
+    with World(seed=3, topics={"a": 1}, settings=settings) as world:
+        machine = world.server("controller").machine
+        internal = [
+            machine.topics[name] for name in sorted(INTERNAL_TOPICS & machine.topics.keys())
+        ]
+
+        def have(*brokers: int) -> bool:
+            return all(
+                set(one.replicas) == set(one.isr) == set(brokers) and not one.is_moving
+                for topic in internal
+                for one in topic.partitions
+            )
+
+        wait(world, lambda: have(1, 2, 3))
+        write(world, "a")
+        admin(world, "drain_broker", 3)
+        wait(world, lambda: have(1, 2) and not any(n.broker_id == 3 for n in machine.placements()))
+        write(world, "b")
+        admin(world, "resume_broker", 3)
+        wait(world, lambda: have(1, 2, 3))
+        world.kill_node(2)
+        write(world, "c")
+        assert read(world) == ["a", "b", "c"]
 
 
 def test_a_replica_that_is_down_is_not_proposed_to_be_in_sync(world: World) -> None:

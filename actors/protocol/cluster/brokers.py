@@ -19,9 +19,11 @@ whole one.
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
 | broker_heartbeat | fenced | unfenced, durably; unless its node is gone |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
+| broker_heartbeat | some of its replicas are offline | likewise |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
-| drain_broker | too few would be left for a topic | INVALID_REPLICATION_FACTOR, and which |
+| drain_broker | too few would be left for a user topic | INVALID_REPLICATION_FACTOR, and which |
+| drain_broker | none would be left for an internal topic | likewise |
 | drain_broker | as it is already (a retry) | nothing logged |
 | session over | not fenced | fenced |
 
@@ -55,6 +57,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import INTERNAL_TOPICS
 
 Topics = Mapping[str, TopicState]
 
@@ -131,6 +134,22 @@ def decide_register(
     return decision(RegisterBrokerReply(broker_epoch=epoch), record, *moved)
 
 
+def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> Records:
+    """What the controller knows of its own broker, which does not register, if that is news."""
+    known = brokers.get(broker_id)
+    if known is None or (known.data_dir, known.rack) == (data_dir, rack):
+        return ()
+    record = BrokerRegistered(
+        broker_id=broker_id,
+        data_dir=data_dir,
+        directory_id=known.directory_id,
+        rack=rack,
+        broker_epoch=known.broker_epoch,
+        is_fenced=known.is_fenced,
+    )
+    return (record,)
+
+
 def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerRequest) -> str:
     """Why another directory cannot take a broker's number; "" if it can."""
     who = (
@@ -157,8 +176,9 @@ def decide_heartbeat(
 ) -> Decision[BrokerHeartbeatReply]:
     """A broker lives: if it was fenced it is so no longer, and leads what only it can.
 
-    ``silent``: the replicas that ``request.silent_actors`` hold. Others lead what they led.
-    Without ``has_node`` it stays fenced: Ray has given its node up, and ends its processes soon.
+    ``silent``: the replicas that ``request.silent_actors`` hold, and those that are offline. Others
+    lead what they led. Without ``has_node`` it stays fenced: Ray has given its node up, and ends
+    its processes soon.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:
@@ -200,7 +220,8 @@ def decide_drain(
     left = len(usable_brokers(brokers).keys() - {request.broker_id})
     for topic in topics.values():
         for partition in topic.partitions:
-            if request.broker_id in partition.target and len(partition.target) > left:
+            needed = 1 if topic.name in INTERNAL_TOPICS else len(partition.target)
+            if request.broker_id in partition.target and needed > left:
                 detail = (
                     f"broker {request.broker_id} cannot be drained: topic {topic.name!r} has "
                     f"{len(partition.target)} replicas, and {left} brokers would be left for them"

@@ -15,6 +15,8 @@ broker fenced          led by it, no other live       no leader, epoch + 1; ISR 
                                                       unless that leaves nobody
 broker fenced          another leads, it is in sync   ISR without it
 broker unfenced        no leader, it is in sync       it leads; ISR as it was
+broker unfenced        another leads, it is not in    a new version, ISR as it was: it may join, and
+                       sync                           what was refused before cannot be accepted
 replica started        led by it                      it leads, epoch + 1; ISR as it was
 replica started        no leader, it is in sync and   it leads, epoch + 1; ISR as it was
                        live
@@ -26,8 +28,8 @@ replica started        else, another leads, it is     a new version, ISR as it w
 replica started        else                           none: it follows
 new directory          another leads, it is not in    likewise
                        sync
-actor is silent        led by it, others in the ISR   as if its broker were fenced
-                       live; or in sync
+actor is silent, or    led by it, others in the ISR   as if its broker were fenced
+replica offline        live; or in sync
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
@@ -132,12 +134,18 @@ def _without(
 
 
 def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
-    """The broker leads what nobody leads and it is in sync in, from the first election on."""
-    return tuple(
-        elect(topic, number, broker_id)
-        for topic, number, partition in _partitions(topics)
-        if partition.leader == NO_LEADER and broker_id in partition.isr
-    )
+    """The broker leads what nobody leads and it is in sync in, from the first election on.
+
+    Leaders that have proposed in vain that it joins learn by the version that it may now. They
+    count on that they would: a late copy of such a proposal names an older one.
+    """
+    records: list[ClusterRecord | None] = []
+    for topic, number, partition in _partitions(topics):
+        if partition.leader == NO_LEADER and broker_id in partition.isr:
+            records.append(elect(topic, number, broker_id))
+        elif broker_id in partition.replicas:
+            records.append(after_return(topic, number, broker_id))
+    return tuple(record for record in records if record is not None)
 
 
 def after_start(
@@ -192,7 +200,8 @@ def after_silence(
 ) -> Records:
     """What follows when actors of a live broker do not answer it: others lead what these hold.
 
-    As after fencing, but for these replicas alone, and only where another is in sync and live.
+    Likewise for replicas that are offline. As after fencing, but for these alone, and only where
+    another is in sync and live.
     """
     records: list[ClusterRecord] = []
     known = {topic.name: topic for topic in topics}

@@ -1,8 +1,9 @@
 """How the topics of the coordinators grow: they are founded with one replica, on the first broker.
 
 Rules. Once more brokers are usable each of their partitions is given as many replicas as a topic
-gets by default, a few partitions at a time. They are never made fewer, and a partition that has
-enough stays where it is. Preferred leaders go round the usable brokers, by the partition's number.
+gets by default, a few partitions at a time. Only a broker that drains makes them fewer, where no
+other can take its replica (``reassignment.drained``). A partition that has enough stays where it
+is. Preferred leaders go round the usable brokers, by the partition's number.
 """
 
 from __future__ import annotations

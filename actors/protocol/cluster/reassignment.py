@@ -49,7 +49,7 @@ from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionRequest,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 DRAIN_MOVES_MAX: Final = 10
 """Partitions that move off draining brokers at once: each is copied as a whole."""
@@ -187,7 +187,8 @@ def _changed(
 def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, ...]:
     """The next partitions to move off draining brokers, and where to.
 
-    So many that ``DRAIN_MOVES_MAX`` are in progress. What has nowhere to go stays.
+    So many that ``DRAIN_MOVES_MAX`` are in progress. What has nowhere to go stays, but a partition
+    of an internal topic does with fewer replicas, and is given more when brokers are usable again.
     """
     draining = {n for n, broker in brokers.items() if broker.is_draining}
     placer = Placer(brokers, topics.values())
@@ -202,7 +203,8 @@ def drained(topics: Mapping[str, TopicState], brokers: Brokers) -> tuple[Move, .
                 return tuple(moves)
             placer.forget(partition.target)
             target = placer.fill(kept, len(partition.target))
-            if len(target) == len(partition.target) and all(is_live(n, brokers) for n in target):
+            wanted = 1 if topic.name in INTERNAL_TOPICS else len(partition.target)
+            if len(target) >= wanted and all(is_live(n, brokers) for n in target):
                 moves.append(
                     Move(topic_partition=TopicPartition(topic.name, number), replicas=target)
                 )

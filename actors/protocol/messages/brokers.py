@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.model import TopicPartition
 
@@ -32,6 +34,13 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
     problem: str = ""
 
 
+class OfflineReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that cannot use its log; ``topic_id`` is "" where it does not know its topic's."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+
+
 class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the broker is not fenced, and its session begins anew.
 
@@ -42,9 +51,10 @@ class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
 
 
 class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only=True):
-    """A registered broker lives. Source: KIP-631.
+    """A registered broker lives.
 
-    ``silent_actors``: those that have not answered it for a session's time.
+    ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``:
+    what the others have answered. Source: KIP-631, KIP-858.
     """
 
     method = "broker_heartbeat"
@@ -53,10 +63,13 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
     broker_id: int
     broker_epoch: int
     silent_actors: tuple[str, ...] = ()
+    offline_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class PingReply(Reply, frozen=True, kw_only=True):
-    """The actor's loop turns."""
+    """The actor's loop turns, and these of its replicas are offline."""
+
+    offline_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class PingRequest(Request[PingReply], frozen=True, kw_only=True):

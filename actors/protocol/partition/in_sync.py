@@ -3,15 +3,16 @@
 Rules. The controller's record alone decides who is in sync. A change is proposed by compare-and-set
 on (leader epoch, partition version), one at a time. Until its outcome is known both sets may be the
 controller's, so the high watermark waits for all of both: the *maximal* ISR. A proposal can
-still be accepted as long as the version that it names is current, however often it failed or
-was refused; only a newer version ends that.
+still be accepted as long as the version that it names is current, however often its call failed;
+only a newer version ends that. One that was refused because a member is fenced is over at once:
+the controller raises the version before that member could be accepted (``cluster.elections``).
 
 ====================================  ============================================================
 answer                                effect
 ====================================  ============================================================
 NONE, or INVALID_UPDATE_VERSION, with what the controller has is learned; all proposals are over
 a newer version
-INELIGIBLE_REPLICA                    the ISR as it is is proposed: a newer version without change
+INELIGIBLE_REPLICA                    nothing is proposed any more
 an older or equal version, or an      the same proposal is made again
 error of the call
 ====================================  ============================================================
@@ -77,7 +78,8 @@ class InSyncReplicas:
     def refused(self, error: ErrorCode) -> None:
         """The proposal was answered with ``error``; see the table."""
         if error is ErrorCode.INELIGIBLE_REPLICA and self._proposal is not None:
-            self._proposal = self._isr
+            self._proposal = None
+            self._possible = self._isr
 
     def learn(self, isr: Iterable[int], partition_version: int) -> bool:
         """Take what the controller has, if it is newer than what is known; whether it was."""

@@ -20,8 +20,10 @@ LEADING         time passes                the ISR may be shrunk; bounds are tol
 LEADING         proposal answered          as the table of ``partition.in_sync``;
                                            FENCED_LEADER_EPOCH, UNKNOWN_TOPIC_ID and
                                            NOT_LEADER_OR_FOLLOWER: FENCED
+LEADING         INELIGIBLE_REPLICA         who was refused is proposed again after a back-off
 LEADING         a newer version            who is not in sync is probed anew; what it said before
-                                           counts no longer: it may have lost its log since
+                                           counts no longer: it may have lost its log since.
+                                           Back-offs end: who was fenced may join by now
 LEADING         step_down                  FENCED
 FENCED          any                        nothing; NOT_LEADER_OR_FOLLOWER for whoever waits
 ==============  =========================  =====================================================
@@ -44,7 +46,6 @@ from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.follower_progress import (
-    BACKOFF_MAX_MS,
     BACKOFF_MIN_MS,
     Bounds,
     FollowerProgress,
@@ -64,6 +65,10 @@ LAG_MAX_MS: Final = 30_000
 
 TELL_MS: Final = 500
 """How soon a follower that lacks no batch is told a new high watermark or log start."""
+
+INELIGIBLE_MIN_MS: Final = 1_000
+INELIGIBLE_MAX_MS: Final = 30_000
+"""How soon a follower that may not join the ISR is proposed again, at first and at most."""
 
 _FENCING: Final = frozenset(
     {
@@ -90,6 +95,13 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     isr: tuple[int, ...]
 
 
+class _Ineligible(msgspec.Struct, frozen=True):
+    """A follower that may not join, and until when it is not proposed."""
+
+    until_ms: int
+    backoff_ms: int
+
+
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a leader replicates."""
 
@@ -108,7 +120,7 @@ class LeaderReplication:
         "_epoch_start_offset",
         "_followers",
         "_in_sync",
-        "_ineligible_until_ms",
+        "_ineligible",
         "_is_leading",
         "_is_proposing",
         "_leader_epoch",
@@ -143,7 +155,7 @@ class LeaderReplication:
         self._is_leading = True
         self._is_proposing = False
         self._retry_proposal_ms = now_ms
-        self._ineligible_until_ms: dict[int, int] = {}
+        self._ineligible: dict[int, _Ineligible] = {}
         self._synced_end_offset = synced_end_offset
         self._assign(assignment.replicas, now_ms)
         self._advance()
@@ -254,6 +266,7 @@ class LeaderReplication:
             return False
         if self._in_sync.learn(assignment.isr, assignment.partition_version):
             self._assign(assignment.replicas, now_ms)
+            self._ineligible.clear()
             for broker_id in self._followers.keys() - self._in_sync.isr:
                 self._followers[broker_id].begin_anew()
         return self._advance()
@@ -269,8 +282,7 @@ class LeaderReplication:
             self._retry_proposal_ms = now_ms + BACKOFF_MIN_MS
         if reply.error is ErrorCode.INELIGIBLE_REPLICA:
             # Others may join meanwhile.
-            until_ms = now_ms + BACKOFF_MAX_MS
-            self._ineligible_until_ms |= dict.fromkeys(reply.ineligible, until_ms)
+            self._hold_back(reply.ineligible, now_ms)
         if reply.error not in _TELLING:
             return False
         assignment = Assignment(
@@ -349,7 +361,7 @@ class LeaderReplication:
             for broker_id in in_sync.isr - {self._broker_id}
         )
         times = [time_ms for time_ms in lags if time_ms is not None]
-        times += [time_ms for time_ms in self._ineligible_until_ms.values() if now_ms < time_ms]
+        times += [one.until_ms for one in self._ineligible.values() if now_ms < one.until_ms]
         return max(min(times), self._retry_proposal_ms) if times else None
 
     # --- rules -------------------------------------------------------------------------------
@@ -392,9 +404,20 @@ class LeaderReplication:
         return isr | {
             broker_id
             for broker_id, progress in self._followers.items()
-            if progress.match_offset >= enough
-            and now_ms >= self._ineligible_until_ms.get(broker_id, now_ms)
+            if progress.match_offset >= enough and not self._is_held_back(broker_id, now_ms)
         }
+
+    def _is_held_back(self, broker_id: int, now_ms: int) -> bool:
+        ineligible = self._ineligible.get(broker_id)
+        return ineligible is not None and now_ms < ineligible.until_ms
+
+    def _hold_back(self, ineligible: tuple[int, ...], now_ms: int) -> None:
+        """Do not propose these for a while, longer each time: they are fenced."""
+        for broker_id in self._followers.keys() & set(ineligible):
+            known = self._ineligible.get(broker_id)
+            wanted_ms = INELIGIBLE_MIN_MS if known is None else 2 * known.backoff_ms
+            backoff_ms = min(wanted_ms, INELIGIBLE_MAX_MS)
+            self._ineligible[broker_id] = _Ineligible(now_ms + backoff_ms, backoff_ms)
 
     def _assign(self, replicas: tuple[int, ...], now_ms: int) -> None:
         """Push to these, among whom are all that may be in sync; forget the others."""
@@ -403,11 +426,6 @@ class LeaderReplication:
             broker_id: self._followers.get(broker_id)
             or FollowerProgress(next_offset=self._bounds.log_end_offset, now_ms=now_ms)
             for broker_id in sorted(wanted)
-        }
-        self._ineligible_until_ms = {
-            broker_id: until_ms
-            for broker_id, until_ms in self._ineligible_until_ms.items()
-            if broker_id in wanted
         }
 
     def _probe_after(self, reply: ReplicateReply) -> int:

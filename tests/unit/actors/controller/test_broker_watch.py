@@ -24,12 +24,16 @@ class Nodes:
         self.started: list[int] = []
         self.brokers: dict[int, BrokerState] = {}
         self.fenced: list[int] = []
+        self.own_racks: list[str] = []
 
     async def nodes(self) -> Sequence[BrokerNode]:
-        return [BrokerNode(broker_id=number) for number in self.alive]
+        return [BrokerNode(broker_id=number, rack=f"rack {number}") for number in self.alive]
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         self.started += [node.broker_id for node in nodes]
+
+    async def note_own(self, rack: str) -> None:
+        self.own_racks.append(rack)
 
     async def fence(self, broker_id: int) -> None:
         self.fenced.append(broker_id)
@@ -45,6 +49,7 @@ def watch_of(nodes: Nodes, *registered: int) -> BrokerWatch:
         own=1,
         brokers=lambda: nodes.brokers,
         fence=nodes.fence,
+        note_own=nodes.note_own,
         session_ms=SESSION_MS,
     )
 
@@ -55,6 +60,16 @@ def test_the_controllers_own_broker_is_alive_and_needs_no_actor():
     assert watch.live == {1}
     asyncio.run(watch.look())
     assert (watch.live, nodes.started) == ({1, 2}, [2])
+
+
+def test_the_rack_of_the_controllers_own_node_is_told_unless_two_have_its_number():
+    nodes = Nodes(1, 2)
+    watch = watch_of(nodes, 1)
+    asyncio.run(watch.look())
+    assert nodes.own_racks == ["rack 1"]
+    nodes.alive = [1, 1, 2]
+    asyncio.run(watch.look())
+    assert nodes.own_racks == ["rack 1"]
 
 
 def test_a_node_that_went_is_told():

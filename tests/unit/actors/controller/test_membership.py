@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from oncelog.actors.protocol.cluster.log import TopicCreated
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatRequest,
+    OfflineReplica,
     PingReply,
     PingRequest,
     RegisterBrokerRequest,
@@ -50,14 +52,17 @@ class Members:
         for number in (0, 1):
             self.world.lead(1, (1, 2), number)
         self.nodes_alive = [2, 3]
+        self.rack = ""
         self.is_serving = True
         self.silent: set[str] = set()
+        self.offline: tuple[OfflineReplica, ...] = ()
         self.pinged: set[str] = set()
         self.membership = Membership(
             machine=self.world.machine,
             launcher=self,
             transport=self,
             own=1,
+            data_dir="/own",
             config=CONFIG,
             execute=self.execute,
         )
@@ -68,7 +73,7 @@ class Members:
         return self.world.run(decide(0))
 
     async def nodes(self) -> Sequence[BrokerNode]:
-        return [BrokerNode(broker_id=number) for number in self.nodes_alive]
+        return [BrokerNode(broker_id=number, rack=self.rack) for number in self.nodes_alive]
 
     async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
         pass
@@ -77,16 +82,23 @@ class Members:
         assert isinstance(request, PingRequest)
         assert timeout_ms > 0
         self.pinged.add(actor)
-        return request.failed(ErrorCode.REQUEST_TIMED_OUT) if actor in self.silent else PingReply()
+        if actor in self.silent:
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+        return PingReply(offline_replicas=self.offline)
 
     async def beat(
-        self, broker_id: int, *silent: str, broker_epoch: int | None = None
+        self,
+        broker_id: int,
+        *silent: str,
+        broker_epoch: int | None = None,
+        offline: tuple[OfflineReplica, ...] = (),
     ) -> tuple[ErrorCode, tuple[str, ...]]:
         states = self.world.machine.broker_states
         request = BrokerHeartbeatRequest(
             broker_id=broker_id,
             broker_epoch=states[broker_id].broker_epoch if broker_epoch is None else broker_epoch,
             silent_actors=silent,
+            offline_replicas=offline,
         )
         reply = await self.membership.heartbeat(request)
         return reply.error, reply.actors
@@ -126,6 +138,10 @@ def play(
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(body())
+
+
+def offline(tp: TopicPartition) -> OfflineReplica:
+    return OfflineReplica(topic_partition=tp, topic_id=TOPIC_ID)
 
 
 def held(broker_id: int, tp: TopicPartition = ALONE) -> str:
@@ -275,6 +291,24 @@ def test_a_controller_that_cannot_serve_fences_nobody_and_does_it_later():
     play(scenario)
 
 
+def test_the_controllers_own_broker_has_the_rack_of_its_node_recorded_once():
+    async def scenario(members: Members) -> None:
+        members.nodes_alive, members.rack = [1, 2, 3], "r"
+        members.world.change(1, draining=True)
+        before = members.world.machine.broker_states[1]
+        log_length = len(members.world.log)
+        for _ in range(3):
+            await members.membership.brokers.look()
+        assert len(members.world.log) == log_length + 1
+        known = members.world.machine.broker_states[1]
+        expected = dataclasses.replace(before, rack="r", data_dir="/own")
+        assert known == expected
+        assert known.is_draining
+        assert members.world.machine.broker_states[2].rack == ""
+
+    play(scenario, is_watching=False)
+
+
 # --- silent actors -------------------------------------------------------------------------------
 
 
@@ -300,6 +334,45 @@ def test_others_lead_what_the_controllers_own_silent_actors_led():
         await members.beat_for(4, 2, 3)
         assert members.leaders == [2, 1]
         assert members.fenced == []
+
+    play(scenario)
+
+
+def test_others_lead_what_replicas_led_that_are_offline():
+    """Of another topic of the name nothing; one that does not know its topic is what it is."""
+
+    async def scenario(members: Members) -> None:
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        other = OfflineReplica(topic_partition=ALONE, topic_id="9" * 32)
+        await members.beat(2, offline=(other, offline(HOSTED)))
+        assert members.leaders == [2, 1]
+        await members.beat(2, offline=(OfflineReplica(topic_partition=ALONE, topic_id=""),))
+        assert members.leaders == [1, 1]
+        await members.beat(1, offline=(offline(ALONE), offline(HOSTED)))
+        assert members.leaders == [1, 1]
+        assert members.fenced == []
+
+    play(scenario, is_watching=False)
+
+
+def test_a_follower_that_is_offline_is_not_in_sync():
+    async def scenario(members: Members) -> None:
+        await members.beat(2, offline=(offline(ALONE),))
+        partitions = members.world.machine.topics["t"].partitions
+        assert [partition.isr for partition in partitions] == [(1,), (1, 2)]
+        assert members.leaders == [1, 1]
+
+    play(scenario, is_watching=False)
+
+
+def test_others_lead_what_offline_replicas_of_the_controllers_node_led():
+    async def scenario(members: Members) -> None:
+        await members.beat_for(3, 2, 3)
+        assert members.leaders == [1, 1]
+        members.offline = (offline(HOSTED),)
+        await members.beat_for(2, 2, 3)
+        assert members.leaders == [1, 2]
 
     play(scenario)
 

@@ -1,4 +1,4 @@
-"""Which actors are silent, by what they answer."""
+"""Which actors are silent, and which replicas offline, by what they answer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 from actor_surroundings import JumpingLoop
 
-from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch
-from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
+from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
+from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 SILENT_AFTER_MS = 9_000
+OFFLINE = OfflineReplica(topic_partition=TopicPartition("t", 0), topic_id="a" * 32)
 
 
 class Actors:
@@ -20,6 +22,7 @@ class Actors:
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
+        self.offline: dict[str, tuple[OfflineReplica, ...]] = {}
         self.asked: list[str] = []
         self.watch = ActorWatch(self, silent_after_ms=SILENT_AFTER_MS)
 
@@ -29,14 +32,14 @@ class Actors:
         if actor in self.lost:
             await asyncio.sleep(timeout_ms / 1000)
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        return PingReply()
+        return PingReply(offline_replicas=self.offline.get(actor, ()))
 
     async def look_for(self, time_ms: int, *names: str) -> tuple[str, ...]:
         """Look again and again until so much time has passed; who is silent at the end."""
         loop = asyncio.get_running_loop()
         end_s, silent = loop.time() + time_ms / 1000, ()
         while loop.time() < end_s:
-            silent = await self.watch.look(names)
+            silent = (await self.watch.look(names)).silent_actors
             await asyncio.sleep(1)
         return silent
 
@@ -52,7 +55,7 @@ def test_who_does_not_answer_for_its_time_is_silent_until_it_does():
         assert await actors.look_for(SILENT_AFTER_MS - 2_000, "a", "b") == ()
         assert await actors.look_for(5_000, "a", "b") == ("b",)
         actors.lost.clear()
-        assert await actors.watch.look(("a", "b")) == ()
+        assert await actors.watch.look(("a", "b")) == Sight()
 
     play(scenario)
 
@@ -73,8 +76,22 @@ def test_who_is_watched_no_more_is_forgotten():
     async def scenario(actors: Actors) -> None:
         actors.lost = {"b"}
         assert await actors.look_for(SILENT_AFTER_MS + 4_000, "b") == ("b",)
-        assert await actors.watch.look(("a",)) == ()
-        assert await actors.watch.look(("b",)) == ()
+        assert await actors.watch.look(("a",)) == Sight()
+        assert await actors.watch.look(("b",)) == Sight()
+
+    play(scenario)
+
+
+def test_what_is_offline_is_told_as_often_as_an_actor_answers_so():
+    async def scenario(actors: Actors) -> None:
+        actors.offline = {"b": (OFFLINE,)}
+        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,))
+        actors.lost = {"b"}
+        assert await actors.watch.look(("a", "b")) == Sight()
+        actors.lost.clear()
+        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,))
+        actors.offline.clear()
+        assert await actors.watch.look(("a", "b")) == Sight()
 
     play(scenario)
 

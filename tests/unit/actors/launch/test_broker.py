@@ -18,6 +18,7 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
+    OfflineReplica,
     PingReply,
     PingRequest,
     RegisterBrokerReply,
@@ -25,6 +26,7 @@ from oncelog.actors.protocol.messages.brokers import (
 )
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
 
 CLUSTER = ClusterConfig(broker_session_timeout_ms=9_000, broker_heartbeat_interval_ms=1_000)
 SESSION_S = CLUSTER.broker_session_timeout_ms / 1000
@@ -42,6 +44,7 @@ class Cluster:
         self.known_epoch_min = 0
         self.unknown = ErrorCode.NONE
         self.lost: set[str] = set()
+        self.offline: tuple[OfflineReplica, ...] = ()
         self.failures: list[BaseException] = []
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
@@ -49,7 +52,7 @@ class Cluster:
             if actor in self.lost:
                 await asyncio.sleep(timeout_ms / 1000)
                 return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-            return PingReply()
+            return PingReply(offline_replicas=self.offline)
         assert actor == CONTROLLER_ACTOR
         if isinstance(request, RegisterBrokerRequest):
             self.registered.append(request)
@@ -159,6 +162,20 @@ def test_an_actor_that_does_not_answer_is_told_and_holds_no_heartbeat_up(tmp_pat
         cluster.lost = set()
         await asyncio.sleep(4)
         assert cluster.beats[-1].silent_actors == ()
+
+    play(tmp_path, scenario)
+
+
+def test_a_replica_that_is_offline_is_told_until_it_is_not(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(3)
+        assert cluster.beats[-1].offline_replicas == ()
+        cluster.offline = (OfflineReplica(topic_partition=TopicPartition("t", 0), topic_id=""),)
+        await asyncio.sleep(3)
+        assert cluster.beats[-1].offline_replicas == cluster.offline
+        cluster.offline = ()
+        await asyncio.sleep(3)
+        assert cluster.beats[-1].offline_replicas == ()
 
     play(tmp_path, scenario)
 

@@ -14,7 +14,7 @@ from oncelog.actors.protocol.cluster.brokers import (
     fence,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import BrokerRegistered
+from oncelog.actors.protocol.cluster.log import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 
 @pytest.fixture
@@ -227,6 +227,18 @@ def test_leaders_move_off_a_broker_that_drains(world: ClusterWorld) -> None:
     assert len(world.log) == before
     assert drain(world, 1, False).error is ErrorCode.NONE
     assert not world.machine.broker_states[1].is_draining
+
+
+def test_internal_topics_keep_a_broker_from_draining_only_if_it_is_the_last(
+    world: ClusterWorld,
+) -> None:
+    world.create((1, 2, 3), name=CONSUMER_OFFSETS_TOPIC, topic_id="b" * 32)
+    assert drain(world, 3).error is ErrorCode.NONE
+    world.apply([TopicDeleted(topic_id=TOPIC_ID)])
+    assert drain(world, 2).error is ErrorCode.NONE
+    reply = drain(world, 1)
+    assert reply.error is ErrorCode.INVALID_REPLICATION_FACTOR
+    assert f"{CONSUMER_OFFSETS_TOPIC!r} has 3 replicas, and 0 brokers would be left" in reply.detail
 
 
 def test_no_broker_is_drained_that_a_topic_needs(world: ClusterWorld) -> None:

@@ -116,6 +116,26 @@ def test_a_member_that_is_back_does_not_lead_what_another_leads(world: ClusterWo
     assert state(world) == (2, 1, (2, 3))
 
 
+def test_leaders_learn_by_the_version_that_a_broker_may_join_again(world: ClusterWorld) -> None:
+    fence(world, 3)
+    before = world.machine.topics["t"].partitions[0].version
+    unfence(world, 3)
+    partition = world.machine.topics["t"].partitions[0]
+    assert (partition.version, partition.isr) == (before + 1, (1, 2))
+    assert state(world) == (1, 0, (1, 2))
+
+
+def test_a_proposal_that_was_refused_for_a_fenced_member_is_never_accepted(
+    world: ClusterWorld,
+) -> None:
+    """Its leader does not count on that member any more."""
+    fence(world, 3)
+    late = {"partition_version": 2, "isr": (1, 2, 3)}
+    assert alter(world, **late).error is ErrorCode.INELIGIBLE_REPLICA
+    unfence(world, 3)
+    assert alter(world, **late).error is ErrorCode.INVALID_UPDATE_VERSION
+
+
 def test_a_member_leads_only_what_nobody_leads(world: ClusterWorld) -> None:
     assert after_unfencing(world.machine.topics.values(), 2) == ()
 
@@ -318,7 +338,6 @@ def test_a_change_that_names_what_is_current_is_recorded(world: ClusterWorld) ->
 
 
 def test_a_change_of_nothing_raises_the_version(world: ClusterWorld) -> None:
-    """So a leader ends a proposal whose late copy might still be accepted."""
     assert alter(world, isr=(1, 2, 3)).partition_version == 2
 
 

@@ -66,7 +66,7 @@ def test_what_has_enough_stays_where_it_is(world: ClusterWorld) -> None:
     assert set(moves(world)) == {0, 2}
 
 
-def test_they_are_never_made_fewer(world: ClusterWorld) -> None:
+def test_they_are_not_made_fewer_when_a_broker_is_fenced(world: ClusterWorld) -> None:
     world.register(2, 3)
     for number in range(3):
         change(world, number, (1, 2, 3))
@@ -80,6 +80,18 @@ def test_what_moves_or_is_on_a_broker_that_drains_waits(world: ClusterWorld) -> 
     change(world, 1, (4,))
     world.change(4, draining=True)
     assert set(moves(world)) == {2}
+
+
+def test_what_a_drain_has_made_fewer_grows_again_when_the_broker_is_used_again(
+    world: ClusterWorld,
+) -> None:
+    world.register(2, 3)
+    for number in range(3):
+        change(world, number, (1, 2))
+    world.change(3, draining=True)
+    assert moves(world) == {}
+    world.change(3)
+    assert moves(world) == {0: (1, 2, 3), 1: (2, 1, 3), 2: (3, 1, 2)}
 
 
 def test_brokers_that_are_fenced_or_drain_are_given_none(world: ClusterWorld) -> None:

@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.brokers import (
     ReassignPartitionRequest,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
 
 @pytest.fixture
@@ -217,6 +217,27 @@ def test_what_has_nowhere_to_go_stays(world: ClusterWorld) -> None:
     world.change(4, fenced=True)
     world.change(1, draining=True)
     assert drained(world.machine.topics, world.machine.broker_states) == ()
+
+
+def test_internal_topics_have_fewer_replicas_where_there_is_no_other_broker() -> None:
+    """Those of users have not, and what still counts on a broker that is down waits for it."""
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2, 3), (3, 1), (3,), name=CONSUMER_OFFSETS_TOPIC, topic_id="b" * 32)
+    world.create((1, 2, 3))
+    world.change(3, draining=True)
+    machine = world.machine
+    moves = drained(machine.topics, machine.broker_states)
+    assert {item.topic_partition.topic for item in moves} == {CONSUMER_OFFSETS_TOPIC}
+    assert [item.replicas for item in moves] == [(1, 2), (1, 2), (2,)]
+    world.change(2, fenced=True)
+    moves = drained(machine.topics, machine.broker_states)
+    assert [(item.topic_partition.partition, item.replicas) for item in moves] == [
+        (1, (1,)),
+        (2, (1,)),
+    ]
+    world.change(1, draining=True)
+    assert drained(machine.topics, machine.broker_states) == ()
 
 
 def test_a_partition_that_is_being_moved_is_not_moved_again(world: ClusterWorld) -> None:

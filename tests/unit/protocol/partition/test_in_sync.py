@@ -70,14 +70,15 @@ def test_a_failed_call_is_made_again(in_sync: InSyncReplicas, error: ErrorCode) 
     assert in_sync.proposal == IsrProposal(isr=(1, 2, 3), partition_version=7)
 
 
-def test_an_ineligible_member_is_withdrawn_by_a_version_without_change(
+def test_what_names_an_ineligible_member_is_over_and_changes_nothing(
     in_sync: InSyncReplicas,
 ) -> None:
     in_sync.propose(ALL)
     in_sync.refused(ErrorCode.INELIGIBLE_REPLICA)
-    assert in_sync.proposal == IsrProposal(isr=(1, 2), partition_version=7)
-    assert in_sync.maximal == ALL
-    in_sync.learn((1, 2), 8)
+    assert in_sync.proposal is None
+    assert in_sync.maximal == {1, 2}
+    in_sync.propose(frozenset({1}))
+    assert in_sync.proposal == IsrProposal(isr=(1,), partition_version=7)
     assert in_sync.maximal == {1, 2}
 
 

@@ -10,7 +10,6 @@ from replication_world import TOPIC_ID, Replica, batch_at
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.follower_progress import (
-    BACKOFF_MAX_MS,
     BACKOFF_MIN_MS,
     Bounds,
     FollowerState,
@@ -18,6 +17,8 @@ from oncelog.actors.protocol.partition.follower_progress import (
 )
 from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.replication import (
+    INELIGIBLE_MAX_MS,
+    INELIGIBLE_MIN_MS,
     LAG_MAX_MS,
     PUSH_MAX_BYTES,
     Assignment,
@@ -349,11 +350,7 @@ def test_one_that_is_ineligible_keeps_nobody_else_from_joining() -> None:
     refused = recorded((1,), 7, ErrorCode.INELIGIBLE_REPLICA, ineligible=(3,))
     leading.leader.proposal_answered(refused, LATER)
     soon_ms = LATER + BACKOFF_MIN_MS
-    assert leading.leader.proposal(soon_ms) == IsrProposal(isr=(1,), partition_version=7)
-    leading.leader.proposal_answered(recorded((1,), 8), soon_ms)
-    leading.acknowledge(2, 6, soon_ms)
-    leading.acknowledge(3, 6, soon_ms)
-    assert leading.leader.proposal(soon_ms) == IsrProposal(isr=(1, 2), partition_version=8)
+    assert leading.leader.proposal(soon_ms) == IsrProposal(isr=(1, 2), partition_version=7)
 
 
 @pytest.mark.parametrize(
@@ -371,21 +368,56 @@ def test_what_the_controller_could_not_record_is_not_learned(
     assert (leading.leader.in_sync.isr, leading.leader.in_sync.version) == ({1, 2}, 7)
 
 
-def test_an_ineligible_replica_is_withdrawn_and_tried_again_later(leading: Leading) -> None:
+def refuse(leading: Leading, now_ms: int) -> None:
+    """Broker 3 is proposed, and refused as it is fenced."""
+    expected = IsrProposal(isr=(1, 2, 3), partition_version=leading.leader.in_sync.version)
+    assert leading.leader.proposal(now_ms) == expected
+    version = leading.leader.in_sync.version
+    refused = recorded((1, 2), version, ErrorCode.INELIGIBLE_REPLICA, ineligible=(3,))
+    leading.leader.proposal_answered(refused, now_ms)
+
+
+def test_who_is_ineligible_is_proposed_less_and_less_often_at_the_same_version(
+    leading: Leading,
+) -> None:
     leading.acknowledge(2, 6)
     leading.acknowledge(3, 6)
-    leading.leader.proposal(0)
-    refused = recorded((1, 2), 7, ErrorCode.INELIGIBLE_REPLICA, ineligible=(3,))
-    leading.leader.proposal_answered(refused, 0)
-    withdrawn = leading.leader.proposal(BACKOFF_MIN_MS)
-    assert withdrawn == IsrProposal(isr=(1, 2), partition_version=7)
-    leading.leader.proposal_answered(recorded((1, 2), 8), BACKOFF_MIN_MS)
-    assert leading.leader.proposal(BACKOFF_MAX_MS - 1) is None
-    leading.acknowledge(3, 6, BACKOFF_MAX_MS - 1)
-    leading.leader.pushes(BACKOFF_MAX_MS - 1)
-    assert leading.leader.wake_ms(BACKOFF_MAX_MS - 1) == BACKOFF_MAX_MS
-    again = leading.leader.proposal(BACKOFF_MAX_MS)
-    assert again == IsrProposal(isr=(1, 2, 3), partition_version=8)
+    now_ms, backoff_ms = 0, INELIGIBLE_MIN_MS
+    for _ in range(8):
+        refuse(leading, now_ms)
+        assert leading.leader.proposal(now_ms + backoff_ms - 1) is None
+        leading.leader.pushes(now_ms + backoff_ms - 1)
+        assert leading.leader.wake_ms(now_ms + backoff_ms - 1) == now_ms + backoff_ms
+        now_ms += backoff_ms
+        backoff_ms = min(2 * backoff_ms, INELIGIBLE_MAX_MS)
+    assert backoff_ms == INELIGIBLE_MAX_MS
+
+
+def test_who_is_ineligible_holds_no_high_watermark(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    refuse(leading, 0)
+    leading.append()
+    leading.sync()
+    assert leading.acknowledge(2, 7)
+    assert leading.watermark == 7
+
+
+def test_who_was_ineligible_is_proposed_at_once_when_the_controller_tells_a_change(
+    leading: Leading,
+) -> None:
+    leading.acknowledge(2, 6)
+    leading.acknowledge(3, 6)
+    refuse(leading, 0)
+    refuse(leading, INELIGIBLE_MIN_MS)
+    now_ms = INELIGIBLE_MIN_MS + BACKOFF_MIN_MS
+    unfenced = Assignment(leader_epoch=EPOCH, partition_version=8, replicas=(1, 2, 3), isr=(1, 2))
+    leading.leader.learn(unfenced, now_ms)
+    leading.acknowledge(2, 6, now_ms)
+    leading.acknowledge(3, 6, now_ms)
+    refuse(leading, now_ms)
+    assert leading.leader.proposal(now_ms + INELIGIBLE_MIN_MS - 1) is None
+    assert leading.leader.proposal(now_ms + INELIGIBLE_MIN_MS) is not None
 
 
 def test_who_is_not_in_sync_has_to_say_again_what_it_has_once_the_partition_has_changed(

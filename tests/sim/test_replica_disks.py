@@ -1,0 +1,103 @@
+"""Disks of replicas that fail, and a follower that only the controller does not hear."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sim_log_watch import watching
+from sim_replica_stage import isr, leader, logs, read, replicated, write
+from sim_world import World
+
+from oncelog.storage.model import TopicPartition
+
+
+@pytest.fixture(params=[1, 3], ids=["own", "shared"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """Of partition n of ``a`` broker n + 1 is the preferred leader; all is watched."""
+    with (
+        watching() as watch,
+        World(seed=3, topics={"a": 3}, settings=replicated(request.param)) as world,
+    ):
+        yield world
+        assert watch.violations == []
+
+
+def disk_of(world: World, broker_id: int, partition: int = 0) -> tuple[str, Any]:
+    """The actor that holds a replica, and its disk."""
+    name = next(
+        process.name
+        for process in world.actors()
+        for server in process.servers.values()
+        if server.replica.topic_partition == TopicPartition("a", partition)
+        and server.replica.broker_id == broker_id
+    )
+    return name, world.disk(name)
+
+
+@pytest.mark.parametrize("broker_id", [1, 2])
+def test_another_leads_when_the_disk_of_a_leader_fails(world: World, broker_id: int) -> None:
+    """1. Written. 2. The leader's disk fails. 3. Others write on. 4. An operator mends it.
+
+    Broker 1 is the one whose actors the controller watches.
+    """
+    number = broker_id - 1
+    write(world, ["a", "b"], number)
+    assert leader(world, number) == broker_id
+    name, disk = disk_of(world, broker_id, number)
+    for call in ("append", "datasync", "open", "read"):
+        disk.fail(call, "", errno.EIO)
+    session_s = world.settings.cluster.broker_session_timeout_ms / 1000
+    began_s = world.now_s
+    write(world, ["c", "d"], number)
+    assert world.now_s - began_s <= 3 * session_s
+    assert leader(world, number) != broker_id
+    assert isr(world, number) == {1, 2, 3} - {broker_id}
+    assert read(world, number) == ["a", "b", "c", "d"]
+    actor = world.actor(name)
+    assert actor is not None
+    assert actor.needs_operator
+    world.media.broken.add(name)
+    world.media.attend()
+    world.quiesce()
+    world.run_for(10)
+    assert isr(world, number) == {1, 2, 3}
+    found = logs(world, number)
+    assert found[1] == found[2] == found[3]
+
+
+def test_a_follower_whose_disk_fails_is_out_of_sync_within_seconds(world: World) -> None:
+    name, disk = disk_of(world, 3)
+    write(world, ["a"])
+    disk.fail("append", "", errno.EIO)
+    disk.fail("datasync", "", errno.EIO)
+    write(world, ["b"])
+    world.run_for(5)
+    assert isr(world) == {1, 2}
+    world.media.broken.add(name)
+    world.media.attend()
+    world.run_for(20)
+    assert isr(world) == {1, 2, 3}
+    assert read(world) == ["a", "b"]
+
+
+def test_a_follower_that_only_the_controller_does_not_hear_fills_no_metadata_log(
+    world: World,
+) -> None:
+    """1. Broker 3 is fenced, and copies on. 2. Two minutes. 3. It is heard again, and joins."""
+    write(world, ["a"], 1)
+    assert leader(world, 1) == 2
+    world.cut(3, 1)
+    world.run_for(10)
+    write(world, ["b"], 1)
+    controller = world.server("controller")
+    before = controller.replica.machine.log_end_offset
+    world.run_for(120)
+    assert isr(world, 1) == {1, 2}
+    assert logs(world, 1)[3] == logs(world, 1)[2]
+    assert controller.replica.machine.log_end_offset == before
+    world.mend(3, 1)
+    world.run_for(5)
+    assert isr(world, 1) == {1, 2, 3}

@@ -1,0 +1,138 @@
+"""What a process answers to a ping about replicas of its own that cannot use their logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_world import FLIGHTS, World, stop
+
+from oncelog.actors.config import ClusterConfig, HostConfig
+from oncelog.actors.launch.assembly import PartitionServer
+from oncelog.actors.launch.host import Host
+from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    HoldReplicasRequest,
+    HostedReplica,
+    HostedReplicasReply,
+    HostedReplicasRequest,
+)
+from oncelog.storage.model import TopicPartition
+
+TOPIC_ID = "a" * 32
+OFFLINE = (OfflineReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID),)
+Body = Callable[[], Awaitable[None]]
+
+
+class FollowedWorld(World):
+    """A controller that says who leads, and lists two replicas for the host."""
+
+    leader = 1
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, BecomeLeaderRequest):
+            return BecomeLeaderReply(
+                leader_epoch=1,
+                topic_id=TOPIC_ID,
+                leader=self.leader,
+                replicas=(1, 2),
+                hosts=(0, 0),
+                isr=(1, 2),
+                transaction_state_partitions=1,
+                offsets_partitions=1,
+            )
+        if isinstance(request, HostedReplicasRequest):
+            replicas = [
+                HostedReplica(
+                    topic_partition=TopicPartition("flights", number),
+                    topic_id=TOPIC_ID,
+                    is_in_sync=False,
+                )
+                for number in (0, 1)
+            ]
+            return HostedReplicasReply(replicas=tuple(replicas))
+        return await super().call(actor, request, timeout_ms=timeout_ms)
+
+
+def run(body: Body) -> None:
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+async def offline(server: Any) -> tuple[OfflineReplica, ...]:
+    found: tuple[OfflineReplica, ...] = (await server.ping(PingRequest())).offline_replicas
+    return found
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("leader", [1, 2])
+def test_who_leads_or_follows_is_not_offline_until_its_disk_fails(
+    tmp_path: Path, leader: int
+) -> None:
+    async def body() -> None:
+        world = FollowedWorld()
+        world.leader = leader
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        assert await offline(server) == ()
+        await until(lambda: server.is_serving() or server.replica.is_following)
+        server.replica.waits_for = "room that it had not a moment ago"
+        assert await offline(server) == ()
+        server.replica._go_offline("the disk has failed")
+        assert await offline(server) == OFFLINE
+        await stop(server)
+
+    run(body)
+
+
+def test_what_waits_for_the_disk_before_it_serves_is_offline(tmp_path: Path) -> None:
+    async def body() -> None:
+        server = World().server(PartitionServer, FLIGHTS, tmp_path)
+        server.replica.waits_for = "room"
+        nameless = OfflineReplica(topic_partition=FLIGHTS, topic_id="")
+        assert await offline(server) == (nameless,)
+        await until(server.is_serving)
+        assert await offline(server) == ()
+        await stop(server)
+
+    run(body)
+
+
+def test_what_leads_but_could_not_load_is_offline(tmp_path: Path) -> None:
+    class Broken(PartitionServer):
+        async def load(self) -> None:
+            raise OSError("a bad sector")
+
+    async def body() -> None:
+        server = World().server(Broken, FLIGHTS, tmp_path)
+        await until(lambda: bool(server.failure))
+        assert await offline(server) == OFFLINE
+        await stop(server)
+
+    run(body)
+
+
+def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
+    async def body() -> None:
+        world = FollowedWorld()
+        config = HostConfig(number=1, broker_id=1, data_dir=str(tmp_path), cluster=ClusterConfig())
+        alone = world.server(PartitionServer, FLIGHTS, tmp_path / "elsewhere")
+        host = Host(config, alone.surroundings)
+        await host.hold_replicas(HoldReplicasRequest())
+        one, other = host.servers.values()
+        await until(lambda: one.is_serving() and other.is_serving())
+        assert await offline(host) == ()
+        other.replica._go_offline("the disk has failed")
+        (found,) = await offline(host)
+        assert (found.topic_partition, found.topic_id) == (other.replica.topic_partition, TOPIC_ID)
+        for server in (one, other, alone):
+            await server.end()
+
+    run(body)
