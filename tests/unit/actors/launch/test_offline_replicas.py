@@ -22,6 +22,8 @@ from oncelog.actors.protocol.messages.cluster import (
     HostedReplicasReply,
     HostedReplicasRequest,
 )
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 TOPIC_ID = "a" * 32
@@ -56,6 +58,8 @@ class FollowedWorld(World):
                 for number in (0, 1)
             ]
             return HostedReplicasReply(replicas=tuple(replicas))
+        if isinstance(request, ReplicateRequest):
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
         return await super().call(actor, request, timeout_ms=timeout_ms)
 
 
