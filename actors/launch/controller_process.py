@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Collection
 
 import ray
+from ray.exceptions import RayError
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.controller_server import ControllerServer
+from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
 from oncelog.actors.launch.process_limits import machine_size
 from oncelog.actors.launch.processes import ReplicaProcess, production
+
+_logger = logging.getLogger(__name__)
 
 
 class ControllerProcess(ReplicaProcess):
@@ -22,6 +27,7 @@ class ControllerProcess(ReplicaProcess):
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""
+        remember_home(config)
         return ControllerServer(
             config,
             production(config),
@@ -30,6 +36,23 @@ class ControllerProcess(ReplicaProcess):
             machine_size=machine_size(),
             resign=resign,
         )
+
+
+def remember_home(config: ReplicaConfig) -> None:
+    """Where the log is now: of several brokers that would start it at once, only one has."""
+    if config.pin is None:
+        return
+    home = Home(
+        cluster_id=config.cluster_id,
+        broker_id=config.broker_id,
+        data_dir=config.data_dir,
+        pin=config.pin,
+    )
+    try:
+        write_home(home)
+    except (RayError, RuntimeError, OSError) as error:
+        # Not worth a constructor's failure, which would end the actor for good.
+        _logger.warning("Ray does not remember that this is %s: %s", home, error)
 
 
 def resign() -> None:

@@ -87,7 +87,7 @@ def test_nodes_that_are_labelled_join_and_one_that_dies_takes_only_its_own(nodes
     assert set(held.values()) == {1}
     assert len(list((nodes.root / "two" / "log").glob("t-*"))) == 3
     nodes.kill_raylet_of("two")
-    wait_for(lambda: brokers(nodes).get(2, "").startswith("gone"), "the news of its death")
+    wait_for(lambda: brokers(nodes).get(2, "").startswith("fenced"), "the news of its death")
     on_one = [int(path.name[2:]) for path in (nodes.root / "head" / "log").glob("t-*")]
     write(nodes, 60, 90, on_one)
     nodes.start_node("two", "127.0.0.2", labels="broker=2,rack=b")
