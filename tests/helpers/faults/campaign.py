@@ -46,7 +46,7 @@ WHOLE_DEADLINE_S: Final = 60.0
 LINE_EVERY_S: Final = 5.0
 STRIKING_SHARE: Final = 0.9
 """The part of the time in which faults are carried out; then clients work on undisturbed."""
-OVERTIME: Final = 3.0
+OVERTIME: Final = 5.0
 """How much longer than planned the faults may take, on a machine that is busy with other things."""
 SHOWN_MAX: Final = 20
 UNCOMMITTED: Final = "uncommitted"
