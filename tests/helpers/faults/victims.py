@@ -116,14 +116,18 @@ class Actors:
         for name, reference in asked.items():
             if reference not in done:
                 continue
-            with contextlib.suppress(ray.exceptions.RayError):  # Not back from the last kill.
+            try:
                 health = ray.get(reference)
-                if health.is_serving:
-                    broker_id, serves = wanted[name]
-                    is_sole = name in sole or name == CONTROLLER_ACTOR
-                    found.append(
-                        Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
-                    )
+            except ray.exceptions.RayError:
+                # Not back from the last kill, or another actor has the name by now.
+                self._handles.pop(name, None)
+                continue
+            if health.is_serving:
+                broker_id, serves = wanted[name]
+                is_sole = name in sole or name == CONTROLLER_ACTOR
+                found.append(
+                    Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
+                )
         return found
 
     def nodes(self) -> list[Victim]:
