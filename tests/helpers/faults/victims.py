@@ -33,7 +33,7 @@ from oncelog.actors.interfaces import (
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, shard_of
 
-HEALTH_TIMEOUT_S: Final = 4.0
+HEALTH_TIMEOUT_S: Final = 2.0
 LOOK_EVERY_S: Final = 0.25
 UNKNOWN_AFTER_S: Final = 3.0
 """What the controller said longer ago does not show that all is well."""
