@@ -39,7 +39,7 @@ UNKNOWN_AFTER_S: Final = 3.0
 """What the controller said longer ago does not show that all is well."""
 
 HEAD_BROKER: Final = 1
-"""Its node is Ray's head, with the GCS, and has the controller: it is never struck as a whole."""
+"""Its node is Ray's head and has the controller: it is never struck as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
