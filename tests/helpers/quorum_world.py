@@ -159,6 +159,8 @@ class World:
     now_ms: int = 0
     calls: list[Pushed | Ballot] = field(default_factory=list)
     committed: dict[int, bytes] = field(default_factory=dict)
+    committed_in: dict[int, int] = field(default_factory=dict)
+    """By offset, the epoch of the controller that committed it."""
     committed_end: int = 0
     controllers: dict[int, int] = field(default_factory=dict)
     voters_at: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -221,7 +223,9 @@ class World:
             raise BrokenPromiseError(f"{other} and {node.broker_id} lead in {candidacy.epoch}")
         held = {header.base_offset: batch for header, batch in node.batches}
         for base_offset, batch in self.committed.items():
-            if held.get(base_offset) != batch:
+            # One whose last vote comes late, after a newer one has committed, is refused everywhere.
+            is_owed = self.committed_in[base_offset] <= candidacy.epoch
+            if is_owed and held.get(base_offset) != batch:
                 raise BrokenPromiseError(f"{node.broker_id} leads without {base_offset}")
         node.begin(self.voters_of(node), self.new_content(), self.now_ms)
         self.assign(node)
@@ -445,6 +449,7 @@ class World:
             for base_offset, batch in node.content(0, watermark):
                 if self.committed.setdefault(base_offset, batch) != batch:
                     raise BrokenPromiseError(f"two batches are committed at {base_offset}")
+                self.committed_in.setdefault(base_offset, node.machine.leader_epoch)
             self.committed_end = max(self.committed_end, watermark)
         for node in self.leaders():
             self._check_reads(node)
