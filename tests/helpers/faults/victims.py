@@ -33,13 +33,13 @@ from oncelog.actors.interfaces import (
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, shard_of
 
-HEALTH_TIMEOUT_S: Final = 4.0
+HEALTH_TIMEOUT_S: Final = 2.0
 LOOK_EVERY_S: Final = 0.25
 UNKNOWN_AFTER_S: Final = 3.0
 """What the controller said longer ago does not show that all is well."""
 
 HEAD_BROKER: Final = 1
-"""Its node is Ray's head and has the controller, whose log is there alone."""
+"""Its node is Ray's head and has the controller: it is never struck as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,18 @@ class Actors:
         for name, reference in asked.items():
             if reference not in done:
                 continue
-            with contextlib.suppress(ray.exceptions.RayError):  # Not back from the last kill.
+            try:
                 health = ray.get(reference)
-                if health.is_serving:
-                    broker_id, serves = wanted[name]
-                    is_sole = name in sole or name == CONTROLLER_ACTOR
-                    found.append(
-                        Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
-                    )
+            except ray.exceptions.RayError:
+                # Not back from the last kill, or another actor has the name by now.
+                self._handles.pop(name, None)
+                continue
+            if health.is_serving:
+                broker_id, serves = wanted[name]
+                is_sole = name in sole or name == CONTROLLER_ACTOR
+                found.append(
+                    Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
+                )
         return found
 
     def nodes(self) -> list[Victim]:
