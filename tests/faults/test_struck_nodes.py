@@ -95,9 +95,9 @@ def test_a_killed_node_is_back_later_and_none_is_struck_until_all_is_in_sync(nod
 
 def test_a_paused_node_goes_on_when_it_is_healed(nodes, watched):
     assert watched.struck.strike(8, fault(pause_s=600), 3)
-    assert nodes.state(3) == "T"
+    wait_for(lambda: nodes.state(3) == "T", "the pause")
     assert not watched.struck.may_strike
     watched.struck.heal()
-    assert nodes.state(3) == "S"
+    wait_for(lambda: nodes.state(3) == "S", "its end")
     watched.wait("whole", 8)
     assert ("back", 8) not in watched.notes
