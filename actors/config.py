@@ -163,7 +163,7 @@ class TopicConfig(_Settings):
     ``message_timestamp_before_max_ms`` and ``after_max_ms`` bound how far a client's timestamp
     may lie in the past and in the future. ``replicas_per_actor`` is the cluster's unless set; it
     counts when partitions are created. ``min_insync_replicas``: so many replicas must be in sync
-    for a write with ``acks="all"``; ``"auto"`` is 2, or 1 with one replica.
+    for a write with ``acks="all"``; ``"auto"`` is 2, or 1 with one or two replicas.
     """
 
     max_message_bytes: int = MESSAGE_MAX_BYTES

@@ -27,7 +27,8 @@ REPLICATION_FACTOR_DEFAULT: Final = 3
 """Of topics whose creator leaves it open: so many, or one for each usable broker."""
 
 MIN_INSYNC_REPLICAS_DEFAULT: Final = 2
-"""Of topics that do not set it: so many, or all replicas if there are fewer."""
+"""Of topics that do not set it and have more replicas than that. With fewer it is 1: two replicas
+that need each other stand still oftener than one."""
 
 MIN_INSYNC_REPLICAS: Final = "min_insync_replicas"
 
@@ -39,7 +40,10 @@ Replicas = tuple[tuple[int, ...], ...]
 def min_insync_of(settings: Settings, replication_factor: int) -> int:
     """How many replicas must be in sync for a write to be acknowledged."""
     text = dict(settings).get(MIN_INSYNC_REPLICAS, "")
-    return int(text) if text.isdecimal() else min(MIN_INSYNC_REPLICAS_DEFAULT, replication_factor)
+    if text.isdecimal():
+        return int(text)
+    has_spare = replication_factor > MIN_INSYNC_REPLICAS_DEFAULT
+    return MIN_INSYNC_REPLICAS_DEFAULT if has_spare else 1
 
 
 def replication_of(request: CreateTopicRequest, brokers: Brokers) -> int:
