@@ -78,6 +78,11 @@ class HostsCluster:
         wheel.unlink()
         return later
 
+    def install_on(self, host: Host) -> None:
+        """Install the wheel on a host by hand: Ray sets up no host a second time."""
+        (wheel,) = self.wheel.glob("*.whl")
+        host.run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+
     def version_on(self, host: Host) -> str:
         """Which version of the project is installed on a host."""
         show = "from importlib.metadata import version; print(version('oncelog'))"
