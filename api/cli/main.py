@@ -44,6 +44,7 @@ from oncelog.api.cli.output import PROGRAM, STATUS_BROKEN_PIPE, STATUS_INTERRUPT
 from oncelog.storage.model import TOPIC_PARTITIONS_MAX, IsolationLevel
 
 DEMO_MODULE: Final = "oncelog.examples.flights.demo"
+DEMO_BROKERS_MAX: Final = 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -328,6 +329,13 @@ def _add_demo(commands: Commands) -> None:
     )
     demo.add_argument(
         "--seed", type=whole_number(0), metavar="N", help="repeat the choice of faults"
+    )
+    demo.add_argument(
+        "--brokers",
+        type=whole_number(1, DEMO_BROKERS_MAX),
+        default=1,
+        metavar="N",
+        help="on so many Ray nodes of this machine, one of which is killed too; needs root",
     )
     demo.add_argument("--keep", action="store_true", help="leave the cluster running to look at")
     demo.add_argument("--json", metavar="FILE", help="write the figures to this file")

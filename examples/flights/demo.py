@@ -1,14 +1,15 @@
 """The main job: a year of real flights goes through oncelog exactly once, while things are killed.
 
 Spark writes the flights in one transaction; two workers add the weather and a delay class, each
-batch and its input offsets in one transaction; meanwhile workers, partition leaders and transaction
-coordinators are killed; Spark reads the delays back, and every figure must equal what the CSV file
-gives without the log.
+batch and its input offsets in one transaction; meanwhile workers, partition leaders, transaction
+coordinators and, with several brokers, a node are killed; Spark reads the delays back, and every
+figure must equal what the CSV file gives without the log.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import secrets
 import shutil
@@ -24,20 +25,26 @@ from rich.console import Console
 
 import oncelog
 from oncelog import spark_bridge
+from oncelog.api.cli.output import CliError
+from oncelog.examples.flights.brokers import Brokers, why_not
 from oncelog.examples.flights.data import read_flights, read_weather, unpack_flights
 from oncelog.examples.flights.delays import delays_with
-from oncelog.examples.flights.faults import FaultInjector, plan_faults
+from oncelog.examples.flights.faults import FaultInjector, plan_faults, with_node_fault
 from oncelog.examples.flights.figures import expected_figures
 from oncelog.examples.flights.report import Display, draw_chart, show_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+TOPICS: Final = ("flights", "delays")
 PARTITIONS: Final = 6
 WORKERS: Final = 2
 RECORDS_PER_POLL: Final = 1_000
 COMMIT_INTERVAL_MS: Final = 250
 """Long enough that a kill most often meets an open transaction."""
+NODE_VICTIM: Final = 2
+"""The broker whose node is killed. Broker 1 has the controller and this program's own node."""
+
 SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25
 JOB_TIMEOUT_S: Final = 240
@@ -83,16 +90,27 @@ def main(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
+    refusal = why_not() if args.brokers > 1 else ""
+    if refusal:
+        raise CliError(
+            f"several brokers on one machine need mounts of their own, refused here: {refusal}",
+            "run it as root, or without --brokers",
+        )
     seed = secrets.randbelow(SEED_LIMIT) if args.seed is None else args.seed
     is_temporary = args.data_dir is None
     directory = Path(args.data_dir or tempfile.mkdtemp(prefix="oncelog-demo-")).absolute()
     started = time.monotonic()
     console.print(f"oncelog demo, seed {seed} (the same seed repeats the choice of faults)")
     try:
-        with tempfile.TemporaryDirectory(prefix="flights-") as scratch:
+        with (
+            tempfile.TemporaryDirectory(prefix="flights-") as scratch,
+            contextlib.ExitStack() as at_end,
+        ):
             cluster = oncelog.init(directory)
+            brokers = Brokers(cluster, directory, args.brokers) if args.brokers > 1 else None
             try:
-                outcome = run(console, cluster, Path(scratch), seed)
+                at_end.enter_context(brokers or contextlib.nullcontext())
+                outcome = run(console, cluster, Path(scratch), seed, brokers)
                 seconds = round(time.monotonic() - started, 1)
                 console.print(f"dashboard: {cluster.dashboard_url}   took {seconds} s")
                 if args.json:
@@ -104,25 +122,38 @@ def main(args: argparse.Namespace) -> int:
                 cluster.shutdown()
     finally:
         if is_temporary:
-            shutil.rmtree(directory, ignore_errors=True)
+            for one in (directory, *directory.parent.glob(f"{directory.name}-broker-*")):
+                shutil.rmtree(one, ignore_errors=True)
     return 0 if outcome.is_exactly_once else 1
 
 
-def run(console: Console, cluster: oncelog.Cluster, scratch: Path, seed: int) -> Outcome:
-    """The whole job on a running cluster."""
+def run(
+    console: Console,
+    cluster: oncelog.Cluster,
+    scratch: Path,
+    seed: int,
+    brokers: Brokers | None,
+) -> Outcome:
+    """The whole job on a running cluster, which ``brokers`` join if there are any."""
     from oncelog.examples.flights import spark_steps
 
-    admin = cluster.admin()
-    for topic in ("flights", "delays"):
-        admin.create_topic(topic, partitions=PARTITIONS)
     path = unpack_flights(scratch)
     console.print(f"the log is up in {cluster.data_dir}; Spark is starting")
     spark = spark_bridge.session(cluster, executors=1, cores=1, memory="1g", app_name="flights")
     try:
+        if brokers is not None:
+            # After Spark, all of which is then on the node that is not killed.
+            console.print("more brokers are starting, each on a node with a disk of its own")
+            brokers.start()
+        for topic in TOPICS:
+            cluster.admin().create_topic(topic, partitions=PARTITIONS)
         console.print("Spark writes the flights, in one transaction")
         spark_steps.load_flights(spark, path, "flights")
         flights, weather = read_flights(path), read_weather()
-        kills = process(console, cluster, weather, total=flights.num_rows, seed=seed)
+        kills = process(console, cluster, weather, brokers, total=flights.num_rows, seed=seed)
+        if brokers is not None:
+            copies = brokers.wait_until_in_sync(TOPICS)
+            console.print(f"each partition has {copies} replicas, all of them in sync")
         console.print("Spark reads the delays back")
         return judge(console, spark, flights, weather, faults=kills)
     finally:
@@ -130,9 +161,18 @@ def run(console: Console, cluster: oncelog.Cluster, scratch: Path, seed: int) ->
 
 
 def process(
-    console: Console, cluster: oncelog.Cluster, weather: Any, *, total: int, seed: int
+    console: Console,
+    cluster: oncelog.Cluster,
+    weather: Any,
+    brokers: Brokers | None,
+    *,
+    total: int,
+    seed: int,
 ) -> int:
     """Run the job under faults until it has caught up; how many processes were killed."""
+    faults = plan_faults(seed, workers=WORKERS, partitions=PARTITIONS)
+    if brokers is not None:
+        faults = with_node_fault(faults, NODE_VICTIM)
     job = cluster.process(
         source="flights",
         sink="delays",
@@ -148,10 +188,11 @@ def process(
         injector = FaultInjector(
             cluster,
             job,
-            plan_faults(seed, workers=WORKERS, partitions=PARTITIONS),
+            faults,
             progress=lambda: done / total,
             on_kill=display.killed,
             seed=seed,
+            brokers=brokers,
         )
         injector.start()
         try:

@@ -1,6 +1,7 @@
 """Kills processes while the job runs: which ones and when comes from one seed.
 
-Every fault is a ``kill -9`` by process id, of a process that is serving at that moment.
+Every fault is a ``kill -9`` by process id, of a process that is serving at that moment. With
+several brokers the node of one is killed too, once, and comes back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from typing import Any, Final
 import ray
 
 from oncelog.api.client import Cluster
+from oncelog.examples.flights.brokers import Brokers
 
 KILLS_PER_ROLE: Final = 3
+NODE: Final = "node"
+NODE_MOMENT: Final = 0.5
 FIRST_MOMENT: Final = 0.04
 LAST_MOMENT: Final = 0.92
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -62,6 +66,11 @@ def plan_faults(seed: int, *, workers: int, partitions: int) -> list[Fault]:
     ]
 
 
+def with_node_fault(faults: list[Fault], broker: int) -> list[Fault]:
+    """The same, and in the middle of the work the node of a broker."""
+    return sorted([*faults, Fault(NODE_MOMENT, NODE, broker)], key=lambda fault: fault.moment)
+
+
 class FaultInjector:
     """Carries out planned faults in a thread of its own, following the job's progress."""
 
@@ -74,6 +83,7 @@ class FaultInjector:
         progress: Callable[[], float],
         on_kill: Callable[[Kill], None],
         seed: int,
+        brokers: Brokers | None = None,
     ) -> None:
         self.kills: list[Kill] = []
         self._cluster = cluster
@@ -81,6 +91,7 @@ class FaultInjector:
         self._faults = faults
         self._progress = progress
         self._on_kill = on_kill
+        self._brokers = brokers
         self._chance = random.Random(seed + 1)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
@@ -104,12 +115,24 @@ class FaultInjector:
             self._kill(fault)
 
     def _kill(self, fault: Fault) -> None:
+        if fault.role == NODE:
+            self._kill_node(fault.victim)
+            return
         name, handle = self._victim(fault)
         process_id = self._serving_process(handle)
         if process_id is None:
             return
         os.kill(process_id, signal.SIGKILL)
-        kill = Kill(fault.role, name, process_id)
+        self._killed(Kill(fault.role, name, process_id))
+
+    def _kill_node(self, broker: int) -> None:
+        if self._brokers is None:
+            raise ValueError("one node is all there is")
+        process_id = self._brokers.kill(broker)
+        self._killed(Kill(NODE, f"of broker {broker}", process_id))
+        self._brokers.bring_back(broker)
+
+    def _killed(self, kill: Kill) -> None:
         self.kills.append(kill)
         self._on_kill(kill)
 

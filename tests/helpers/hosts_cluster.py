@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -25,6 +26,12 @@ def ledger(host: Host, topic: str, name: str) -> Path:
     return host.home / f"ledger-{topic}-{name}"
 
 
+def log_on(host: Host, name: str) -> bytes:
+    """The batches of a partition on a host's disk."""
+    directory = host.disk / "oncelog" / "log" / name
+    return b"".join(file.read_bytes() for file in sorted(directory.glob("*.log")))
+
+
 class HostsCluster:
     """Hosts of a network, the first of which is the head; ``up`` and ``down`` are Ray's."""
 
@@ -43,12 +50,43 @@ class HostsCluster:
         build += ["--no-deps", "--wheel-dir", str(self.wheel), str(ROOT)]
         subprocess.run(build, check=True, cwd=network.root, timeout=COMMAND_S)
 
-    def add_worker(self) -> Host:
+    def add_worker(self, *, disk_bytes: int | None = None) -> Host:
         """A host more, which the cluster's file names from the next ``up`` on."""
-        host = self.network.add(f"worker-{len(self.workers) + 1}")
+        host = self.network.add(f"worker-{len(self.workers) + 1}", disk_bytes=disk_bytes)
         host.start()
         self.workers.append(host)
         return host
+
+    def next_version(self) -> str:
+        """Put a wheel of a later version where the cluster's file expects one; its version."""
+        (wheel,) = self.wheel.glob("*.whl")
+        version = wheel.name.split("-")[1]
+        later = f"{version}.post1"
+        with (
+            zipfile.ZipFile(wheel) as old,
+            zipfile.ZipFile(self.wheel / wheel.name.replace(version, later), "w") as new,
+        ):
+            for name in old.namelist():
+                content = old.read(name)
+                if name.endswith(".dist-info/METADATA"):
+                    content = content.replace(
+                        f"Version: {version}".encode(), f"Version: {later}".encode()
+                    )
+                if name.endswith(".dist-info/RECORD"):
+                    content = content.replace(f"-{version}.".encode(), f"-{later}.".encode())
+                new.writestr(name.replace(f"-{version}.dist-info", f"-{later}.dist-info"), content)
+        wheel.unlink()
+        return later
+
+    def install_on(self, host: Host) -> None:
+        """Install the wheel on a host by hand: Ray sets up no host a second time."""
+        (wheel,) = self.wheel.glob("*.whl")
+        host.run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel))
+
+    def version_on(self, host: Host) -> str:
+        """Which version of the project is installed on a host."""
+        show = "from importlib.metadata import version; print(version('oncelog'))"
+        return host.run(sys.executable, "-c", show).strip()
 
     def fill_in(self) -> None:
         """The shipped file with what its comments ask for."""
@@ -107,7 +145,30 @@ class HostsCluster:
         )
 
     def wait_until_gone(self, host: Host) -> None:
-        wait_for(lambda: self.brokers()[host.name].startswith("gone"), f"the loss of {host.name}")
+        marks = ("gone", "fenced")
+        wait_for(lambda: self.brokers()[host.name].startswith(marks), f"the loss of {host.name}")
+
+    def partitions(self, topic: str) -> list[dict[str, Any]]:
+        """What ``oncelog topics describe`` says of each partition."""
+        return list(json.loads(self.oncelog("topics", "describe", topic, "--json"))["partitions"])
+
+    def wait_until_in_sync(self, topic: str, copies: int) -> None:
+        """Every partition has that many replicas in sync."""
+        wait_for(
+            lambda: all(len(one["isr"]) == copies for one in self.partitions(topic)),
+            f"{copies} replicas of {topic} in sync",
+        )
+
+    def wait_until_equal(self, topic: str) -> None:
+        """The copies of each partition have the same bytes. Nobody may be writing to it."""
+        for one in self.partitions(topic):
+            log = f"{topic}-{one['partition']}"
+            disks = [host for host in self.hosts() if self.number_of(host) in one["isr"]]
+            wait_for(
+                lambda log=log, disks=disks: len({log_on(host, log) for host in disks}) == 1,
+                f"equal copies of {log}",
+            )
+            assert log_on(disks[0], log), f"{log} is empty"
 
     def partitions_on(self, host: Host, topic: str) -> list[int]:
         """The partitions of a topic that are on a host's disk."""
@@ -145,7 +206,7 @@ class HostsCluster:
         outcomes: dict[str, tuple[str, str]] = {}
         for path in self.network.root.glob(f"*/ledger-{topic}-*"):
             for line in path.read_text().splitlines():
-                value, chosen, outcome = line.split()
+                value, chosen, outcome, _ = line.split()
                 outcomes[value] = (chosen, outcome)
         read_of: dict[str, list[int]] = {}
         for partition, value in found:

@@ -175,6 +175,12 @@ class Host:
     def plug_cable(self) -> None:
         self.network.desk.net("link", "set", self.cable, "up")
 
+    def delay(self, delay_ms: int) -> bool:
+        """Make all that it sends late, by so much; False if this kernel cannot."""
+        command = self._in_its_network("tc", "qdisc", "replace", "dev", "eth0", "root", "netem")
+        done = subprocess.run([*command, "delay", f"{delay_ms}ms"], capture_output=True)
+        return done.returncode == 0
+
     def kill(self) -> None:
         """As if its power failed: all its processes at once. Its disk stays."""
         if self._holder is None:
@@ -186,10 +192,13 @@ class Host:
 
     def net(self, *arguments: str) -> None:
         """``ip`` in its network."""
-        command = ["nsenter", f"--net=/proc/{self._first_pid}/ns/net", "ip", *arguments]
+        command = self._in_its_network("ip", *arguments)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{self.name}: ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+    def _in_its_network(self, *command: str) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self._first_pid}/ns/net", *command]
 
     def _enter(
         self, *command: str, timeout_s: float = COMMAND_S
@@ -258,6 +267,7 @@ class Network:
         self.key = root / "key"
         self.programs: list[subprocess.Popen[bytes]] = []
         self._made: list[Host] = []
+        self._small_disks: list[Path] = []
         for name in (self.key, root / "host_key"):
             make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(name)]
             subprocess.run(make, check=True)
@@ -269,10 +279,14 @@ class Network:
         self.desk = Desk(self, DESK, 1)
         self._made.append(self.desk)
 
-    def add(self, name: str) -> Host:
-        """A host more, which has to be started."""
+    def add(self, name: str, *, disk_bytes: int | None = None) -> Host:
+        """A host more, which has to be started; with a disk that can be full, if so many bytes."""
         host = Host(self, name, len(self._made) + 1)
         self._made.append(host)
+        if disk_bytes is not None:
+            options = ["-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs"]
+            subprocess.run(["mount", *options, str(host.disk)], check=True)
+            self._small_disks.append(host.disk)
         with (self.root / "hosts").open("a") as hosts:
             hosts.write(f"{host.address} {name}\n")
         return host
@@ -291,6 +305,8 @@ class Network:
             host.kill()
         for program in self.programs:
             program.wait(timeout=START_S)
+        for disk in self._small_disks:
+            subprocess.run(["umount", str(disk)], check=True)
 
     def __enter__(self) -> Network:
         return self

@@ -1,11 +1,15 @@
 """``./run hosts``: `ray up` with the project's ``cluster.yaml``, on hosts that this machine plays.
 
-    ./run hosts [--keep DIR]
+    ./run hosts [--keep DIR] [STEP ...]
 
 Each host is a set of namespaces with an address, an sshd and a disk of its own. Programs write
 transactions over the partitions of all hosts, by `oncelog.connect()` and by `ray job submit`, while
-a cable is pulled, hosts are killed and come back, one joins, and the cluster goes down and up.
-After each step everything committed is read and compared with what the programs know.
+a cable is pulled, hosts are killed and come back, are slow, have a full disk, are drained and
+upgraded, one joins, and the cluster goes down and up. One topic has one copy of each partition:
+what is on a host that is away waits for it. Another has three: who writes to it goes on, and how
+long it waited is measured. After each step everything committed is read and compared with what the
+programs know, and all copies are in sync and equal. With STEPs only those are done, once the
+cluster is up.
 
 Exit status 0 if all held, 1 if not, 77 if this machine lacks something: a line says what.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -26,12 +31,43 @@ from typing import Final
 
 from hosts_cluster import HostsCluster, ledger
 from network_hosts import Host, Network, missing, wait_for
+from steady_writer import SteadyWriter
 
 STATUS_SKIPPED: Final = 77
-TOPIC: Final = "numbers"
+SINGLE: Final = "numbers"
+"""One copy of each partition."""
+
+COPIED: Final = "copied"
+"""As many copies as topics have without being told: three."""
+
+MORE: Final = "more"
+"""Like ``COPIED``, created when there are four brokers."""
+
+COPIES: Final = 3
 PARTITIONS: Final = 6
+PARTITIONS_OF_MORE: Final = 8
 DOWN_S: Final = 120.0
 """Workers end a minute after they have lost the head."""
+
+AWAY_PAUSE_S: Final = 10.0
+"""Nobody who writes to copies waits longer because a host is away or slow."""
+
+DRAIN_PAUSE_S: Final = 1.0
+FULL_PAUSE_S: Final = 40.0
+"""A follower that cannot write is in sync for ``replica_lag_time_max_ms``, 30 s, and no longer."""
+
+DELAY_MS: Final = 200
+BURSTS: Final = 20
+SMALL_DISK_BYTES: Final = 48 << 20
+
+# The log's processes of a host are stopped for most of each second.
+STOP_IN_BURSTS: Final = """
+processes=$(pgrep -f '^ray::[A-Za-z]*Process')
+for _ in $(seq "$1"); do
+  kill -STOP $processes; sleep 0.8
+  kill -CONT $processes; sleep 0.2
+done
+"""
 
 
 class Trial:
@@ -46,7 +82,12 @@ class Trial:
             self.job_writes,
             self.cable_is_pulled,
             self.worker_is_killed,
+            self.worker_is_slow,
             self.host_joins,
+            self.disk_is_full,
+            self.disk_is_lost,
+            self.worker_is_drained,
+            self.workers_are_upgraded,
             self.head_is_killed,
             self.goes_down_and_up,
         ]
@@ -56,19 +97,23 @@ class Trial:
         cluster.up()
         cluster.oncelog("topics", "list")  # It serves when `ray up` returns.
         cluster.wait_until_all_serve()
-        cluster.oncelog("topics", "create", TOPIC, "--partitions", str(PARTITIONS))
-        places = {host.name: cluster.partitions_on(host, TOPIC) for host in cluster.hosts()}
+        for topic, options in ((SINGLE, ("--replication-factor", "1")), (COPIED, ())):
+            cluster.oncelog("topics", "create", topic, "--partitions", str(PARTITIONS), *options)
+        places = {host.name: cluster.partitions_on(host, SINGLE) for host in cluster.hosts()}
         assert sorted(itertools.chain(*places.values())) == list(range(PARTITIONS)), places
         assert all(places.values()), places
+        led = {one["leader"] for one in cluster.partitions(COPIED)}
+        assert len(led) == COPIES, f"only brokers {led} lead"
         return f"brokers {[cluster.number_of(host) for host in cluster.hosts()]}"
 
     def programs_write(self) -> str:
-        for host in self.cluster.hosts():
-            self._write(host, f"on-{host.name}", 20)
+        for host, topic in itertools.product(self.cluster.hosts(), (SINGLE, COPIED)):
+            name, count = f"on-{host.name}", 20
+            host.run(*self.cluster.writer(host, name, topic, range(PARTITIONS), count))
         return self._checked()
 
     def job_writes(self) -> str:
-        writer = self.cluster.writer(self.head, "job", TOPIC, range(PARTITIONS), 20)
+        writer = self.cluster.writer(self.head, "job", SINGLE, range(PARTITIONS), 20)
         submit = ("ray", "job", "submit", "--address=http://127.0.0.1:8265", "--", *writer)
         assert "succeeded" in self.head.run(*submit)
         return self._checked()
@@ -76,33 +121,131 @@ class Trial:
     def cable_is_pulled(self) -> str:
         cluster, away = self.cluster, self.cluster.workers[0]
         through = self._begin_writing("through-cable")
+        steady = self._steady("steady-cable")
         away.pull_cable()
         cluster.wait_until_gone(away)
         self._write_beside(away, "beside-cable")
+        steady.wait_for_more()
         away.plug_cable()
-        return self._back(through)
+        return f"{self._back(through)}; {self._went_on(steady)}"
 
     def worker_is_killed(self) -> str:
         cluster, away = self.cluster, self.cluster.workers[1]
         through = self._begin_writing("through-kill")
+        steady = self._steady("steady-kill")
         away.kill()
         cluster.wait_until_gone(away)
         self._write_beside(away, "beside-kill")
+        steady.wait_for_more()
         away.start()
-        return self._back(through)
+        return f"{self._back(through)}; {self._went_on(steady)}"
+
+    def worker_is_slow(self) -> str:
+        slow = self.cluster.workers[0]
+        steady = self._steady("steady-slow")
+        if slow.delay(DELAY_MS):
+            how = f"all it sends {DELAY_MS} ms late"
+            steady.wait_for_more(5 * BURSTS)
+            slow.delay(0)
+        else:
+            how = "its processes stopped for 0.8 s of each second"
+            slow.run("sh", "-c", STOP_IN_BURSTS, "sh", str(BURSTS))
+        self.cluster.wait_until_all_serve()
+        return f"{how}; {self._went_on(steady)}"
 
     def host_joins(self) -> str:
         cluster = self.cluster
         before = self._processes_of_log()
-        new = cluster.add_worker()
+        new = cluster.add_worker(disk_bytes=SMALL_DISK_BYTES)
         cluster.up()
         cluster.wait_until_all_serve()
         assert before <= self._processes_of_log(), "a process of the log was started anew"
-        cluster.oncelog("topics", "create", "more", "--partitions", "8")
-        assert cluster.partitions_on(new, "more")
-        new.run(*cluster.writer(new, "newcomer", "more", range(8), 10))
-        cluster.check(self.head, "more")
+        cluster.oncelog("topics", "create", MORE, "--partitions", str(PARTITIONS_OF_MORE))
+        assert cluster.partitions_on(new, MORE)
+        new.run(*cluster.writer(new, "newcomer", MORE, range(PARTITIONS_OF_MORE), 10))
         return self._checked()
+
+    def disk_is_full(self) -> str:
+        """What the full host leads waits; what it follows goes on without it."""
+        cluster, full = self.cluster, self.cluster.workers[2]
+        number = cluster.number_of(full)
+        others = [one for one in cluster.partitions(MORE) if one["leader"] != number]
+        followed = [one["partition"] for one in others if number in one["isr"]]
+        assert followed, others
+        steady = SteadyWriter(
+            cluster, self.head, "steady-full", MORE, [one["partition"] for one in others]
+        )
+        full.run("sh", "-c", "cat /dev/zero >/srv/filler", statuses=(1,))
+        wait_for(
+            lambda: all(
+                number not in one["isr"]
+                for one in cluster.partitions(MORE)
+                if one["partition"] in followed
+            ),
+            f"the full disk of {full.name} to be out of sync",
+        )
+        steady.wait_for_more()
+        waiting = self.head.begin(
+            *cluster.writer(self.head, "onto-full", MORE, range(PARTITIONS_OF_MORE), 20)
+        )
+        wait_for(ledger(self.head, MORE, "onto-full").exists, "onto-full to begin")
+        steady.wait_for_more()
+        full.run("rm", "/srv/filler")
+        assert waiting.wait(timeout=240) == 0, "who wrote to the full host failed"
+        said = self._went_on(steady, pause_s=FULL_PAUSE_S)
+        cluster.wait_until_all_serve()
+        return said
+
+    def disk_is_lost(self) -> str:
+        """A new machine at the old address has an empty disk; it is the same broker."""
+        cluster, lost = self.cluster, self.cluster.workers[2]
+        number = cluster.number_of(lost)
+        steady = SteadyWriter(cluster, self.head, "steady-lost", MORE, range(PARTITIONS_OF_MORE))
+        lost.kill()
+        cluster.wait_until_gone(lost)
+        shutil.rmtree(lost.disk / "oncelog")
+        steady.wait_for_more()
+        lost.start()
+        cluster.wait_until_all_serve()
+        assert cluster.number_of(lost) == number
+        return self._went_on(steady)
+
+    def worker_is_drained(self) -> str:
+        cluster, drained = self.cluster, self.cluster.workers[1]
+        number = str(cluster.number_of(drained))
+        steady = self._steady("steady-drain")
+        cluster.oncelog("brokers", "drain", number)
+        wait_for(
+            lambda: cluster.brokers()[drained.name].endswith("; drained"),
+            f"{drained.name} to be drained",
+        )
+        for topic in self._topics():
+            wait_for(
+                lambda topic=topic: not cluster.partitions_on(drained, topic),
+                f"{topic} to leave {drained.name}",
+            )
+        said = self._went_on(steady, pause_s=DRAIN_PAUSE_S)
+        cluster.oncelog("brokers", "resume", number)
+        return said
+
+    def workers_are_upgraded(self) -> str:
+        """The head has the new version from `ray up`; each worker gets it, and starts again."""
+        cluster = self.cluster
+        before = self._processes_of_log()
+        version = cluster.next_version()
+        cluster.up()
+        assert cluster.version_on(self.head) == version
+        assert before <= self._processes_of_log(), "a process of the log was started anew"
+        steady = self._steady("steady-upgrade")
+        for host in cluster.workers:
+            cluster.install_on(host)
+            host.run("ray", "stop")
+            cluster.wait_until_gone(host)
+            cluster.wait_until_all_serve()
+            assert cluster.version_on(host) == version
+            for topic in self._copied():
+                cluster.wait_until_in_sync(topic, COPIES)
+        return f"{version}; {self._went_on(steady)}"
 
     def head_is_killed(self) -> str:
         self.head.kill()
@@ -118,32 +261,35 @@ class Trial:
         for host in left:
             wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}", DOWN_S)
         cluster.up()
-        said = self._back(self._begin_writing("after-down"))
-        cluster.check(self.head, "more")
-        return said
+        return self._back(self._begin_writing("after-down"))
 
     # --- parts of steps -----------------------------------------------------------------------
-
-    def _write(self, host: Host, name: str, count: int) -> None:
-        host.run(*self.cluster.writer(host, name, TOPIC, range(PARTITIONS), count))
 
     def _begin_writing(self, name: str) -> subprocess.Popen[bytes]:
         """A program that writes to all partitions, once it has committed something."""
         begun = self.head.begin(
-            *self.cluster.writer(self.head, name, TOPIC, range(PARTITIONS), 200)
+            *self.cluster.writer(self.head, name, SINGLE, range(PARTITIONS), 200)
         )
-        path = ledger(self.head, TOPIC, name)
+        path = ledger(self.head, SINGLE, name)
         wait_for(lambda: path.exists() and "committed" in path.read_text(), f"{name} to commit")
         return begun
+
+    def _steady(self, name: str) -> SteadyWriter:
+        return SteadyWriter(self.cluster, self.head, name, COPIED, range(PARTITIONS))
+
+    def _went_on(self, steady: SteadyWriter, *, pause_s: float = AWAY_PAUSE_S) -> str:
+        """It did so without an error and a long pause, and all is there, on all copies."""
+        written = steady.stop()
+        return f"{self._checked()}; {written.demand(pause_s=pause_s)}"
 
     def _write_beside(self, away: Host, name: str) -> None:
         """What lies on other hosts than ``away`` is written to from one of them."""
         cluster = self.cluster
         (other,) = (host for host in cluster.workers[:2] if host is not away)
-        here = set(range(PARTITIONS)) - set(cluster.partitions_on(away, TOPIC))
-        other.run(*cluster.writer(other, name, TOPIC, here, 10))
-        text = ledger(other, TOPIC, name).read_text()
-        assert text.count(" committed\n") == 8, text
+        here = set(range(PARTITIONS)) - set(cluster.partitions_on(away, SINGLE))
+        other.run(*cluster.writer(other, name, SINGLE, here, 10))
+        text = ledger(other, SINGLE, name).read_text()
+        assert text.count(" committed ") == 8, text
 
     def _back(self, through: subprocess.Popen[bytes]) -> str:
         """All serves again, and the program that wrote meanwhile has come to its end."""
@@ -151,12 +297,28 @@ class Trial:
         self.cluster.wait_until_all_serve()
         served_s = time.monotonic() - since
         assert through.wait(timeout=240) == 0, "the program that wrote meanwhile failed"
-        return f"all serve {served_s:.0f} s later, {self._checked()}"
+        return f"all serve {served_s:.0f} s later"
 
     def _checked(self) -> str:
-        counts = {self.cluster.check(host, TOPIC) for host in self.cluster.hosts()[:2]}
-        assert len(counts) == 1, counts
-        return f"{counts.pop()} records, none lost or doubled"
+        """All that is committed is there, for a reader on either host, and on every copy."""
+        cluster = self.cluster
+        counts = []
+        for topic in self._copied():
+            cluster.wait_until_in_sync(topic, COPIES)
+            cluster.wait_until_equal(topic)
+        for topic in self._topics():
+            found = {cluster.check(host, topic) for host in cluster.hosts()[:2]}
+            assert len(found) == 1, found
+            counts += found
+        return f"{sum(counts)} records, none lost or doubled"
+
+    def _copied(self) -> list[str]:
+        return [topic for topic in self._topics() if topic != SINGLE]
+
+    def _topics(self) -> list[str]:
+        return [
+            topic["name"] for topic in json.loads(self.cluster.oncelog("topics", "list", "--json"))
+        ]
 
     def _processes_of_log(self) -> set[tuple[str, int]]:
         actors = self.cluster.status()["actors"]
@@ -169,9 +331,17 @@ def ray_processes(host: Host) -> list[str]:
     return [line for line in host.processes() if any(mark in line for mark in marks)]
 
 
+def chosen(steps: list[Callable[[], str]], names: list[str]) -> list[Callable[[], str]]:
+    """The first step and those with a name; all if there are no names."""
+    known = {step.__name__ for step in steps}
+    assert known.issuperset(names), f"steps are {sorted(known)}"
+    return [step for step in steps if not names or step is steps[0] or step.__name__ in names]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run hosts", allow_abbrev=False)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the hosts' files there")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="only these, such as disk_is_full")
     args = parser.parse_args()
     reason = missing()
     if reason:
@@ -185,7 +355,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Network(root) as network:
-            for step in Trial(network).steps:
+            for step in chosen(Trial(network).steps, args.steps):
                 since = time.monotonic()
                 said = step()
                 name = step.__name__.replace("_", " ")

@@ -48,6 +48,7 @@ def outcome(monkeypatch):
         (["accept-cut", "x"], "OFFSET"),
         (["accept-cut", "x", "-1"], "'-1' is not a whole number from 0"),
         (["demo", "--seed", "x"], "'x' is not a whole number from 0"),
+        (["demo", "--brokers", "6"], "'6' is not a whole number from 1 to 5"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_status_2(capsys, arguments, reason):
@@ -110,12 +111,12 @@ def test_the_demo_is_given_its_arguments(monkeypatch):
     given = []
 
     def run(args):
-        given.append((args.seed, args.keep, args.json, args.data_dir))
+        given.append((args.seed, args.brokers, args.keep, args.json, args.data_dir))
         return 3
 
     monkeypatch.setitem(sys.modules, cli.DEMO_MODULE, types.SimpleNamespace(main=run))
     assert cli.main(["demo", "--seed", "7", "--keep", "--json", "f.json"]) == 3
-    assert given == [(7, True, "f.json", None)]
+    assert given == [(7, 1, True, "f.json", None)]
 
 
 def test_a_package_that_only_the_demo_needs_is_named(monkeypatch, capsys):
