@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     TopicMetadata,
 )
+from oncelog.api.session.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,
@@ -182,8 +183,8 @@ class Router:
 
         Raises ``CoordinatorNotAvailableError`` before ``start`` and while the shard has no leader.
         """
-        shard = shard_of(transactional_id, self._known().transaction_state_partitions)
-        return self._shard_address(TRANSACTION_STATE_TOPIC, shard)
+        shard = self._shard_of(transactional_id, is_group=False)
+        return self._shard_address(TRANSACTION_STATE_TOPIC, shard.partition)
 
     def group_coordinator(self, group_id: str) -> str:
         """Whom to call for the coordinator of ``group_id``; see ``transaction_coordinator``."""
@@ -194,6 +195,13 @@ class Router:
         """The partition of the offsets log that holds the offsets of ``group_id``."""
         shard = shard_of(group_id, self._known().offsets_partitions)
         return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard)
+
+    def _shard_of(self, key: str, *, is_group: bool) -> TopicPartition:
+        """The partition whose leader is the coordinator of a group or transactional id."""
+        if is_group:
+            return self.offsets_partition(key)
+        shard = shard_of(key, self._known().transaction_state_partitions)
+        return TopicPartition(TRANSACTION_STATE_TOPIC, shard)
 
     # --- calls --------------------------------------------------------------------------------
 
@@ -209,7 +217,7 @@ class Router:
             actor, _ = await self.leader(topic_partition)
         except OncelogError as error:
             return request.failed(error.code, str(error))
-        reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        reply = await self._call(topic_partition, actor, request, timeout_ms=timeout_ms)
         if reply.error in _STALE_ROUTE:
             self.invalidate(topic_partition)
         return reply
@@ -250,10 +258,31 @@ class Router:
             actor = self.group_coordinator(key) if is_group else self.transaction_coordinator(key)
         except OncelogError as error:
             return request.failed(error.code, str(error))
-        reply = await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        shard = self._shard_of(key, is_group=is_group)
+        reply = await self._call(shard, actor, request, timeout_ms=timeout_ms)
         if reply.error in _STALE_ROUTE:
             self._stale.update(_COORDINATOR_TOPICS)
         return reply
+
+    async def _call(
+        self, tp: TopicPartition, actor: str, request: Request[ReplyT], *, timeout_ms: int
+    ) -> ReplyT:
+        """One call to ``actor``, which leads ``tp``; given up if another that has a copy does."""
+        topic = self.known_topics.get(tp.topic)
+        partition = None if topic is None else topic.find(tp.partition)
+        is_copied = partition is not None and len(partition.replicas) > 1
+        if not is_copied or timeout_ms <= LEADER_CHECK_MS:
+            return await self.transport.call(actor, request, timeout_ms=timeout_ms)
+        watch = LeaderWatch(actor, lambda: self._leader_now(tp))
+        return await watch.call(self.transport, request, timeout_ms=timeout_ms)
+
+    async def _leader_now(self, tp: TopicPartition) -> str | None:
+        """Whom to call for ``tp`` as the controller has it; ``None`` if it does not say."""
+        try:
+            await self.ask_for(tp.topic)
+            return (await self.leader(tp))[0]
+        except OncelogError:
+            return None
 
     async def _ask(self, topics: frozenset[str]) -> MetadataReply:
         """Ask the controller about ``topics``; callers that want the same share one question."""

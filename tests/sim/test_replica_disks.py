@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sim_log_watch import watching
-from sim_replica_stage import isr, leader, logs, read, replicated, write
+from sim_replica_stage import holder, isr, leader, logs, read, replicated, write
 from sim_world import World
 
 from oncelog.storage.model import TopicPartition
@@ -101,3 +101,16 @@ def test_a_follower_that_only_the_controller_does_not_hear_fills_no_metadata_log
     world.mend(3, 1)
     world.run_for(5)
     assert isr(world, 1) == {1, 2, 3}
+
+
+def test_a_leader_that_hangs_costs_its_clients_no_more_than_the_next_election(
+    world: World,
+) -> None:
+    """The process takes the call and never answers, while a client would wait for half a minute."""
+    write(world, ["a"], 1)
+    world.pause(holder(world, 2, 1))
+    began_s = world.now_s
+    assert write(world, ["b"], 1) == [True]
+    assert world.now_s - began_s < 10
+    assert leader(world, 1) != 2
+    assert read(world, 1) == ["a", "b"]

@@ -14,6 +14,7 @@ any             an error                        no push until the back-off has p
                                                 long each time
 any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
                 partition has changed           answered to an earlier push
+any             an error of its disk            likewise; not in sync as long as it lacks any
 any             an answer to an earlier push    ignored
 ==============  ==============================  ==================================================
 
@@ -78,6 +79,7 @@ class FollowerProgress:
         "_goal_ms",
         "_goal_offset",
         "_in_flight",
+        "_is_refusing",
         "_number",
         "_retry_ms",
         "_sent_bounds",
@@ -100,6 +102,7 @@ class FollowerProgress:
         self._sent_ms = now_ms
         self._sent_bounds = self._told = Bounds()
         self._backoff_ms = 0
+        self._is_refusing = False
         self._retry_ms = _NEVER_MS
         self._caught_up_ms = now_ms
         self._goal_offset = NO_OFFSET
@@ -186,15 +189,23 @@ class FollowerProgress:
         self._backoff_ms = min(max(2 * self._backoff_ms, BACKOFF_MIN_MS), BACKOFF_MAX_MS)
         self._retry_ms = now_ms + self._backoff_ms
 
+    def refused(self, now_ms: int) -> None:
+        """Its disk has refused the push: until it takes one it is not in sync if it lacks any."""
+        self._is_refusing = True
+        self.failed(now_ms)
+
     def _recovered(self) -> None:
+        self._is_refusing = False
         self._backoff_ms = 0
         self._retry_ms = _NEVER_MS
 
     # --- in sync -----------------------------------------------------------------------------
 
     def is_in_sync(self, now_ms: int, *, log_end_offset: int, lag_max_ms: int) -> bool:
-        """Whether it has everything, or had everything at most ``lag_max_ms`` ago."""
-        return self.lag_ms(now_ms, log_end_offset=log_end_offset) <= lag_max_ms
+        """Whether it has everything, or had everything at most ``lag_max_ms`` ago and tries."""
+        if self.match_offset >= log_end_offset:
+            return True
+        return not self._is_refusing and now_ms - self._caught_up_ms <= lag_max_ms
 
     def lag_ms(self, now_ms: int, *, log_end_offset: int) -> int:
         """How long ago it had everything; 0 if it has."""

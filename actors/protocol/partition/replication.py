@@ -15,6 +15,7 @@ LEADING         synced                     the high watermark may rise
 LEADING         answered, agreeing         the high watermark may rise; the ISR may be expanded
 LEADING         answered, diverging        the next probe is where both epochs may agree
 LEADING         answered, newer epoch      FENCED
+LEADING         answered, error of a disk  back-off; the ISR may be shrunk at once
 LEADING         answered, another error    back-off
 LEADING         time passes                the ISR may be shrunk; bounds are told
 LEADING         proposal answered          as the table of ``partition.in_sync``;
@@ -242,6 +243,9 @@ class LeaderReplication:
             return False
         if reply.error is ErrorCode.FENCED_LEADER_EPOCH:
             self.step_down()
+            return False
+        if reply.error is ErrorCode.KAFKA_STORAGE_ERROR:
+            progress.refused(now_ms)
             return False
         if reply.error is not ErrorCode.NONE:
             progress.failed(now_ms)

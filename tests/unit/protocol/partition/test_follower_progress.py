@@ -171,3 +171,12 @@ def test_lag_is_the_time_since_it_had_everything() -> None:
     progress = replicating(10, now_ms=1_000)
     assert progress.lag_ms(9_000, log_end_offset=10) == 0
     assert progress.lag_ms(9_000, log_end_offset=11) == 8_000
+
+
+def test_one_whose_disk_refuses_is_in_sync_only_with_everything() -> None:
+    progress = replicating(10, now_ms=1_000)
+    progress.refused(1_000)
+    assert progress.is_in_sync(1_001, log_end_offset=10, lag_max_ms=30_000)
+    assert not progress.is_in_sync(1_001, log_end_offset=11, lag_max_ms=30_000)
+    progress.acknowledged(10, 1_002, log_end_offset=11)
+    assert progress.is_in_sync(1_003, log_end_offset=11, lag_max_ms=30_000)

@@ -197,6 +197,12 @@ def test_after_an_error_the_push_is_repeated_later(leading: Leading, error: Erro
     assert leading.leader.is_leading
 
 
+def test_a_follower_whose_disk_refuses_a_push_leaves_the_isr_at_once(leading: Leading) -> None:
+    push = leading.push_to(2)
+    leading.leader.answered(push, ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR), 0)
+    assert leading.leader.proposal(0) == IsrProposal(isr=(1,), partition_version=7)
+
+
 def test_an_answer_to_a_push_that_was_given_up_is_ignored(leading: Leading) -> None:
     push = leading.push_to(2)
     leading.leader.answered(push, push_failed(), -LATER)

@@ -1,0 +1,69 @@
+"""A call to a leader that is given up when another leads: the first may hang, and never answer.
+
+A process that hangs takes calls and answers none; its partitions are led elsewhere after the
+session of its broker, long before a call's time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from oncelog.actors.interfaces import Transport
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.storage.errors import ErrorCode
+
+LEADER_CHECK_MS: Final = 2_000
+"""How long a call is unanswered before it is asked who leads, and how often after that."""
+
+
+class LeaderWatch:
+    """One call to ``actor``. ``leader_now`` asks who is to be called; ``None`` if nobody knows."""
+
+    def __init__(self, actor: str, leader_now: Callable[[], Awaitable[str | None]]) -> None:
+        self._actor = actor
+        self._leader_now = leader_now
+        self._caller: asyncio.Task[object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.Task[None] | None = None
+        self._has_moved = False
+
+    async def call(
+        self, transport: Transport, request: Request[ReplyT], *, timeout_ms: int
+    ) -> ReplyT:
+        """The reply, or ``NETWORK_EXCEPTION`` once another leads: it may still take effect."""
+        self._caller = asyncio.current_task()
+        self._look_later()
+        try:
+            return await transport.call(self._actor, request, timeout_ms=timeout_ms)
+        except asyncio.CancelledError:
+            if not self._has_moved or _is_cancelled_by_others(self._caller):
+                raise
+            return request.failed(ErrorCode.NETWORK_EXCEPTION, f"{self._actor} leads no longer")
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._look is not None:
+                self._look.cancel()
+
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LEADER_CHECK_MS / 1000, self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        self._look = asyncio.get_running_loop().create_task(self._give_up_if_moved())
+
+    async def _give_up_if_moved(self) -> None:
+        leader = await self._leader_now()
+        if leader is None or leader == self._actor or self._caller is None:
+            self._look_later()
+            return
+        self._has_moved = True
+        self._caller.cancel()
+
+
+def _is_cancelled_by_others(caller: asyncio.Task[object] | None) -> bool:
+    """Take back our own cancellation; whether there is another. Python 3.10 cannot tell."""
+    uncancel: Callable[[], int] | None = getattr(caller, "uncancel", None)
+    return uncancel is not None and uncancel() > 0
