@@ -271,7 +271,7 @@ class ClusterConfig(_Settings):
     broker_heartbeat_interval_ms: int = 1_000
     broker_session_timeout_ms: int = 4_500
     controller_session_timeout_ms: int = 3_000
-    replica_lag_time_max_ms: int = 30_000
+    replica_lag_time_max_ms: int = 8_000
     leader_imbalance_check_interval_ms: int = 300_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
