@@ -60,13 +60,7 @@ class SimLauncher:
         """See ``BrokerLauncher.start_brokers``."""
         await self._pass_time()
         for node in nodes:
-            config = BrokerConfig(
-                broker_id=node.broker_id,
-                data_dir=self._config.data_dir,
-                cluster=self._config.cluster,
-                cluster_id=self._config.cluster_id,
-                rack=node.rack,
-            )
+            config = broker_config(self._config, node.broker_id)
             self._world.driver.soon(self._world.start_actor, broker_actor(node.broker_id), config)
 
     async def end(self, actors: list[str]) -> None:
@@ -83,6 +77,16 @@ class SimLauncher:
     async def _pass_time(self, share: float = 1.0) -> None:
         delay_ms = self._process.random.uniform(*self._world.settings.launch_ms)
         await asyncio.sleep(delay_ms * share / 1_000)
+
+
+def broker_config(config: ReplicaConfig, broker_id: int) -> BrokerConfig:
+    """What the actor of a broker is started with, in the cluster of ``config``."""
+    return BrokerConfig(
+        broker_id=broker_id,
+        data_dir=config.data_dir,
+        cluster=config.cluster,
+        cluster_id=config.cluster_id,
+    )
 
 
 def new_disk(config: ReplicaConfig | HostConfig) -> SimDisk:

@@ -30,7 +30,7 @@ from crash_disk import Crash
 from disk_image import walk
 from sim_disk import SimDisk
 from sim_faults import Faults, stop_disk
-from sim_launcher import SimLauncher, founded_disks
+from sim_launcher import SimLauncher, broker_config, founded_disks
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_media import Media
 from sim_network import Network
@@ -41,7 +41,7 @@ from sim_readiness import Readiness
 from sim_story import Story, StoryHandler
 
 from oncelog.actors.config import BrokerConfig, ClusterConfig, HostConfig, ReplicaConfig
-from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import server_of
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.controller_server import ControllerServer
@@ -143,7 +143,12 @@ class World(Faults, Nodes, Readiness):
         if is_founded:
             for name, root in founded_disks(self.topics, self.settings).items():
                 self.disks[name] = SimDisk.of(root)
-        self.start_actor(CONTROLLER_ACTOR, self._config_of(CLUSTER_METADATA_TOPIC, 0))
+        config = self._config_of(CLUSTER_METADATA_TOPIC, 0)
+        self.start_actor(CONTROLLER_ACTOR, config)
+        for number in self.node_numbers()[1:]:
+            # A controller that begins again may need their votes before it starts anything.
+            if broker_actor(number) in self.disks:
+                self.start_actor(broker_actor(number), broker_config(config, number))
         self.run(self._until_serving(), limit_s=BOOT_LIMIT_S)
 
     async def _until_serving(self) -> None:
