@@ -38,6 +38,8 @@ class HarmedFile:
     content: bytes
     incarnation: int
     """Of the last life that had it whole."""
+    damaged: bytes | None = None
+    """As it is since; ``None``: gone. Another content means that it has been rebuilt."""
 
 
 class Media:
@@ -80,7 +82,8 @@ class Media:
         world.count("file_damage")
         world.tell(actor, f"* damaged: {found}")
         content = before[found.path.name]
-        harmed = HarmedFile(actor, found.path, content, process.incarnation)
+        damaged = contents(disk, directory).get(found.path.name)
+        harmed = HarmedFile(actor, found.path, content, process.incarnation, damaged)
         self._harmed.append(harmed)
         return harmed
 
@@ -145,13 +148,21 @@ class Media:
             process = self._world.actor(harmed.actor)
             if process is None or process.incarnation <= harmed.incarnation:
                 continue
-            if process.is_refused:
+            if process.is_refused and self._is_rebuilt(harmed):
+                self._harmed.remove(harmed)
+            elif process.is_refused:
                 self._world.count("damage_refused")
                 self._world.end_process(process, f"ended, to put {harmed.path.name} back")
                 self._put_back(harmed)
                 self._harmed.remove(harmed)
             elif self._world.is_ready(harmed.actor):
                 self._harmed.remove(harmed)
+
+    def _is_rebuilt(self, harmed: HarmedFile) -> bool:
+        """Whether a start has made it anew: then what was there before is too old to put back."""
+        disk, directory = self._disk(harmed.actor), harmed.path.parent
+        found = contents(disk, directory) if disk.exists(directory) else {}
+        return found.get(harmed.path.name) != harmed.damaged
 
     def _directory(self, actor: str, disk: SimDisk, random: Random) -> Path:
         """Of a host, that of one of its logs."""
