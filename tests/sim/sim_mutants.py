@@ -5,6 +5,7 @@ Like ``sim_saboteurs``, which has the vocabulary; here are those whose absence o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -102,12 +103,16 @@ def _offsets_of_batches() -> Any:
     return replaced(AssignedPartition, "_decode", wrap)
 
 
-def _bounds_from_nothing() -> Any:
-    """A leader begins with a high watermark of its log start."""
+def _bounds_that_fall() -> Any:
+    """Now and then a leader's high watermark is back at its log start."""
+    calls = itertools.count(1)
 
     def wrap(real: Wrap) -> Wrap:
         def advance_high_watermark(self: PartitionBounds, offset: int) -> bool:
-            return self.role is not Role.LOADING and bool(real(self, offset))
+            has_moved = bool(real(self, offset))
+            if self.role is Role.LEADER and next(calls) % 50 == 0:
+                self._high_watermark = self._log_start_offset
+            return has_moved
 
         return advance_high_watermark
 
@@ -289,8 +294,8 @@ MUTANTS = (
         changes=ALONE | BUSY,
     ),
     Saboteur(
-        name="bounds recovered",
-        sabotage=_bounds_from_nothing,
+        name="bounds only rise",
+        sabotage=_bounds_that_fall,
         checker="FallingBounds",
         changes=ALONE | {"kill": 1.0},
     ),

@@ -535,7 +535,7 @@ SABOTEURS = (
         checker="LostRecords",
         sabotage=_tickets_without_a_transaction,
         changes=ALONE
-        | {"topics": {"t0": 1}, "writers": 6, "pause_ms": 5.0, "drop_reply": 0.2}
+        | {"topics": {"t0": 1}, "writers": 6, "pause_ms": 2.0, "drop_reply": 0.25}
         | {"request_timeout_ms": 1_500, "transaction_timeout_ms": 1_000},
     ),
     Saboteur(
@@ -593,13 +593,13 @@ SABOTEURS = (
         name="owed entries of the aborted index",
         sabotage=_owed_entries_hold_nothing,
         checker="AbortedReads",
-        changes=ALONE | REFUSED | {"abort_ratio": 0.5, "readers": 2},
+        changes=ALONE | REFUSED | {"disk_refusal": 8.0, "abort_ratio": 0.5, "readers": 2},
     ),
     Saboteur(
         name="syncs that had no room",
         sabotage=_refused_syncs_believed_again,
         checker="LostPromises",
-        changes=ALONE | REFUSED | {"power_loss": 0.7, "writers": 3},
+        changes=ALONE | REFUSED | {"disk_refusal": 8.0, "power_loss": 0.7, "writers": 3},
     ),
     Saboteur(
         name="restart after a refusal",
