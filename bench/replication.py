@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
+import importlib
+import os
 import statistics
 import sys
 import tempfile
@@ -37,12 +38,8 @@ NODES: Final = (("two", "127.0.0.2", "broker=2"), ("three", "127.0.0.3", "broker
 @contextlib.contextmanager
 def three_brokers(root: Path) -> Iterator[Any]:
     """A Ray cluster of three nodes on which the log runs; gives the nodes."""
-    path = ROOT / "tests" / "helpers" / "ray_nodes.py"
-    spec = importlib.util.spec_from_file_location("ray_nodes", path)
-    assert spec is not None
-    assert spec.loader is not None
-    ray_nodes = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ray_nodes)
+    sys.path.append(str(ROOT / "tests" / "helpers"))
+    ray_nodes = importlib.import_module("ray_nodes")
     nodes = ray_nodes.Nodes(root, head_labels="broker=1")
     try:
         started = nodes.run("start", "--data-dir", str(nodes.data / "log"))
@@ -114,10 +111,13 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-bench-") as root,
         three_brokers(Path(root)) as nodes,
+        contextlib.ExitStack() as stack,
     ):
+        os.environ.update(nodes.environment)  # Its token, before Ray is imported.
         import oncelog
 
-        cluster = oncelog.connect(nodes.address)
+        # Before the nodes end: Ray would wait for them, and then end this process.
+        cluster = stack.enter_context(contextlib.closing(oncelog.connect(nodes.address)))
         admin = cluster.admin()
         while sum(one.is_live for one in admin.describe_cluster().brokers) < len(FACTORS) + 1:
             time.sleep(0.2)
@@ -141,7 +141,6 @@ def main() -> int:
                 added = medians[1] - medians[0]
                 report.target("added by two more, ms", added, 0.6, at_least=False)
         catch_up(cluster, report)
-        cluster.close()
     save(RESULTS, "replication", report)
     return 0
 
