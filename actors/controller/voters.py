@@ -74,13 +74,15 @@ class Voters:
         while True:
             await asyncio.sleep(VOTERS_LOOK_MS / 1000)
             if len(self._machine.broker_states) > 1:
-                await self.look()
+                # The third follows the second at once: of two voters neither may be away.
+                while await self.look():
+                    pass
 
-    async def look(self) -> None:
-        """Have copies made where voters are wanted; add one that has caught up."""
+    async def look(self) -> bool:
+        """Have copies made where voters are wanted; add one that has caught up, if there is one."""
         log = self._log
         if log is None or log.quorum is None:
-            return
+            return False
         learning = learners(self._machine.voters, self._machine.broker_states)
         if learning:
             try:
@@ -88,12 +90,14 @@ class Voters:
                 await log.keep_state()
             except OSError as error:
                 _logger.warning("nobody else is given a vote: %s", error)
-                return
+                return False
         log.teach(learning)
-        if self._wanted() is not None:
-            reply = await self._execute(MetadataRequest(topics=()), self._decide)
-            if reply.error is ErrorCode.NONE:
-                _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+        if self._wanted() is None:
+            return False
+        reply = await self._execute(MetadataRequest(topics=()), self._decide)
+        if reply.error is ErrorCode.NONE:
+            _logger.warning("the metadata log is on brokers %s now", self._machine.voters)
+        return reply.error is ErrorCode.NONE
 
     async def _name_directory(self, log: MetadataReplica) -> None:
         """A founder of an earlier build has a directory without an id. OSError.

@@ -214,7 +214,7 @@ def test_one_of_three_brokers_is_drained_and_used_again() -> None:
         wait(world, lambda: have(1, 2) and not any(n.broker_id == 3 for n in machine.placements()))
         write(world, "b")
         admin(world, "resume_broker", 3)
-        wait(world, lambda: have(1, 2, 3))
+        wait(world, lambda: have(1, 2, 3) and len(machine.voters) == 3)
         world.kill_node(2)
         write(world, "c")
         assert read(world) == ["a", "b", "c"]
