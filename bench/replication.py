@@ -60,7 +60,7 @@ def topic_of(factor: int) -> str:
 def send_large(cluster: Any, factor: int) -> float:
     """Seconds until large batches are acknowledged; all partitions on one leader each."""
     value = b"x" * RECORD_BYTES
-    with cluster.producer(batch_bytes=BATCH_BYTES, linger_ms=5) as producer:
+    with cluster.producer(batch_size=BATCH_BYTES, linger_ms=5) as producer:
         producer.send(topic_of(factor), value, partition=0).result(60)
         begun = time.perf_counter()
         for _ in range(RECORD_COUNT):
