@@ -19,13 +19,7 @@ from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
-from oncelog.actors.interfaces import (
-    CONTROLLER_ACTOR,
-    Background,
-    Clock,
-    DriverWatch,
-    Transport,
-)
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
 from oncelog.actors.process.metrics import (
@@ -138,8 +132,6 @@ class ReplicaServer(ReplicationCalls):
         self.replica.on_following = self.start_upkeep
         self.replica.send_push = self.send_push
         self.replica.propose_isr = self.propose_isr
-        self.is_loaded = False
-        """Whether it leads, and has loaded what is on top of the replica."""
         self._key_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
@@ -286,10 +278,6 @@ class ReplicaServer(ReplicationCalls):
         """Begin what a replica does beside serving, whatever its role."""
         if not self.is_stopped:
             self.maintenance.start()
-
-    def is_serving(self) -> bool:
-        """Whether it leads, and has loaded its log."""
-        return self.is_loaded and self.replica.availability() is ErrorCode.NONE
 
     def end_for_another(self, reason: str) -> None:
         """Begin again, as a follower: another leads."""

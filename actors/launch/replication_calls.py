@@ -24,6 +24,8 @@ class ReplicationCalls:
     config: ReplicaConfig
     replica: Replica
     transport: Transport
+    is_loaded = False
+    """Whether it has loaded what is on top of the replica."""
     failure: str
     only_topic_id: str
 
@@ -43,7 +45,7 @@ class ReplicationCalls:
 
     def is_serving(self) -> bool:
         """Whether it leads, and has loaded its log."""
-        raise NotImplementedError
+        return self.is_loaded and self.replica.availability() is ErrorCode.NONE
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """Take what the leader pushes."""

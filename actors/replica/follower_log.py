@@ -65,14 +65,6 @@ class FollowerLog(ReplicaLog):
         if self._follower is None:
             self._follower = FollowerReplication(self.machine, leadership.topic_id)
 
-    def _learn_as_leader(self, leadership: BecomeLeaderReply) -> ErrorCode:
-        """See ``learn_leadership``, for a replica that leads."""
-        raise NotImplementedError
-
-    def _lose_leadership(self) -> None:
-        """Lead no longer."""
-        raise NotImplementedError
-
     async def _election(self, timeout_ms: int | None) -> BecomeLeaderReply | None:
         """Wait until this replica is elected; ``None`` after ``timeout_ms``, or if it ended."""
         self._elected = asyncio.get_running_loop().create_future()
@@ -82,9 +74,7 @@ class FollowerLog(ReplicaLog):
         return elected.result() if elected.done() and not elected.cancelled() else None
 
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
-        """The controller has told who leads now."""
-        if self.replicator is not None:
-            return self._learn_as_leader(leadership)
+        """The controller has told who leads now; if it is this replica, it has been elected."""
         follower = self._follower
         if follower is None or self._is_cutting:
             return NOT_NOW
@@ -110,7 +100,6 @@ class FollowerLog(ReplicaLog):
         """Take a push; what is acknowledged is synced, and as the leader has it."""
         follower = self._follower
         if follower is None or self._is_cutting or self.failure is not None:
-            self._note_newer_leader(request)
             return ReplicateReply(error=NOT_NOW)
         verdict = follower.decide(request)
         if verdict.error is not ErrorCode.NONE:
@@ -211,10 +200,3 @@ class FollowerLog(ReplicaLog):
                 request.leader,
                 verdict.detail,
             )
-
-    def _note_newer_leader(self, request: ReplicateRequest) -> None:
-        """A push of a newer epoch than the one that this replica leads in."""
-        replicator = self.replicator
-        is_ours = request.topic_id == self.leadership.topic_id
-        if replicator is not None and is_ours and request.leader_epoch > self.leader_epoch:
-            self._lose_leadership()

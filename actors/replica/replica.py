@@ -16,7 +16,7 @@ from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
-from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.follower_progress import Push
 from oncelog.actors.protocol.partition.replication import (
     Assignment,
@@ -24,7 +24,7 @@ from oncelog.actors.protocol.partition.replication import (
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
-from oncelog.actors.replica.follower_log import FollowerLog
+from oncelog.actors.replica.follower_log import NOT_NOW, FollowerLog
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
@@ -157,7 +157,9 @@ class Replica(FollowerLog):
                 self._epoch_source, self._newest_epoch(), is_wanted=lambda: not self._is_stopped
             )
             if self.is_following and told.leader_epoch < self._newest_epoch():
-                continue  # Another has been elected meanwhile, and has pushed.
+                # Another has been elected meanwhile, and has pushed.
+                await asyncio.sleep(LEADERLESS_ASK_MS / 1000)
+                continue
             self.leadership = told
             if is_leader(told, self.broker_id) or not self._may_go_on():
                 self._end_following()
@@ -247,10 +249,21 @@ class Replica(FollowerLog):
             batches=batches,
         )
 
-    def _learn_as_leader(self, leadership: BecomeLeaderReply) -> ErrorCode:
-        """Take what the controller has recorded; lead no longer if it names a newer epoch."""
+    async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
+        """See ``FollowerLog``; a push of a newer epoch ends what this replica leads."""
+        if self.replicator is None:
+            return await super().replicate(request)
+        is_ours = request.topic_id == self.leadership.topic_id
+        if is_ours and request.leader_epoch > self.leader_epoch:
+            self._lose_leadership()
+        return ReplicateReply(error=NOT_NOW)
+
+    def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
+        """The controller has told who leads now, and who is in sync."""
         replicator = self.replicator
-        if replicator is None or leadership.topic_id != self.leadership.topic_id:
+        if replicator is None:
+            return super().learn_leadership(leadership)
+        if leadership.topic_id != self.leadership.topic_id:
             return ErrorCode.UNKNOWN_TOPIC_ID
         if leadership.leader_epoch < self.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH

@@ -111,6 +111,7 @@ class Replicator:
         has_risen = change()
         has_changed = self._count_change_from(isr) or had_too_few != replication.has_too_few
         self._note(has_risen or has_changed)
+        self._wake_answers()
         self.appended()
 
     def _count_change_from(self, isr: frozenset[int]) -> bool:
@@ -173,4 +174,3 @@ class Replicator:
         reply = await self._propose(proposal)
         if not self._is_stopped:
             self._change(lambda: self.replication.proposal_answered(reply, loop_ms()))
-            self._wake_answers()

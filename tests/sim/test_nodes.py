@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sim_nodes import ELSEWHERE
+from sim_replica_stage import read
 from sim_world import World, WorldSettings
 
 from oncelog.actors.config import ClusterConfig
@@ -58,23 +59,6 @@ def write(world: World, text: str, *, node: int = ELSEWHERE) -> list[bool]:
 
     client = world.client(f"writer-{world.process_count}", node=node)
     found: list[bool] = world.run(client.spawn(send(client)))
-    return found
-
-
-def read(world: World, partition: int) -> list[str]:
-    async def drain(client: Any) -> list[str]:
-        consumer = client.consumer(auto_offset_reset="earliest")
-        tp = TopicPartition("a", partition)
-        await consumer.assign(tp)
-        end = (await consumer.end_offsets(tp))[tp]
-        found: list[str] = []
-        while await consumer.position(tp) < end:
-            found += [record.value.decode() for record in await consumer.poll(1_000)]
-        await consumer.close()
-        return found
-
-    client = world.client(f"reader-{world.process_count}")
-    found: list[str] = world.run(client.spawn(drain(client)))
     return found
 
 
