@@ -8,8 +8,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from cluster_worlds import TOPIC_ID
 from msgspec.structs import replace
-from replication_world import PARTITION, TOPIC_ID, BrokenPromiseError, Replica, batch_at
+from replica_model import PARTITION, Replica, batch_at
+from replication_world import BrokenPromiseError
 
 from oncelog.actors.protocol.cluster.quorum import (
     VOTERS_MAX,

@@ -11,7 +11,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replication_world import BrokenPromiseError, Replica, World, walk
+from replica_model import Replica
+from replication_world import BrokenPromiseError, World, walk
 
 from oncelog.actors.protocol.cluster import brokers, elections
 from oncelog.actors.protocol.cluster.log import LeaderElected

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from cluster_worlds import TOPIC_ID
 from msgspec import structs
-from replication_world import PARTITION, TOPIC_ID, Replica, batch_at
+from replica_model import PARTITION, Replica, batch_at
 
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import ReplicateVerdict

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from replication_world import TOPIC_ID, Replica, batch_at
+from cluster_worlds import TOPIC_ID
+from replica_model import Replica, batch_at
 
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.follower_progress import BACKOFF_MIN_MS, Push

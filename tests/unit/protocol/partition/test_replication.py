@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from replication_world import TOPIC_ID, Replica, batch_at
+from cluster_worlds import TOPIC_ID
+from replica_model import Replica, batch_at
 
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply
