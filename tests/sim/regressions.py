@@ -119,4 +119,24 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the operator took a host for ready that had not begun its replicas yet, and forgot the "
         "file that one of them was about to refuse",
     ),
+    (
+        111,
+        {
+            "replicas_per_actor": 3,
+            "brokers": 3,
+            "duration_s": 8.0,
+            "kill_node": 1.0,
+            "cut_node": 2.0,
+            "stop_node": 1.0,
+        },
+        "healing forgot that the disk of a dead actor was full, so markers were refused when all "
+        "was read for the last time",
+    ),
+    (
+        1077565949,
+        {"brokers": 3, "replication_factor": 3, "duration_s": 8.0},
+        "a static member that had left and came anew was fenced by the next coordinator, whose "
+        "log knew its former id; and a leader that began after its successor was to have what that "
+        "one had shown",
+    ),
 ]

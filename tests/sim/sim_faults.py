@@ -220,10 +220,12 @@ class Faults:
         for number in self.node_numbers():
             self.start_node(number)
             self.cont_node(number)
+        for disk in self.disks.values():
+            # That of a dead actor too: its next life has what the disk is like.
+            _mend(disk)
         for process in list(self._processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
-                _mend(process.disk)
                 process.pace.slowness = 1.0
                 self.release_disk(process.name)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from live_states import compared
@@ -123,7 +123,8 @@ class LogWatch(ReplicaWatch):
         """(producer id, epoch that its markers carry) → whether it was decided to commit."""
         self._marked: set[tuple[TopicPartition, int, int]] = set()
         self._views: dict[int, MachineView] = {}
-        self._promises: dict[TopicPartition, Promise] = {}
+        self._promises: dict[TopicPartition, dict[int, Promise]] = {}
+        """By the leader epoch in which it was shown."""
         self._elections: dict[tuple[str, int], dict[int, tuple[int, str]]] = {}
         """(topic id, partition) → leader epoch → the broker and start that it was given to."""
 
@@ -188,14 +189,17 @@ class LogWatch(ReplicaWatch):
             )
         view.coordinator_epochs[header.producer_id] = max(known, control.coordinator_epoch)
 
-    def leads(self, machine: PartitionBounds) -> None:
-        """A machine begins to lead; what earlier leaders have shown must be there."""
+    def leads(self, machine: PartitionMachine) -> None:
+        """A machine begins to lead; what leaders of earlier epochs have shown must be there.
+
+        One that begins late may have been followed already, and need not have what its successor
+        has shown.
+        """
         if is_remade(machine.topic_partition):
             return
         view = self._views.setdefault(id(machine), MachineView(machine))
         view.shown, view.lead_from = Promise(), machine.log_end_offset
-        promise = self._promises.setdefault(machine.topic_partition, Promise())
-        view.owed = replace(promise)
+        view.owed = promise = self._shown_before(machine)
         if machine.log_end_offset < promise.high_watermark:
             self._found(
                 "LostPromises",
@@ -217,7 +221,8 @@ class LogWatch(ReplicaWatch):
         if machine.role is not Role.LEADER:
             return
         view = self._views.setdefault(id(machine), MachineView(machine))
-        promise = self._promises.setdefault(machine.topic_partition, Promise())
+        promises = self._promises.setdefault(machine.topic_partition, {})
+        promise = promises.setdefault(machine.leader_epoch, Promise())
         stable, high = machine.last_stable_offset, machine.high_watermark
         if not stable <= high <= machine.log_end_offset:
             self._found("CrossedBounds", f"{machine}", machine.topic_partition)
@@ -238,7 +243,17 @@ class LogWatch(ReplicaWatch):
         """What the leaders of a partition have shown; nothing of one that may be another's."""
         if is_remade(topic_partition):
             return 0
-        return self._promises.get(topic_partition, Promise()).high_watermark
+        promises = self._promises.get(topic_partition, {}).values()
+        return max((promise.high_watermark for promise in promises), default=0)
+
+    def _shown_before(self, machine: PartitionMachine) -> Promise:
+        """What leaders of earlier epochs than that of a leader have shown, all together."""
+        promises = self._promises.get(machine.topic_partition, {})
+        earlier = [shown for epoch, shown in promises.items() if epoch < machine.leader_epoch]
+        return Promise(
+            max((promise.high_watermark for promise in earlier), default=0),
+            max((promise.last_stable_offset for promise in earlier), default=0),
+        )
 
     def settles(self, machine: PartitionBounds) -> None:
         """Readers see nothing of a transaction before its marker is synced (I-04, I-10)."""

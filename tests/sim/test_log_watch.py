@@ -29,12 +29,18 @@ PRODUCER = 7
 
 
 def machine(
-    *, stable: int = 0, high: int = 0, end: int = 100, ongoing: dict[int, int] | None = None
+    *,
+    stable: int = 0,
+    high: int = 0,
+    end: int = 100,
+    epoch: int = 1,
+    ongoing: dict[int, int] | None = None,
 ) -> Any:
     transactions = SimpleNamespace(ongoing=ongoing or {})
     return SimpleNamespace(
         topic_partition=A,
         role=Role.LEADER,
+        leader_epoch=epoch,
         log_start_offset=0,
         producers=SimpleNamespace(transactions=transactions),
         last_stable_offset=stable,
@@ -221,7 +227,7 @@ def test_bounds_that_cross_are_found(watch):
 
 def test_bounds_of_a_new_leader_may_be_lower_until_all_that_it_began_with_is_committed(watch):
     watch.shows(machine(stable=5, high=10, end=12))
-    later = machine(stable=2, high=3, end=12)
+    later = machine(stable=2, high=3, end=12, epoch=2)
     watch.leads(later)
     watch.shows(later)
     assert watch.violations == []
@@ -233,8 +239,15 @@ def test_bounds_of_a_new_leader_may_be_lower_until_all_that_it_began_with_is_com
 def test_a_leader_that_was_deposed_shows_less_than_its_successor(watch):
     deposed = machine(stable=5, high=5, end=5)
     watch.leads(deposed)
-    watch.shows(machine(stable=10, high=10))
+    watch.shows(machine(stable=10, high=10, epoch=2))
     watch.shows(deposed)
+    assert watch.violations == []
+
+
+def test_a_leader_that_begins_after_its_successor_need_not_have_what_that_one_has_shown(watch):
+    """It was elected while its node stood still, and hears of it as this goes on."""
+    watch.shows(machine(high=10, epoch=2))
+    watch.leads(machine(end=9))
     assert watch.violations == []
 
 
@@ -249,7 +262,7 @@ def test_bounds_that_fall_within_a_leadership_are_found(watch):
 
 def test_a_successor_without_what_was_shown_is_found(watch):
     watch.shows(machine(high=10))
-    watch.leads(machine(end=9))
+    watch.leads(machine(end=9, epoch=2))
     assert found(watch) == {"LostPromises"}
 
 
@@ -258,7 +271,7 @@ def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
     leader = machine(high=high)
     watch.applies(leader, header(0, 4, crc=1), None)
     watch.shows(leader)
-    later = machine(high=high)
+    later = machine(high=high, epoch=2)
     watch.applies(later, header(0, 4, crc=2), None)
     watch.leads(later)
     assert found(watch) == expected

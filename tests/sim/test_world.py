@@ -337,6 +337,12 @@ def test_a_disk_that_was_full_for_a_while_needs_no_operator(world):
     assert world.is_ready(LEADER)
 
 
+def test_healing_makes_room_on_the_disk_of_who_is_dead(world):
+    world.disk(LEADER).capacity_bytes = 0
+    world.kill(LEADER)
+    world.quiesce()
+
+
 def test_a_clock_that_jumps_is_one_machine_s_own(world):
     before_ms = world.driver.clock.now_ms()
     world.jump_clock(LEADER, -3_600_000)

@@ -141,12 +141,11 @@ class GroupMachine(GroupTable):
             if group.pending_member_ids[member_id] != instance_id:
                 return ErrorCode.UNKNOWN_MEMBER_ID
             turn.drop_pending_member_id(member_id)
+            logged = self._records.get(request.group_id)
             if instance_id in group.static_members:
-                turn.replace_static(
-                    request, member_id, call_id, self._records.get(request.group_id)
-                )
+                turn.replace_static(request, member_id, call_id, logged)
             else:
-                turn.add_member(request, member_id, call_id)
+                turn.add_member(request, member_id, call_id, logged)
             return ErrorCode.NONE
         if request.is_first and instance_id is not None and member_id not in group.members:
             # Handed out before a failover or too long ago, or the call is late: the caller

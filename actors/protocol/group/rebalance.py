@@ -14,6 +14,8 @@ KIP-559 (protocol in replies), KIP-814 (a returning static leader does not assig
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from oncelog.actors.protocol.group.effects import (
     CancelTimer,
     Effect,
@@ -48,8 +50,17 @@ class GroupTurn:
 
     # --- members come ---------------------------------------------------------------------
 
-    def add_member(self, request: JoinGroupRequest, member_id: str, call_id: int) -> None:
-        """Add a new member, parked in its join, and rebalance."""
+    def add_member(
+        self,
+        request: JoinGroupRequest,
+        member_id: str,
+        call_id: int,
+        logged: GroupValue | None,
+    ) -> None:
+        """Add a new member and rebalance; see ``_join_once_durable`` for when its join counts.
+
+        A static one may have left, or have been put out, since the record ``logged`` last.
+        """
         group = self.group
         if not group.members:
             group.protocol_type = request.protocol_type
@@ -60,14 +71,13 @@ class GroupTurn:
             session_timeout_ms=request.session_timeout_ms,
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             protocols=request.protocols,
-            join_call=call_id,
             is_new=True,
         )
         group.add(member)
         if group.initial_delay is not None:
             group.initial_delay.has_new_member = True
         self._set_session(member, self._settings.new_member_join_timeout_ms)
-        self.rebalance()
+        self._join_once_durable(member, call_id, logged)
 
     def rejoin(self, member: Member, request: JoinGroupRequest, call_id: int) -> None:
         """Park a known member in its join with its current metadata, and rebalance."""
@@ -85,9 +95,7 @@ class GroupTurn:
         """Let a restarted static member take its old place under a new member id.
 
         Its former incarnation is fenced at once. In a stable group whose protocol stays the same
-        there is no rebalance: the new member id is logged and then the join answered. Otherwise
-        its join counts once the new id is in the record ``logged`` last: else the next
-        coordinator would know only the old one, and fence the member that was given the new one.
+        there is no rebalance: the new member id is logged and then the join answered.
         """
         group = self.group
         old_member_id = group.static_members[request.group_instance_id or ""]
@@ -109,21 +117,30 @@ class GroupTurn:
                 )
             )
             return
-        self.rebalance()
-        present = None if logged is None else group.with_present_ids(logged)
-        if present is None or present == logged:
+        self._join_once_durable(member, call_id, logged)
+
+    def _join_once_durable(self, member: Member, call_id: int, logged: GroupValue | None) -> None:
+        """Rebalance; the join counts once the last record does not know its name by another id.
+
+        Else the next coordinator would know only that one, and fence the member that was given
+        the new one.
+        """
+        if logged is None or (present := self.group.with_present_ids(logged)) == logged:
             self._park_join(member, call_id)
-            self.maybe_complete_join()
-        else:
-            self.effects.append(
-                WriteGroup(
-                    group_id=group.group_id,
-                    reason=WriteReason.RENAMED,
-                    value=present,
-                    join_call=call_id,
-                    join_reply=JoinGroupReply(member_id=new_member_id),
-                )
+            self.rebalance()
+            return
+        self.rebalance()
+        # What is on its way to the log may be of a later generation.
+        generation_id = max(logged.generation_id, self.group.generation_id)
+        self.effects.append(
+            WriteGroup(
+                group_id=self.group.group_id,
+                reason=WriteReason.RENAMED,
+                value=structs.replace(present, generation_id=generation_id),
+                join_call=call_id,
+                join_reply=JoinGroupReply(member_id=member.member_id),
             )
+        )
 
     def joined(self, member: Member, *, skip_assignment: bool = False) -> JoinGroupReply:
         """The answer to a member's join: the current generation, and the members if it leads."""

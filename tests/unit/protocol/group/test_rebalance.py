@@ -390,6 +390,35 @@ def test_new_ids_of_static_members_that_come_back_at_once_survive_a_failover(wor
     assert [world.reply(call).error for call in joins] == [ErrorCode.NONE] * 2
 
 
+def test_static_member_that_left_and_came_anew_survives_a_failover(world: Any) -> None:
+    """No record knows yet that it left, so one has to know its new id."""
+    leader, follower = static_group(world)
+    world.leave((follower.member_id, "b"))
+    call = world.enter(group_instance_id="b")
+    world.join(leader.member_id, group_instance_id="a")
+    back = world.joined(call)
+    assert back.generation_id == 3
+    world.fail_over()
+    again = world.join(back.member_id, group_instance_id="b")
+    assert world.reply(again).error is ErrorCode.NONE
+
+
+def test_static_member_that_comes_anew_to_an_empty_group_survives_a_failover(world: Any) -> None:
+    """The record that the group is empty is not durable when it comes."""
+    leader, follower = static_group(world)
+    world.holds_writes = True
+    world.leave((leader.member_id, "a"), (follower.member_id, "b"))
+    call = world.enter(group_instance_id="b")
+    assert world.reply(call) is None
+    assert [write.value.generation_id for write in world.writes] == [3, 3]
+    world.commit_write()
+    world.commit_write()
+    back = world.joined(call)
+    world.fail_over()
+    again = world.join(back.member_id, group_instance_id="b")
+    assert world.reply(again).error is ErrorCode.NONE
+
+
 def test_static_join_in_a_rebalance_counts_only_when_its_new_id_is_durable(world: Any) -> None:
     leader, _ = static_group(world)
     changed = (GroupProtocol(name="range", metadata=b"weather"),)
