@@ -46,7 +46,6 @@ def test_a_time_without_any_commit_is_all_of_it():
     [
         pytest.param({"brokers": (3,)}, id="a second broker"),
         pytest.param({"is_sole": True}, id="what is there once"),
-        pytest.param({"role": "controller", "brokers": (1,)}, id="the controller"),
     ],
 )
 def test_while_no_majority_lives_nothing_is_demanded(other):

@@ -2,8 +2,8 @@
 
 A broker does not count as living from the moment a fault strikes a process of it until that is
 over: a kill lasts until the process is back, of a node until every replica is in sync again. While
-two of three brokers do not live, or something does not that is there once only, such as the
-controller, clients may have to wait, and that time is left out.
+two of three brokers do not live, or something does not that is there once only, clients may have to
+wait, and that time is left out. The controller is there once only where one broker has its log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Final
 
-from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE
+from faults.fault_plan import CLIENT, LINK, NODE
 from faults.history import History, Json
 from faults.totals import carried_out
 
@@ -53,6 +53,12 @@ def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
     return longest
 
 
+def longest_gap_s(history: History, begin: float, end: float) -> float:
+    """The longest time without a committed transaction in a span of the history's clock."""
+    commits = [begin, *sorted(_commits_s(history, begin, end)), end]
+    return max(right - left for left, right in itertools.pairwise(commits))
+
+
 def outages_s(history: History) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
     edges: list[tuple[float, int, Json]] = []
@@ -78,9 +84,7 @@ def outages_s(history: History) -> list[tuple[float, float]]:
 
 def _is_outage(struck: list[Json]) -> bool:
     brokers = {broker for fault in struck for broker in fault.get("brokers", ())}
-    return len(brokers) > 1 or any(
-        fault.get("is_sole", True) or fault["role"] in (CONTROLLER, EVERYTHING) for fault in struck
-    )
+    return len(brokers) > 1 or any(fault.get("is_sole", True) for fault in struck)
 
 
 def _ends_s(history: History, fault: Json) -> float:

@@ -189,6 +189,7 @@ class Nemesis:
             is_whole=fault.is_whole,
             pause_ms=round(fault.pause_s * 1_000),
             aimed=is_aimed,
+            wall_ms=time.time_ns() // 1_000_000,
         )
         if not is_of_nodes:
             for one in struck:
