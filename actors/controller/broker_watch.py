@@ -108,8 +108,12 @@ class BrokerWatch:
     def _new_sessions(self) -> BrokerSessions:
         return BrokerSessions(self._brokers(), session_ms=self._session_ms, now_ms=loop_ms())
 
+    def unheard(self) -> tuple[int, ...]:
+        """The brokers that miss heartbeats, and are not fenced."""
+        return self._sessions.unheard(self._brokers(), loop_ms())
+
     def heard(self, broker_id: int) -> None:
-        """A broker has registered, or sent a heartbeat of its epoch."""
+        """A broker has registered or sent a heartbeat of its epoch, or its actors serve."""
         self._sessions.heard(broker_id, loop_ms())
 
     async def look(self) -> None:

@@ -258,7 +258,7 @@ BROKER_FENCED: Final = Metric(
 VOTER_COUNT: Final = Metric(
     name="voter_count",
     unit="brokers",
-    description="Brokers with a vote and a copy of the controller's log, the controller's included.",
+    description="Brokers with a vote and a copy of the controller's log, its own included.",
     tags=BROKER_TAGS,
 )
 LAGGING_VOTER_COUNT: Final = Metric(
