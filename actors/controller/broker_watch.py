@@ -77,6 +77,7 @@ class BrokerWatch:
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
         self._doubles: dict[int, int] = {}
+        self._has_looked = False
 
     async def watch(self) -> None:
         """Look again and again; a task of its own."""
@@ -125,6 +126,10 @@ class BrokerWatch:
             _logger.error("%s", _double(broker_id, counts[broker_id]))
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
+        if not self._has_looked:
+            # A controller that follows one whose node has died: others lead what was there at once.
+            self._has_looked = True
+            self.live |= {one for one, broker in self._brokers().items() if not broker.is_fenced}
         gone = self.live - counts.keys() - {self._own}
         self.live = {self._own} | {node.broker_id for node in single}
         self.problems = {one: what for one, what in self.problems.items() if one in self.live}

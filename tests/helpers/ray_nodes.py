@@ -21,7 +21,7 @@ from links import OWN, Links, address_of
 from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_start
 
 DEADLINE_S = 120.0
-STARTS_MAX = 3
+STARTS_MAX = 6
 """Ray gives a start up after 30 s, which a busy machine may take."""
 
 ON_A_DISK_OF_ITS_OWN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'

@@ -128,6 +128,21 @@ class Actors:
                 )
         return found
 
+    def wait_until_serving(self, actor: str, former_process_id: int) -> bool:
+        """Whether an actor serves, in another process, before ``close``; it is waited for."""
+        while not self._is_over.wait(LOOK_EVERY_S):
+            handle = self._handle(actor)
+            if handle is None:
+                continue
+            try:
+                health = ray.get(handle.health.remote(), timeout=HEALTH_TIMEOUT_S)
+            except ray.exceptions.RayError:
+                self._handles.pop(actor, None)
+                continue
+            if health.is_serving and health.process_id != former_process_id:
+                return True
+        return False
+
     def nodes(self) -> list[Victim]:
         """Every node that may be struck, and what is led there."""
         led: dict[int, set[str]] = defaultdict(set)
