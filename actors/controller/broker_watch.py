@@ -77,6 +77,7 @@ class BrokerWatch:
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
         self._doubles: dict[int, int] = {}
+        self._has_looked = False
 
     async def watch(self) -> None:
         """Look again and again; a task of its own."""
@@ -108,8 +109,12 @@ class BrokerWatch:
     def _new_sessions(self) -> BrokerSessions:
         return BrokerSessions(self._brokers(), session_ms=self._session_ms, now_ms=loop_ms())
 
+    def unheard(self) -> tuple[int, ...]:
+        """The brokers that miss heartbeats, and are not fenced."""
+        return self._sessions.unheard(self._brokers(), loop_ms())
+
     def heard(self, broker_id: int) -> None:
-        """A broker has registered, or sent a heartbeat of its epoch."""
+        """A broker has registered or sent a heartbeat of its epoch, or its actors serve."""
         self._sessions.heard(broker_id, loop_ms())
 
     async def look(self) -> None:
@@ -121,6 +126,10 @@ class BrokerWatch:
             _logger.error("%s", _double(broker_id, counts[broker_id]))
         self._doubles = doubles
         single = [node for node in nodes if counts[node.broker_id] == 1]
+        if not self._has_looked:
+            # A controller that follows one whose node has died: others lead what was there at once.
+            self._has_looked = True
+            self.live |= {one for one, broker in self._brokers().items() if not broker.is_fenced}
         gone = self.live - counts.keys() - {self._own}
         self.live = {self._own} | {node.broker_id for node in single}
         self.problems = {one: what for one, what in self.problems.items() if one in self.live}

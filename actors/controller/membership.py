@@ -10,8 +10,12 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.controller.broker_watch import BrokerLauncher, BrokerWatch
-from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
+from oncelog.actors.controller.broker_watch import (
+    SESSION_CHECK_MS,
+    BrokerLauncher,
+    BrokerWatch,
+)
+from oncelog.actors.coordination.actor_watch import PING_TIMEOUT_MS, ActorWatch, Sight
 from oncelog.actors.interfaces import Transport, holder_of
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.cluster.brokers import (
@@ -29,6 +33,7 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
+    PingRequest,
     RegisterBrokerReply,
     RegisterBrokerRequest,
 )
@@ -73,6 +78,7 @@ class Membership:
         execute: Execute,
     ) -> None:
         self._machine = machine
+        self._transport = transport
         self._own = own
         self._data_dir = data_dir
         self._config = config
@@ -93,7 +99,13 @@ class Membership:
 
     def watches(self) -> Sequence[Coroutine[Any, Any, None]]:
         """What is to run as long as the controller serves, each in a task of its own."""
-        return self.brokers.watch(), self.brokers.watch_sessions(), self._watch_own_actors()
+        brokers = self.brokers
+        return (
+            brokers.watch(),
+            brokers.watch_sessions(),
+            self._watch_own_actors(),
+            self._watch_unheard(),
+        )
 
     async def register(self, request: RegisterBrokerRequest) -> RegisterBrokerReply:
         """Let a broker take part, or remember why it may not."""
@@ -159,6 +171,30 @@ class Membership:
             held = self._lost(placements, await self._own_actors.look(map(holder_of, placements)))
             if held:
                 await self._log(functools.partial(self._after_silence, held))
+
+    async def _watch_unheard(self) -> None:
+        """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
+
+        Its own actor, which sends them, may be away for longer than a session: nobody needs it
+        meanwhile, but for its vote.
+        """
+        while True:
+            await asyncio.sleep(SESSION_CHECK_MS / 1000)
+            await asyncio.gather(*map(self._ask_actors_of, self.brokers.unheard()))
+
+    async def _ask_actors_of(self, broker_id: int) -> None:
+        actors = set(map(holder_of, self._placed_on(broker_id)))
+        replies = await asyncio.gather(
+            *(
+                self._transport.call(actor, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
+                for actor in actors
+            )
+        )
+        is_well = all(
+            reply.error is ErrorCode.NONE and not reply.offline_replicas for reply in replies
+        )
+        if replies and is_well:
+            self.brokers.heard(broker_id)
 
     def _lost(self, placements: Iterable[Placement], seen: Sight) -> list[Placement]:
         """Those that a silent actor holds, and those that are offline.

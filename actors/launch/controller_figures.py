@@ -1,16 +1,22 @@
-"""The figures of the cluster that its controller alone knows: of brokers, leaders and moves."""
+"""The figures of the cluster that its controller alone knows: brokers, leaders, moves, voters."""
 
 from __future__ import annotations
 
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import (
     BROKER_FENCED,
+    LAGGING_VOTER_COUNT,
     LEADER_ELECTIONS,
     OFFLINE_PARTITION_COUNT,
     REASSIGNMENT_COUNT,
+    VOTER_COUNT,
+    VOTER_LAG,
+    VOTER_LAG_MS,
     MetricSink,
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.state import NO_LEADER
+from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
 
 
 class ControllerFigures:
@@ -19,6 +25,7 @@ class ControllerFigures:
     def __init__(self, *, machine: ClusterMachine, metrics: MetricSink, broker_id: int) -> None:
         self._machine = machine
         self._metrics = metrics
+        self._broker_id = broker_id
         self._tags = {"broker": str(broker_id)}
         self._reported_election_count = 0
 
@@ -34,3 +41,13 @@ class ControllerFigures:
         metrics.set(REASSIGNMENT_COUNT, sum(one.is_moving for one in partitions), self._tags)
         for broker_id, broker in machine.broker_states.items():
             metrics.set(BROKER_FENCED, int(broker.is_fenced), {"broker": str(broker_id)})
+
+    def report_voters(self, quorum: QuorumReplication) -> None:
+        """Report how far the voters are behind the controller's log."""
+        metrics = self._metrics
+        others = quorum.voters - {self._broker_id}
+        metrics.set(VOTER_COUNT, len(quorum.voters), self._tags)
+        metrics.set(LAGGING_VOTER_COUNT, len(others - quorum.caught_up()), self._tags)
+        for broker_id, (lag, lag_ms) in quorum.voter_lags(loop_ms()).items():
+            metrics.set(VOTER_LAG, lag, {"broker": str(broker_id)})
+            metrics.set(VOTER_LAG_MS, lag_ms, {"broker": str(broker_id)})

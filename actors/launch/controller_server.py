@@ -81,6 +81,8 @@ class ControllerServer(Controller, ReplicaServer):
         super().report_metrics()
         if self.is_serving() and self.figures.metrics is not NO_METRICS:
             self.cluster_figures.report(self.loaded_election_count)
+            if self.metadata_log.quorum is not None:
+                self.cluster_figures.report_voters(self.metadata_log.quorum)
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log, once a majority of its voters agrees.

@@ -255,6 +255,30 @@ BROKER_FENCED: Final = Metric(
     description="1 while the controller has a broker fenced, else 0.",
     tags=BROKER_TAGS,
 )
+VOTER_COUNT: Final = Metric(
+    name="voter_count",
+    unit="brokers",
+    description="Brokers with a vote and a copy of the controller's log, its own included.",
+    tags=BROKER_TAGS,
+)
+LAGGING_VOTER_COUNT: Final = Metric(
+    name="lagging_voter_count",
+    unit="brokers",
+    description="Those of them that lack something which is committed.",
+    tags=BROKER_TAGS,
+)
+VOTER_LAG: Final = Metric(
+    name="voter_lag",
+    unit="records",
+    description="What a voter's copy lacks of the controller's log, as far as that knows.",
+    tags=BROKER_TAGS,
+)
+VOTER_LAG_MS: Final = Metric(
+    name="voter_lag_ms",
+    unit="ms",
+    description="How long ago a voter had all of the controller's log; 0 if it has.",
+    tags=BROKER_TAGS,
+)
 TRANSACTIONAL_ID_COUNT: Final = Metric(
     name="transactional_id_count",
     unit="ids",
@@ -366,6 +390,10 @@ METRICS: Final = (
     REASSIGNMENT_COUNT,
     LEADER_ELECTIONS,
     BROKER_FENCED,
+    VOTER_COUNT,
+    LAGGING_VOTER_COUNT,
+    VOTER_LAG,
+    VOTER_LAG_MS,
     TRANSACTIONAL_ID_COUNT,
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     TRANSACTION_END_DURATION_MS,

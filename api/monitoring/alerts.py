@@ -16,6 +16,7 @@ from oncelog.api.monitoring.queries import (
     rate,
 )
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 ALERTS_FILE: Final = "oncelog_alerts.yml"
 
@@ -24,6 +25,9 @@ DISK_FREE_MIN: Final = 0.1
 
 FAILED_CALLS_MAX: Final = 0.05
 """The part of the calls of a method that may fail."""
+
+VOTER_LAG_MAX_MS: Final = 10_000
+"""For how long a voter may lack a part of the controller's log."""
 
 FAILURES: Final = (
     ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -61,9 +65,9 @@ def _failed_calls() -> str:
     return f"{failed} / {made} > {FAILED_CALLS_MAX}"
 
 
-def _silent() -> str:
-    before = highest_lately(m.REPLICA_OFFLINE, *REPLICA, window="1h")
-    return f"{before} unless {highest(m.REPLICA_OFFLINE, *REPLICA)}"
+def _silent(*by: str, where: str) -> str:
+    before = highest_lately(m.REPLICA_OFFLINE, *by, where=where, window="1h")
+    return f"{before} unless {highest(m.REPLICA_OFFLINE, *by, where=where)}"
 
 
 ALERTS: Final = (
@@ -77,11 +81,28 @@ ALERTS: Final = (
     ),
     Alert(
         name="OncelogReplicaSilent",
-        expression=_silent(),
+        expression=_silent(*REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
         lasts="2m",
         severity="warning",
         summary=f"{REPLICA_NAME} reports no more",
         advice="Its process is gone or hangs, or its topic was deleted: see `oncelog status`.",
+    ),
+    Alert(
+        name="OncelogControllerSilent",
+        # On whichever broker it is: it moves when a node dies.
+        expression=_silent(*PARTITION, where=f'topic="{CLUSTER_METADATA_TOPIC}"'),
+        lasts="1m",
+        severity="critical",
+        summary="No controller reports",
+        advice="Nobody is elected meanwhile: bring two voters' nodes up; OPERATIONS, Replication.",
+    ),
+    Alert(
+        name="OncelogVoterBehind",
+        expression=f"{highest(m.VOTER_LAG_MS, 'broker')} > {VOTER_LAG_MAX_MS}",
+        lasts="1m",
+        severity="warning",
+        summary="Broker {{ $labels.broker }} lacks a part of the controller's log",
+        advice="Were another voter lost, nothing could be decided: bring this broker back.",
     ),
     Alert(
         name="OncelogOfflinePartition",

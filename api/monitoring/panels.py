@@ -15,6 +15,7 @@ from oncelog.api.monitoring.queries import (
     quantile,
     rate,
 )
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 SESSION: Final = 'SessionName=~"$SessionName"'
 TOPIC: Final = f'{SESSION}, topic=~"$Topic"'
@@ -54,10 +55,10 @@ def _by_topic(title: str, metric: Metric, unit: str) -> Panel:
     return Panel(title, metric.description, unit, ((query, "{{topic}}"),))
 
 
-def _by_broker(title: str, metric: Metric) -> Panel:
+def _by_broker(title: str, metric: Metric, unit: str = "short") -> Panel:
     """A gauge of the controller's."""
     query = highest(metric, "broker", where=SESSION)
-    return Panel(title, metric.description, "short", ((query, BROKER_LEGEND),))
+    return Panel(title, metric.description, unit, ((query, BROKER_LEGEND),))
 
 
 def _per_broker(title: str, unit: str, *metrics: tuple[Metric, str]) -> Panel:
@@ -147,6 +148,31 @@ REPLICATION: Final = Row(
             "Leaders elected per second", "ops", (m.LEADER_ELECTIONS, "by the controller at ")
         ),
         _by_broker("Partitions being moved", m.REASSIGNMENT_COUNT),
+    ),
+)
+
+_METADATA: Final = f'{SESSION}, topic="{CLUSTER_METADATA_TOPIC}"'
+
+CONTROLLER: Final = Row(
+    "Controller",
+    (
+        Panel(
+            "Voters of its log",
+            f"{m.VOTER_COUNT.description} {m.LAGGING_VOTER_COUNT.description}",
+            "short",
+            (
+                (highest(m.VOTER_COUNT, "broker", where=SESSION), "all, as {{broker}} says"),
+                (highest(m.LAGGING_VOTER_COUNT, "broker", where=SESSION), "behind"),
+            ),
+        ),
+        Panel(
+            "Epoch",
+            "In which the controller leads its log, and on which broker it runs.",
+            "short",
+            ((highest(m.LEADER_EPOCH, "broker", where=_METADATA), BROKER_LEGEND),),
+        ),
+        _by_broker("Records that a voter lacks", m.VOTER_LAG),
+        _by_broker("A voter is behind by", m.VOTER_LAG_MS, "ms"),
     ),
 )
 
@@ -257,4 +283,4 @@ CALLS: Final = Row(
     ),
 )
 
-ROWS: Final = (HEALTH, REPLICATION, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)
+ROWS: Final = (HEALTH, REPLICATION, CONTROLLER, TRAFFIC, LATENCY, TRANSACTIONS, LOGS, CALLS)

@@ -40,9 +40,9 @@ def quantile(share: float, metric: Metric, *by: str, where: str = "") -> str:
     return f"histogram_quantile({share}, {buckets})"
 
 
-def highest_lately(metric: Metric, *by: str, window: str) -> str:
+def highest_lately(metric: Metric, *by: str, where: str = "", window: str) -> str:
     """The highest value that a gauge has had in the last ``window``, also if it is gone now."""
-    return f"max by ({', '.join(by)}) (max_over_time({_series(metric, '')}[{window}]))"
+    return f"max by ({', '.join(by)}) (max_over_time({_series(metric, where)}[{window}]))"
 
 
 def _series(metric: Metric, where: str) -> str:

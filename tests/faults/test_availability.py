@@ -11,12 +11,17 @@ from faults.history import build_history
 SECOND = 1_000_000_000
 
 
-def fault(number, at, *, ends=None, brokers=(2,), role="partition leader", is_sole=False):
-    """A pause that ends at ``ends``, or a kill; of a node it is over with ``whole``."""
+def fault(
+    number, at, *, ends=None, answers=(), brokers=(2,), role="partition leader", is_sole=False
+):
+    """A pause that ends at ``ends``, or a kill, after which processes of it serve again at
+    ``answers``; of a node it is over with ``whole``.
+    """
     begin = {"type": "info", "process": "nemesis", "fault": number, "time": at * SECOND}
     said = {"role": role, "serves": [], "aimed": False, "brokers": brokers, "is_sole": is_sole}
     if ends is None:
-        return [begin | {"f": "kill"} | said]
+        back = [begin | {"f": "answered", "time": time * SECOND} for time in answers]
+        return [begin | {"f": "kill"} | said, *back]
     over = "whole" if role == "node" else "resume"
     kind = "kill" if role == "node" else "pause"
     return [begin | {"f": kind} | said, begin | {"f": over, "time": ends * SECOND}]
@@ -46,7 +51,6 @@ def test_a_time_without_any_commit_is_all_of_it():
     [
         pytest.param({"brokers": (3,)}, id="a second broker"),
         pytest.param({"is_sole": True}, id="what is there once"),
-        pytest.param({"role": "controller", "brokers": (1,)}, id="the controller"),
     ],
 )
 def test_while_no_majority_lives_nothing_is_demanded(other):
@@ -65,3 +69,10 @@ def test_two_faults_of_one_broker_or_of_a_client_leave_a_majority(other):
 def test_a_node_is_away_until_all_is_in_sync_again_and_a_killed_process_for_a_while():
     run = history(fault(0, 0, ends=30, role="node"), fault(1, 10, brokers=(3,)), commits=[])
     assert outages_s(run) == [(10, 15)]
+
+
+def test_a_killed_process_is_away_until_it_serves_again_and_several_until_all_do():
+    run = history(fault(0, 0, ends=60, role="node"), fault(1, 10, answers=(12, 19)), commits=[])
+    assert outages_s(run) == []
+    other = fault(1, 10, answers=(12, 19), brokers=(3,))
+    assert outages_s(history(fault(0, 0, ends=60, role="node"), other, commits=[])) == [(10, 19)]

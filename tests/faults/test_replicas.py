@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults.replicas import count_moves, replica_differences
+from faults.replicas import count_moves, logged_changes, replica_differences
 
 from oncelog.actors.protocol.cluster.log import IsrChanged, LeaderElected, encode_cluster_record
 from oncelog.storage.disk.file_system import RealFileSystem
@@ -71,6 +71,6 @@ def test_elections_and_changes_of_the_isr_are_counted(tmp_path):
         elected(2, 4, (2,)),
     ]
     write(tmp_path / "__cluster_metadata-0", [encode_cluster_record(r).value for r in records])
-    moves = count_moves(tmp_path)
+    moves = count_moves(logged_changes(tmp_path))
     assert (moves.epochs, moves.leaders_moved, moves.leaderless) == (5, 1, 1)
     assert (moves.shrinks, moves.growths) == (2, 1)

@@ -1,7 +1,7 @@
 """Links between nodes of this machine that can be cut: a network namespace for each, and a bridge.
 
-This process must be in a network namespace of its own (``unshare -n``): it is the first node's, and
-the others are plugged into a bridge there. A cut drops packets silently, as a bad switch does.
+This process must be in a network namespace of its own (``unshare -n``): it is that of Ray's head,
+and the nodes are plugged into a bridge there. A cut drops packets silently, as a bad switch does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import sys
 from collections.abc import Collection
 from typing import Final
 
-OWN: Final = 1
+OWN: Final = 100
+"""The number of the head; those of the others are below."""
+
 BRIDGE: Final = "bridge"
 NOBODY: Final = "02:00:00:00:00:99"
 """A hardware address that no node has."""

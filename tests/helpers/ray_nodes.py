@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,10 +18,10 @@ from pathlib import Path
 
 from links import OWN, Links, address_of
 
-from oncelog.actors.process.ray_environment import SYSTEM_CONFIG
+from oncelog.actors.process.ray_environment import SYSTEM_CONFIG, prepare_to_start
 
 DEADLINE_S = 120.0
-STARTS_MAX = 3
+STARTS_MAX = 6
 """Ray gives a start up after 30 s, which a busy machine may take."""
 
 ON_A_DISK_OF_ITS_OWN = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -49,8 +50,11 @@ class Nodes:
         self.links = links
         self.data = root / "data"
         self.data.mkdir(exist_ok=True)
+        prepare_to_start()
         self.environment = {**os.environ, "RAY_AUTH_MODE": "token"}
         self.environment.pop("RAY_ADDRESS", None)
+        # Every node and program needs the same one, and the machine's user may have none.
+        self.environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]

@@ -26,6 +26,7 @@ whole one.
 | drain_broker | none would be left for an internal topic | likewise |
 | drain_broker | as it is already (a retry) | nothing logged |
 | session over | not fenced | fenced |
+| all its actors answer, as long as its own is away | not fenced | its session begins anew |
 
 Source: KIP-631, KIP-841, KIP-858.
 """
@@ -82,6 +83,10 @@ class BrokerSessions:
             for broker_id, broker in sorted(brokers.items())
             if not broker.is_fenced and now_ms >= self._end_ms(broker_id, now_ms)
         )
+
+    def unheard(self, brokers: Brokers, now_ms: int) -> tuple[int, ...]:
+        """The brokers of whose session less than half is left."""
+        return self.expired(brokers, now_ms + self._session_ms // 2)
 
     def wake_ms(self, brokers: Brokers, now_ms: int) -> int | None:
         """When the next session ends; None if every broker is fenced."""

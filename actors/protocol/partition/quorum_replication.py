@@ -94,6 +94,18 @@ class QuorumReplication(LeaderReplication):
             if progress.match_offset >= self._bounds.high_watermark
         )
 
+    def voter_lags(self, now_ms: int) -> dict[int, tuple[int, int]]:
+        """How far each other voter is behind: in offsets, as far as known, and in ms."""
+        start, end = self._bounds.log_start_offset, self._bounds.log_end_offset
+        return {
+            broker_id: (
+                end - max(progress.next_offset, start),
+                progress.lag_ms(now_ms, log_end_offset=end),
+            )
+            for broker_id, progress in self._followers.items()
+            if broker_id in self.voters
+        }
+
     # --- confirmations -----------------------------------------------------------------------
 
     def ask_to_confirm(self) -> int:

@@ -1,9 +1,10 @@
 """How long nothing was committed although a majority of the brokers lived.
 
 A broker does not count as living from the moment a fault strikes a process of it until that is
-over: a kill lasts until the process is back, of a node until every replica is in sync again. While
-two of three brokers do not live, or something does not that is there once only, such as the
-controller, clients may have to wait, and that time is left out.
+over: a kill lasts until the process serves again, of a node until every replica is in sync again.
+While two of three brokers do not live, or something does not that is there once only, clients may
+have to wait, and that time is left out. The controller is there once only where one broker has its
+log.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Final
 
-from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE
+from faults.fault_plan import CLIENT, LINK, NODE
 from faults.history import History, Json
 from faults.totals import carried_out
 
 RESTART_S: Final = 5.0
-"""How long a killed process may take to be back."""
+"""How long a killed process is away of which nothing more was heard."""
 
 STALL_MAX_S: Final = 10.0
 """The longest that nothing may be committed while a majority lives."""
@@ -53,6 +54,12 @@ def longest_stall(history: History, *, lives_always: bool = False) -> Stall:
     return longest
 
 
+def longest_gap_s(history: History, begin: float, end: float) -> float:
+    """The longest time without a committed transaction in a span of the history's clock."""
+    commits = [begin, *sorted(_commits_s(history, begin, end)), end]
+    return max(right - left for left, right in itertools.pairwise(commits))
+
+
 def outages_s(history: History) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
     edges: list[tuple[float, int, Json]] = []
@@ -78,19 +85,19 @@ def outages_s(history: History) -> list[tuple[float, float]]:
 
 def _is_outage(struck: list[Json]) -> bool:
     brokers = {broker for fault in struck for broker in fault.get("brokers", ())}
-    return len(brokers) > 1 or any(
-        fault.get("is_sole", True) or fault["role"] in (CONTROLLER, EVERYTHING) for fault in struck
-    )
+    return len(brokers) > 1 or any(fault.get("is_sole", True) for fault in struck)
 
 
 def _ends_s(history: History, fault: Json) -> float:
     """When a fault was over."""
     is_of_node = fault["role"] in (NODE, LINK)
     ends = "whole" if is_of_node else "resume" if fault["f"] == "pause" else "answered"
-    for line in history.faults:
-        if line["f"] == ends and line["fault"] == fault["fault"]:
-            return float(line["time"]) / 1e9
-    return float(fault["time"]) / 1e9 + RESTART_S
+    times = [
+        float(line["time"]) / 1e9
+        for line in history.faults
+        if line["f"] == ends and line["fault"] == fault["fault"]
+    ]
+    return max(times, default=float(fault["time"]) / 1e9 + RESTART_S)
 
 
 def _commits_s(history: History, begin: float, end: float) -> list[float]:

@@ -28,10 +28,11 @@ from faults.facts import Anomaly
 from faults.fault_plan import ROLES, plan_faults
 from faults.history import History, HistoryWriter, read_history, write_meta
 from faults.nemesis import Nemesis
-from faults.replicas import count_moves, replica_differences
-from faults.several_brokers import SeveralBrokers, several_brokers
+from faults.replicas import count_moves, logged_changes, replica_differences
+from faults.several_brokers import FOUNDER, VOTERS, SeveralBrokers, several_brokers
+from faults.takeovers import takeover_lines, takeovers
 from faults.totals import Tally, carried_out, report_lines
-from faults.victims import HEAD_BROKER, Actors
+from faults.victims import Actors
 from links import can_link, enter_own_network
 
 import oncelog
@@ -50,7 +51,6 @@ STRIKING_SHARE: Final = 0.9
 OVERTIME: Final = 5.0
 """How much longer than planned the faults may take, on a machine that is busy with other things."""
 SHOWN_MAX: Final = 20
-VOTERS: Final = 3
 UNCOMMITTED: Final = "uncommitted"
 
 EVENTS: Final = [f"{EVENTS_TOPIC}-{n}" for n in range(EVENTS_PARTITIONS)]
@@ -105,7 +105,7 @@ def run_campaign(
         faults=plan_faults(seed, faults, ROLES if several is None else several.roles),
         seed=seed,
         nodes=None if several is None else several.nodes,
-        struck_brokers=() if several is None else several.struck_brokers,
+        struck_brokers=() if several is None else several.broker_ids,
     )
     settling = _Settling(cluster, crew, say)
     crew.start(nemesis.port)
@@ -317,8 +317,10 @@ def _judge_availability(result: Result, several: SeveralBrokers) -> None:
     stall = longest_stall(result.history)
     if stall.length_s > STALL_MAX_S:
         result.anomalies.append(Anomaly("stall", f"a majority lives, nothing commits: {stall}"))
-    moves = count_moves(several.data_dirs[HEAD_BROKER])
-    result.figures.append(f"elections     {moves}")
+    changes = logged_changes(several.data_dirs[FOUNDER])
+    result.figures.append(f"elections     {count_moves(changes)}")
+    found = list(takeovers(result.history, changes, founder=FOUNDER))
+    result.figures.extend(takeover_lines(found))
     every = longest_stall(result.history, lives_always=True)
     result.figures.append(f"no commit     for {stall} at most while a majority lived, else {every}")
 

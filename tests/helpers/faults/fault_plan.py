@@ -28,7 +28,7 @@ ROLES: Final[Mapping[str, int]] = {
 """Roles of victims, and how often each is chosen. ``EVERYTHING`` is all actors, killed at once."""
 
 SEVERAL_BROKERS_ROLES: Final[Mapping[str, int]] = {**ROLES, FOLLOWER: 5, BROKER: 2, NODE: 5}
-"""The same where there are several brokers. ``NODE`` is any but the head's, with all on it."""
+"""The same where there are several brokers. ``NODE`` is a broker's, with all on it."""
 
 LINKED_ROLES: Final[Mapping[str, int]] = {**SEVERAL_BROKERS_ROLES, LINK: 4}
 """The same where what links two nodes can be cut, or one node off from all others."""

@@ -141,14 +141,12 @@ class Nemesis:
             os.kill(process_id, signal.SIGCONT)
         self._writer.note("resume", fault=number, target=name)
 
-    def _probe(self, number: int, former_process_id: int) -> None:
-        """Find out in the background when the controller serves again: no client needs it."""
+    def _probe(self, number: int, actor: str, former_process_id: int) -> None:
+        """Find out in the background when an actor serves again."""
 
         def ask() -> None:
-            victim = None
-            while victim is None or victim.process_id == former_process_id:
-                victim = next(iter(self._actors.serving(CONTROLLER)), None)
-            self._note_later("answered", number)
+            if self._actors.wait_until_serving(actor, former_process_id):
+                self._note_later("answered", number)
 
         threading.Thread(target=ask, daemon=True).start()
 
@@ -189,6 +187,7 @@ class Nemesis:
             is_whole=fault.is_whole,
             pause_ms=round(fault.pause_s * 1_000),
             aimed=is_aimed,
+            wall_ms=time.time_ns() // 1_000_000,
         )
         if not is_of_nodes:
             for one in struck:
@@ -203,8 +202,8 @@ class Nemesis:
         except ProcessLookupError:
             self._writer.note("missed", fault=number)
             return
-        if fault.role == CONTROLLER:
-            self._probe(number, 0 if fault.pause_s else victim.process_id)
+        if fault.role == CONTROLLER or (fault.role != CLIENT and not fault.pause_s):
+            self._probe(number, victim.name, 0 if fault.pause_s else victim.process_id)
         if fault.pause_s:
             until = time.monotonic() + fault.pause_s
             heapq.heappush(self._paused, (until, number, victim.process_id, victim.name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from argparse import Namespace
-from collections import deque
 from typing import Any, Final
 
 from faults.client import (
@@ -61,9 +60,8 @@ class Sender(Client):
             for _, key, value in steps:
                 tp = partition_of(key)
                 futures.append(producer.send(tp.topic, value.encode(), partition=tp.partition))
-            waiting = deque(futures)
-            while waiting:
-                error = error or waiting.popleft().exception()
+            errors = [failure for one in futures if (failure := one.exception()) is not None]
+            error = errors[0] if errors else None
         except OncelogError as failure:
             error = failure
         known = [offset_of(future) for future in futures]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from oncelog.actors.protocol.cluster.log import (
+    ClusterRecord,
     IsrChanged,
     LeaderElected,
     ReplicasChanged,
@@ -88,28 +89,42 @@ class Moves:
         )
 
 
-def count_moves(controller_data_dir: Path) -> Moves:
-    """Read the metadata log."""
+LoggedChange = tuple[int, ClusterRecord]
+"""A record of the metadata log, and when it was appended, in ms of the machine's clock."""
+
+
+def logged_changes(data_dir: Path) -> list[LoggedChange]:
+    """Read the copy of the metadata log in a broker's data directory."""
+    found: list[LoggedChange] = []
+    for batch in batches_of(data_dir / f"{CLUSTER_METADATA_TOPIC}-0"):
+        if isinstance(batch, LogEnd):
+            break
+        found += [
+            (batch.header.max_timestamp_ms, decode_cluster_record(record.value))
+            for record in records_of(batch)
+            if record.value is not None
+        ]
+    return found
+
+
+def count_moves(changes: Iterable[LoggedChange]) -> Moves:
+    """Count what the records say of leaders and ISRs."""
     moves = Moves()
     leaders: dict[tuple[str, int], int] = {}
     sizes: dict[tuple[str, int], int] = {}
-    for batch in batches_of(controller_data_dir / f"{CLUSTER_METADATA_TOPIC}-0"):
-        if isinstance(batch, LogEnd):
-            break
-        for record in records_of(batch):
-            change = decode_cluster_record(record.value or b"")
-            if not isinstance(change, LeaderElected | IsrChanged | ReplicasChanged):
-                continue
-            place = (change.topic_id, change.partition)
-            size = sizes.get(place, len(change.isr))
-            moves.shrinks += len(change.isr) < size
-            moves.growths += len(change.isr) > size
-            sizes[place] = len(change.isr)
-            if isinstance(change, LeaderElected):
-                moves.epochs += 1
-                moves.leaderless += change.leader < 0
-                before = leaders.get(place, change.leader)
-                moves.leaders_moved += change.leader >= 0 and change.leader != before
-                if change.leader >= 0:
-                    leaders[place] = change.leader
+    for _, change in changes:
+        if not isinstance(change, LeaderElected | IsrChanged | ReplicasChanged):
+            continue
+        place = (change.topic_id, change.partition)
+        size = sizes.get(place, len(change.isr))
+        moves.shrinks += len(change.isr) < size
+        moves.growths += len(change.isr) > size
+        sizes[place] = len(change.isr)
+        if isinstance(change, LeaderElected):
+            moves.epochs += 1
+            moves.leaderless += change.leader < 0
+            before = leaders.get(place, change.leader)
+            moves.leaders_moved += change.leader >= 0 and change.leader != before
+            if change.leader >= 0:
+                leaders[place] = change.leader
     return moves

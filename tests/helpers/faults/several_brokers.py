@@ -1,4 +1,7 @@
-"""A Ray cluster of several nodes of this machine for a campaign, one broker on each."""
+"""A Ray cluster of several nodes of this machine for a campaign, one broker on each.
+
+Ray's head is a node more, without a broker and never struck: nothing replaces it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from typing import Any, Final
 import ray
 from faults.client import repeat
 from faults.fault_plan import LINKED_ROLES, SEVERAL_BROKERS_ROLES
-from faults.struck_nodes import start_node
-from faults.victims import HEAD_BROKER
+from faults.struck_nodes import name_of, start_node
 from links import HAS_OWN_NETWORK, Links
 from ray_nodes import Nodes, can_unshare, wait_for
 
 import oncelog
 
 LOGS: Final = "ray-logs"
+FOUNDER: Final = 1
+"""The broker on which the controller is at first."""
+VOTERS: Final = 3
+"""How many brokers have the controller's log, if there are so many; else one has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +44,14 @@ class SeveralBrokers:
         return SEVERAL_BROKERS_ROLES if self.nodes.links is None else LINKED_ROLES
 
     @property
-    def struck_brokers(self) -> tuple[int, ...]:
-        """The brokers whose nodes may be killed."""
-        return tuple(n for n in range(1, self.brokers + 1) if n != HEAD_BROKER)
+    def broker_ids(self) -> tuple[int, ...]:
+        """All brokers; the node of each may be struck."""
+        return tuple(range(FOUNDER, FOUNDER + self.brokers))
 
     @property
     def data_dirs(self) -> dict[int, Path]:
         """Where this process finds the data directory of each broker."""
-        names = {HEAD_BROKER: "head"} | {n: f"node-{n}" for n in self.struck_brokers}
-        return {n: self.nodes.root / name / "log" for n, name in names.items()}
+        return {n: self.nodes.root / name_of(n) / "log" for n in self.broker_ids}
 
 
 @contextlib.contextmanager
@@ -58,18 +63,22 @@ def several_brokers(
         raise OSError("several brokers need the right to give a process mounts of its own")
     root = directory / "nodes"
     root.mkdir()
-    others = range(HEAD_BROKER + 1, brokers + 1)
-    links = Links(others) if HAS_OWN_NETWORK in os.environ else None
-    nodes = Nodes(root, head_labels=f"broker={HEAD_BROKER}", links=links)
+    broker_ids = range(FOUNDER, FOUNDER + brokers)
+    links = Links(broker_ids) if HAS_OWN_NETWORK in os.environ else None
+    nodes = Nodes(root, links=links)
+    token = "RAY_AUTH_TOKEN"
+    os.environ[token] = nodes.environment[token]  # For this process and the clients.
     try:
+        for broker_id in broker_ids:
+            start_node(nodes, broker_id)
         options = [word for pair in settings.items() for word in ("--config", "=".join(pair))]
         started = nodes.run("start", "--data-dir", str(nodes.data / "log"), *options)
         if started.returncode:
             raise OSError(f"the log did not start: {started.stdout} {started.stderr}")
-        for broker_id in others:
-            start_node(nodes, broker_id)
         cluster = oncelog.connect(nodes.address)
         wait_for(lambda: _live_count(cluster) == brokers, f"{brokers} brokers")
+        voters = VOTERS if brokers >= VOTERS else 1
+        wait_for(lambda: _voters_in_sync(cluster) == voters, f"{voters} voters")
         try:
             yield SeveralBrokers(nodes, cluster, brokers, replication)
         finally:
@@ -84,6 +93,10 @@ def several_brokers(
         nodes.close()
         if links is not None:
             links.close()
+
+
+def _voters_in_sync(cluster: Any) -> int:
+    return sum(not voter.is_behind for voter in cluster.describe().voters)
 
 
 def _live_count(cluster: Any) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from faults.fault_plan import Fault
-from faults.victims import HEAD_BROKER
+from links import OWN
 from ray_nodes import Nodes, children_of, descendants_of, is_raylet
 
 LOOK_EVERY_S: Final = 0.3
@@ -25,14 +25,15 @@ UP_DEADLINE_S: Final = 60.0
 
 def start_node(nodes: Nodes, broker_id: int) -> None:
     """Start the node of a broker, at first or again."""
-    name, labels = _name(broker_id), f"broker={broker_id}"
+    name, labels = name_of(broker_id), f"broker={broker_id}"
     if nodes.links is not None:
         nodes.start_linked_node(name, broker_id, labels=labels)
     else:
-        nodes.start_node(name, f"127.0.0.{broker_id}", labels=labels)
+        nodes.start_node(name, f"127.0.0.{1 + broker_id}", labels=labels)
 
 
-def _name(broker_id: int) -> str:
+def name_of(broker_id: int) -> str:
+    """The name of a broker's node, and of what it has below the nodes' root."""
     return f"node-{broker_id}"
 
 
@@ -103,7 +104,7 @@ class StruckNodes:
         links = self._nodes.links
         if links is None:
             return []
-        others = [n for n in (HEAD_BROKER, *self._broker_ids) if n != broker_id]
+        others = [n for n in (OWN, *self._broker_ids) if n != broker_id]
         cut = others if fault.is_whole else others[-1:]
         until = time.monotonic() + fault.pause_s
         self._strike = _Strike(number, broker_id, until, [], cut)
@@ -170,7 +171,7 @@ class StruckNodes:
         return [n for n in self._broker_ids if self._process(n).poll() is not None]
 
     def _process(self, broker_id: int) -> subprocess.Popen[bytes]:
-        return self._nodes.processes[_name(broker_id)]
+        return self._nodes.processes[name_of(broker_id)]
 
 
 def _send(process_ids: list[int], number: int) -> None:

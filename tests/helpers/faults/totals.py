@@ -120,13 +120,14 @@ def report_lines(history: History) -> Iterator[str]:
     counts = Counter(f"{fault['f']} {fault['role']}" for fault in faults)
     times = recovery_times_s(history)
     for label, count in sorted(counts.items()):
-        felt = _quantiles(times.get(label, []))
+        felt = quantiles(times.get(label, []))
         yield f"  {label:<30} {count:>4}   first success after it {felt}"
     every = [seconds for found in times.values() for seconds in found]
-    yield f"recovery      {_quantiles(every)}"
+    yield f"recovery      {quantiles(every)}"
 
 
-def _quantiles(values: list[float]) -> str:
+def quantiles(values: list[float]) -> str:
+    """Median, 99th percentile and maximum of seconds, as text."""
     if len(values) < RECORDS_AT_LEAST:
         return f"{values[0]:.2f} s" if values else "not seen"
     percentiles = statistics.quantiles(values, n=100, method="inclusive")

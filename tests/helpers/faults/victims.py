@@ -38,9 +38,6 @@ LOOK_EVERY_S: Final = 0.25
 UNKNOWN_AFTER_S: Final = 3.0
 """What the controller said longer ago does not show that all is well."""
 
-HEAD_BROKER: Final = 1
-"""Its node is Ray's head and has the controller: it is never struck as a whole."""
-
 
 @dataclass(frozen=True, slots=True)
 class Victim:
@@ -104,6 +101,7 @@ class Actors:
         live = {broker.broker_id for broker in self._metadata.brokers if broker.is_live}
         wanted = self._actors_of(role)
         sole = {replica.actor for replica in self._replicas() if replica.is_sole}
+        has_one_voter = len(self._metadata.voters) == 1
         asked = {}
         for name, (broker_id, _) in wanted.items():
             handle = self._handle(name)
@@ -124,11 +122,26 @@ class Actors:
                 continue
             if health.is_serving:
                 broker_id, serves = wanted[name]
-                is_sole = name in sole or name == CONTROLLER_ACTOR
+                is_sole = name in sole or (name == CONTROLLER_ACTOR and has_one_voter)
                 found.append(
                     Victim(name, health.process_id, tuple(sorted(serves)), broker_id, is_sole)
                 )
         return found
+
+    def wait_until_serving(self, actor: str, former_process_id: int) -> bool:
+        """Whether an actor serves, in another process, before ``close``; it is waited for."""
+        while not self._is_over.wait(LOOK_EVERY_S):
+            handle = self._handle(actor)
+            if handle is None:
+                continue
+            try:
+                health = ray.get(handle.health.remote(), timeout=HEALTH_TIMEOUT_S)
+            except ray.exceptions.RayError:
+                self._handles.pop(actor, None)
+                continue
+            if health.is_serving and health.process_id != former_process_id:
+                return True
+        return False
 
     def nodes(self) -> list[Victim]:
         """Every node that may be struck, and what is led there."""
@@ -139,11 +152,16 @@ class Actors:
                 led[replica.broker_id].update(self._needed_for(replica)[1])
             if replica.is_sole:
                 sole.add(replica.broker_id)
+        if len(self._metadata.voters) == 1:
+            sole.add(self._controllers_broker())
         return [
             Victim(f"{NODE} {n}", 0, tuple(sorted(led[n])), n, n in sole)
             for n in (broker.broker_id for broker in self._metadata.brokers if broker.is_live)
-            if n != HEAD_BROKER
         ]
+
+    def _controllers_broker(self) -> int:
+        """The broker on whose node the controller is, as it said last."""
+        return next(one.broker_id for one in self._metadata.voters if one.is_controller)
 
     def unwhole(self) -> str:
         """Names the partitions that lack a leader or a replica in sync, and dead brokers."""
@@ -175,11 +193,10 @@ class Actors:
         """The broker of each actor that has the role, and what it serves in it."""
         found: dict[str, tuple[int, set[str]]] = {}
         if role in (CONTROLLER, EVERYTHING):
-            found[CONTROLLER_ACTOR] = (HEAD_BROKER, {CONTROLLER})
+            found[CONTROLLER_ACTOR] = (self._controllers_broker(), {CONTROLLER})
         if role in (BROKER, EVERYTHING):
             for broker in self._metadata.brokers:
-                if broker.broker_id != HEAD_BROKER:
-                    found[broker_actor(broker.broker_id)] = (broker.broker_id, {CONTROLLER})
+                found[broker_actor(broker.broker_id)] = (broker.broker_id, {CONTROLLER})
         for replica in self._replicas():
             its_role, serves = self._needed_for(replica)
             if serves and role in (its_role, EVERYTHING):

@@ -84,6 +84,14 @@ def test_a_node_that_went_is_told():
     assert nodes.fenced == [2]
 
 
+def test_a_node_that_had_gone_before_the_controller_started_is_noticed_at_its_first_look():
+    nodes = Nodes(2)
+    watch = watch_of(nodes, 1, 2, 3, 4)
+    nodes.brokers[4].is_fenced = True
+    asyncio.run(watch.look())
+    assert (nodes.fenced, watch.gone) == ([3], {3})
+
+
 def test_a_broker_that_is_fenced_is_not_alive_however_its_node_is():
     nodes = Nodes(2)
     watch = watch_of(nodes, 1, 2)

@@ -54,7 +54,8 @@ class Members:
         self.nodes_alive = [2, 3]
         self.rack = ""
         self.is_serving = True
-        self.silent: set[str] = set()
+        self.silent = {held(2), held(2, HOSTED)}
+        """Actors that do not answer the controller; those of broker 2 unless a test says more."""
         self.offline: tuple[OfflineReplica, ...] = ()
         self.pinged: set[str] = set()
         self.membership = Membership(
@@ -236,6 +237,30 @@ def test_others_lead_once_a_broker_is_not_heard_and_it_is_back_with_its_heartbea
         assert (members.fenced, members.leaders) == ([2], [1, 1])
         await members.beat(2)
         assert (members.fenced, members.leaders) == ([], [1, 1])
+
+    play(scenario)
+
+
+def test_a_broker_whose_own_actor_is_away_is_fenced_only_if_another_does_not_answer():
+    async def scenario(members: Members) -> None:
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        members.silent = set()
+        await members.beat_for(4 * SESSION_S, 3)
+        assert (members.fenced, members.leaders) == ([], [2, 2])
+        members.silent = {held(2, HOSTED)}
+        await members.beat_for(SESSION_S + 1, 3)
+        assert (members.fenced, members.leaders) == ([2], [1, 1])
+
+    play(scenario)
+
+
+def test_a_broker_without_a_heartbeat_is_fenced_if_a_replica_is_offline_or_it_has_no_actors():
+    async def scenario(members: Members) -> None:
+        members.silent = set()
+        members.offline = (offline(HOSTED),)
+        await members.beat_for(SESSION_S + 1, 1)
+        assert members.fenced == [2, 3]
 
     play(scenario)
 

@@ -12,6 +12,7 @@ import pytest
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller import leaving as leaving_replicas
 from oncelog.actors.controller import moves as controller_moves
+from oncelog.actors.controller.broker_watch import BrokerNode
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.leaving import LeavingReplicas
 from oncelog.actors.process.background import ThreadBackground
@@ -60,6 +61,7 @@ class World:
         self.ended: list[str] = []
         self.alive: list[str] = []
         self.away: set[str] = set()
+        self.joined: list[int] = []
         self.serial = 0
         self.during_shutdown: Callable[[], Awaitable[None]] | None = None
 
@@ -80,8 +82,8 @@ class World:
     async def end(self, actors: list[str]) -> None:
         self.ended += actors
 
-    async def nodes(self) -> list[Any]:
-        return []
+    async def nodes(self) -> list[BrokerNode]:
+        return [BrokerNode(broker_id=broker_id) for broker_id in self.joined]
 
     async def start_brokers(self, nodes: Any) -> None:
         pass
@@ -144,6 +146,7 @@ class Cluster:
             )
             beat = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=registered.broker_epoch)
             assert (await self.controller.broker_heartbeat(beat)).error is ErrorCode.NONE
+            self.world.joined.append(broker_id)
 
     async def create(self, replication_factor: int = 1, **settings: str) -> None:
         request = CreateTopicRequest(

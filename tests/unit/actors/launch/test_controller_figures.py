@@ -1,17 +1,31 @@
-"""What the controller tells of the cluster: leaders, moves and fenced brokers."""
+"""What the controller tells of the cluster: leaders, moves, fenced brokers and voters."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_worlds import TOPIC_ID, ClusterWorld
+from voting_world import VotingWorld, play
 
 from oncelog.actors.launch.controller_figures import ControllerFigures
-from oncelog.actors.process.metrics import BROKER_FENCED, METRICS, Kind
+from oncelog.actors.process.metrics import (
+    BROKER_FENCED,
+    BROKER_TAGS,
+    LAGGING_VOTER_COUNT,
+    METRICS,
+    VOTER_COUNT,
+    VOTER_LAG,
+    VOTER_LAG_MS,
+    Kind,
+    Metric,
+)
 from oncelog.actors.protocol.cluster.brokers import fence
 from oncelog.actors.protocol.cluster.log import ReplicasChanged
+from oncelog.storage.errors import ErrorCode
 
 
 class Sink:
@@ -100,3 +114,46 @@ def test_partitions_are_counted_while_they_move(world: ClusterWorld) -> None:
         world.apply([record])
         figures_of(world, sink).report(0)
         assert sink.values["reassignment_count"] == len(adding)
+
+
+class ByBroker:
+    """The last value of each gauge, by the number of its broker."""
+
+    def __init__(self) -> None:
+        self.values: dict[Metric, dict[int, int]] = {}
+
+    def set(self, metric: Metric, value: float, tags: Any) -> None:
+        assert (metric in METRICS, metric.kind, tuple(tags)) == (True, Kind.GAUGE, BROKER_TAGS)
+        self.values.setdefault(metric, {})[int(tags["broker"])] = int(value)
+
+    def add(self, metric: Metric, amount: float, tags: Any) -> None: ...
+
+
+def test_a_voter_that_is_away_is_told_and_for_how_long(tmp_path: Path) -> None:
+    """1. Three voters. 2. The third dies. 3. A topic is created. 4. Twenty seconds later."""
+
+    async def scenario(world: VotingWorld) -> None:
+        def told() -> dict[Metric, dict[int, int]]:
+            controller, sink = world.nodes[1].controller, ByBroker()
+            assert controller is not None
+            quorum = controller.metadata_log.quorum
+            assert quorum is not None
+            figures = ControllerFigures(machine=controller.machine, metrics=sink, broker_id=1)
+            figures.report_voters(quorum)
+            return sink.values
+
+        assert told()[VOTER_COUNT] == {1: 1}
+        assert VOTER_LAG not in told()
+        await world.until_voters(1, 2, 3)
+        assert (told()[VOTER_COUNT], told()[LAGGING_VOTER_COUNT]) == ({1: 3}, {1: 0})
+        assert told()[VOTER_LAG] == told()[VOTER_LAG_MS] == {2: 0, 3: 0}
+        world.nodes[3].kill()
+        assert await world.create("a") is ErrorCode.NONE
+        await asyncio.sleep(20)
+        seen = told()
+        assert (seen[VOTER_COUNT], seen[LAGGING_VOTER_COUNT]) == ({1: 3}, {1: 1})
+        assert seen[VOTER_LAG][2] == seen[VOTER_LAG_MS][2] == 0
+        assert seen[VOTER_LAG][3] > 1
+        assert 19_000 < seen[VOTER_LAG_MS][3] < 25_000
+
+    play(tmp_path, scenario)
