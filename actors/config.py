@@ -51,6 +51,12 @@ PRODUCER_ID_EXPIRATION_MIN_MS: Final = TICKET_LIFETIME_MAX_MS + TICKET_GRACE_MS
 TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
 """No transaction may last longer: its tickets, valid from its start, must outlive it."""
 
+DATA_DIR_SEPARATOR: Final = ","
+"""Between the directories of one ``data_dir``, as between Kafka's ``log.dirs``."""
+
+DATA_DIRECTORIES_MAX: Final = 64
+"""Directories in one ``data_dir``: a replica that starts may look into each."""
+
 FOUNDING_SETTINGS: Final = ("transaction_state_partitions", "offsets_partitions")
 """Of ``ClusterConfig``: fixed when the cluster is founded."""
 
@@ -385,9 +391,21 @@ def internal_topic_config(topic: str, cluster: ClusterConfig) -> TopicConfig:
     )
 
 
+def data_directories(data_dir: str) -> tuple[Path, ...]:
+    """The directories that ``data_dir`` names, separated by commas; the broker's own is first."""
+    return tuple(Path(path) for path in data_dir.split(DATA_DIR_SEPARATOR))
+
+
+def own_directory(data_dir: str) -> Path:
+    """The first of them: the broker's own."""
+    return data_directories(data_dir)[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
     """What a replica's process is started with; it learns the rest from the controller.
+
+    ``data_dir`` names the broker's own data directory and, after commas, further ones.
 
     ``cluster_id`` is the cluster the data directory must belong to; empty for a log of no cluster.
     ``pin`` is the node that every actor of the broker runs on; only Ray needs it.
@@ -402,9 +420,14 @@ class ReplicaConfig:
     pin: Pin | None = None
 
     @property
+    def directory_name(self) -> str:
+        """What the replica's directory is called, in whichever data directory it is."""
+        return f"{self.topic}-{self.partition}"
+
+    @property
     def directory(self) -> Path:
-        """Where the replica keeps its files: ``<data_dir>/<topic>-<partition>``."""
-        return Path(self.data_dir) / f"{self.topic}-{self.partition}"
+        """Where the replica keeps its files, if it has them in the broker's own data directory."""
+        return own_directory(self.data_dir) / self.directory_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

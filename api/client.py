@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
-from oncelog.actors.config import FOUNDING_SETTINGS, ClusterConfig, ClusterOptions, check_range
+from oncelog.actors.config import (
+    FOUNDING_SETTINGS,
+    ClusterConfig,
+    ClusterOptions,
+    check_range,
+    data_directories,
+)
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
@@ -67,7 +73,7 @@ WORKERS_MAX: Final = 1_000
 
 
 def init(
-    data_dir: str | os.PathLike[str] = connection.DEFAULT_DATA_DIR,
+    data_dir: connection.DataDir = connection.DEFAULT_DATA_DIR,
     *,
     address: str | None = None,
     num_cpus: int | None = None,
@@ -78,12 +84,15 @@ def init(
 
     Joins, in this order: the Ray cluster this process is connected to, the one at ``address``, or
     the one that runs on ``data_dir`` already; else starts a local one that ends with this process
-    (its data stays). ``settings`` are those of ``ClusterConfig``. Raises ``InvalidSettingError``
-    for an impossible directory or setting, ``ConnectionFailedError`` when the cluster has another
-    data directory or cannot be started. On a cluster that runs, settings that differ from its own
-    are refused by ``InvalidSettingError``; those that are not given are not asked about.
+    (its data stays). Of several directories, a sequence or a text with commas, the first is the
+    broker's own, and each broker has replicas in all. ``settings`` are those of ``ClusterConfig``.
+    Raises ``InvalidSettingError`` for an impossible directory or setting, ``ConnectionFailedError``
+    when the cluster has another data directory or cannot be started. On a cluster that runs,
+    settings that differ from its own are refused by ``InvalidSettingError``; those that are not
+    given are not asked about.
     """
-    path = connection.directory_path(data_dir)
+    paths = connection.directory_paths(data_dir)
+    path = paths[0]
     config = connection.check_cluster_settings(settings)
     running = connection.read_discovery(path)
     # For a record left by this process ask Ray: it may have been shut down since.
@@ -92,7 +101,7 @@ def init(
     is_starter = address is None and not ray.is_initialized()
     delayed = None
     if is_starter:
-        path = connection.check_data_dir(data_dir)
+        connection.check_data_dir(path)
         delayed = connection.start_ray(num_cpus=num_cpus, dashboard_port=dashboard_port)
     else:
         if address is not None:
@@ -100,10 +109,10 @@ def init(
         connection.check_joined(num_cpus=num_cpus, dashboard_port=dashboard_port)
     is_launcher = not connection.is_log_started()
     if is_launcher:
-        connection.start_log(path, config, is_ours=is_starter)
+        connection.start_log(paths, config, is_ours=is_starter)
     cluster = Cluster()
     try:
-        cluster.expect_data_dir(path)
+        cluster.expect_data_dir(paths)
         cluster.expect_settings(settings)
     except BaseException:
         # A log with the wrong settings must not stay in the way of the right one.
@@ -160,8 +169,13 @@ class Cluster(ProcessBound):
 
     @property
     def data_dir(self) -> str:
-        """Data directory of the first broker."""
-        return self._metadata.brokers[0].data_dir
+        """Data directory of the first broker; of several, its own."""
+        return str(self.data_dirs[0])
+
+    @property
+    def data_dirs(self) -> tuple[Path, ...]:
+        """All data directories of the first broker."""
+        return data_directories(self._metadata.brokers[0].data_dir)
 
     @property
     def cluster_id(self) -> str:
@@ -205,13 +219,13 @@ class Cluster(ProcessBound):
             raise exception_for(reply.error, reply.detail)
         return reply
 
-    def expect_data_dir(self, path: Path) -> None:
+    def expect_data_dir(self, paths: tuple[Path, ...]) -> None:
         """Refuse to continue when this cluster keeps its data elsewhere."""
-        if Path(self.data_dir) != path:
+        if self.data_dirs != paths:
             raise ConnectionFailedError(
-                f"a cluster with data_dir={self.data_dir!r} runs here already, so "
-                f"data_dir={str(path)!r} cannot be started: use the same directory, or stop the "
-                "running cluster first"
+                f"a cluster with data_dir={connection.data_dir_text(self.data_dirs)!r} runs here "
+                f"already, so data_dir={connection.data_dir_text(paths)!r} cannot be started: use "
+                "the same directory, or stop the running cluster first"
             )
 
     def expect_settings(self, settings: Mapping[str, Any]) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Final
 
-from oncelog.actors.config import BrokerConfig
+from oncelog.actors.config import BrokerConfig, own_directory
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
@@ -28,7 +27,8 @@ from oncelog.actors.protocol.messages.brokers import (
 )
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.replica.data_directory import join
+from oncelog.actors.replica.data_directory import DirectoryIdentity, join
+from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
@@ -38,9 +38,6 @@ _logger = logging.getLogger(__name__)
 JOIN_RETRY_MS: Final = 500
 JOIN_RETRY_MAX_MS: Final = 10_000
 """How soon a broker that may not take part tries again, at first and at most: it may be mended."""
-
-DIRECTORY_ID_BYTES: Final = 16
-
 
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
 """Answers to a heartbeat after which the broker registers again."""
@@ -156,17 +153,9 @@ class Broker:
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""
         config = self.config
-        new_id = self.surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex()
+        new_id = self._new_directory_id()
         try:
-            identity = await self._background.run(
-                lambda: join(
-                    self.surroundings.filesystem,
-                    Path(config.data_dir),
-                    cluster_id=config.cluster_id,
-                    broker_id=config.broker_id,
-                    new_directory_id=new_id,
-                )
-            )
+            identity = await self._background.run(lambda: self._join(new_id))
         except (OSError, CorruptDataError) as error:
             return RegisterBrokerRequest(broker_id=config.broker_id, problem=str(error))
         return RegisterBrokerRequest(
@@ -176,3 +165,19 @@ class Broker:
             directory_id=identity.directory_id,
             rack=config.rack,
         )
+
+    def _join(self, new_directory_id: str) -> DirectoryIdentity:
+        """Take the data directories. OSError, CorruptDataError."""
+        config, filesystem = self.config, self.surroundings.filesystem
+        identity = join(
+            filesystem,
+            own_directory(config.data_dir),
+            cluster_id=config.cluster_id,
+            broker_id=config.broker_id,
+            new_directory_id=new_directory_id,
+        )
+        join_further(filesystem, config.data_dir, new_directory_id=self._new_directory_id)
+        return identity
+
+    def _new_directory_id(self) -> str:
+        return self.surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex()

@@ -8,7 +8,7 @@ from typing import cast
 
 from msgspec import structs
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import broker_actor
@@ -24,9 +24,11 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.quorum import VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
@@ -83,6 +85,29 @@ class ControllerServer(Controller, ReplicaServer):
             self.cluster_figures.report(self.loaded_election_count)
             if self.metadata_log.quorum is not None:
                 self.cluster_figures.report_voters(self.metadata_log.quorum)
+
+    async def _start(self) -> None:
+        await self._join_further()
+        await super()._start()
+
+    async def _join_further(self) -> None:
+        """Take the further data directories, as other brokers do when they register."""
+        data_dir, surroundings = self.config.data_dir, self.surroundings
+        if DATA_DIR_SEPARATOR not in data_dir:
+            return
+
+        def join() -> None:
+            join_further(
+                surroundings.filesystem,
+                data_dir,
+                new_directory_id=lambda: surroundings.random.randbytes(DIRECTORY_ID_BYTES).hex(),
+            )
+
+        try:
+            await self.replica.run_beside(join)
+        except (OSError, CorruptDataError) as error:
+            # What was taken before is used; the replicas of the others tell why they are offline.
+            _logger.error("not all directories of data_dir=%r can be used: %s", data_dir, error)
 
     async def ask_for_epoch(self, last_epoch: int) -> BecomeLeaderReply:
         """The next epoch of the metadata log, once a majority of its voters agrees.

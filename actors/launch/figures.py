@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import (
@@ -36,6 +36,7 @@ from oncelog.actors.process.metrics import (
     LEADER_EPOCH,
     LOG_SIZE_BYTES,
     NO_METRICS,
+    OFFLINE_DIRECTORY,
     OLDEST_OPEN_TRANSACTION_AGE_MS,
     OPEN_TRANSACTION_COUNT,
     PRODUCER_ID_COUNT,
@@ -51,8 +52,9 @@ from oncelog.actors.process.metrics import (
     MetricSink,
     TransactionAges,
 )
+from oncelog.actors.replica.log_directories import offline_directories
 from oncelog.actors.replica.replica import Replica
-from oncelog.storage.disk.file_system import DiskSpace, disk_space
+from oncelog.storage.disk.file_system import DiskSpace, RealFileSystem, disk_space
 from oncelog.storage.errors import ErrorCode
 
 _logger = logging.getLogger(__name__)
@@ -61,14 +63,24 @@ PHASES: Final = 2**32
 """How many moments of the interval a replica's reports may come at."""
 
 
-class DiskFigures:
-    """The space on the disk of the data directory: once per interval for all replicas there.
+def _offline(data_dir: str) -> Mapping[Path, str]:
+    return offline_directories(RealFileSystem(), data_dir)
 
-    ``space_of`` is None where there is no disk to look at.
+
+class DiskFigures:
+    """The space on the disks of the data directories: once per interval for all replicas there.
+
+    ``space_of`` is None where there is no disk to look at; ``offline`` tells which of several
+    directories cannot be used, and why.
     """
 
-    def __init__(self, space_of: Callable[[Path], DiskSpace] | None = disk_space) -> None:
+    def __init__(
+        self,
+        space_of: Callable[[Path], DiskSpace] | None = disk_space,
+        offline: Callable[[str], Mapping[Path, str]] = _offline,
+    ) -> None:
         self._space_of = space_of
+        self._offline = offline
         self._due_s = 0.0
 
     def report(self, config: ReplicaConfig, metrics: MetricSink, now_s: float) -> None:
@@ -76,14 +88,22 @@ class DiskFigures:
         if self._space_of is None or now_s < self._due_s:
             return
         self._due_s = now_s + config.cluster.metrics_interval_ms / 1_000
-        try:
-            space = self._space_of(Path(config.data_dir))
-        except OSError as error:
-            _logger.warning("cannot tell the space on the disk of %s: %s", config.data_dir, error)
-            return
-        tags = {"broker": str(config.broker_id)}
-        metrics.set(DISK_FREE_BYTES, space.free_bytes, tags)
-        metrics.set(DISK_SIZE_BYTES, space.size_bytes, tags)
+        paths = data_directories(config.data_dir)
+        offline = self._offline(config.data_dir) if len(paths) > 1 else {}
+        for path in paths:
+            tags = {"broker": str(config.broker_id), "directory": str(path)}
+            if len(paths) > 1:
+                metrics.set(OFFLINE_DIRECTORY, int(path in offline), tags)
+            if path in offline:
+                _logger.warning("the data directory %s cannot be used: %s", path, offline[path])
+                continue
+            try:
+                space = self._space_of(path)
+            except OSError as error:
+                _logger.warning("cannot tell the space on the disk of %s: %s", path, error)
+                continue
+            metrics.set(DISK_FREE_BYTES, space.free_bytes, tags)
+            metrics.set(DISK_SIZE_BYTES, space.size_bytes, tags)
 
 
 NO_DISK: Final = DiskFigures(None)

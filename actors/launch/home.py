@@ -16,17 +16,18 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
+from oncelog.actors.config import own_directory
 from oncelog.actors.interfaces import NAMESPACE
 from oncelog.actors.pin import BROKER_LABEL, BY_NODE_ID, LOCAL_BROKER_ID, Pin, broker_of, pin_of
 from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX, VoterState, majority_of
 from oncelog.actors.replica.data_directory import DirectoryIdentity, prepare, read_identity
+from oncelog.actors.replica.log_directories import join_further
 from oncelog.actors.replica.voter_file import read_voter_state
 from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
 from oncelog.storage.exceptions import ConnectionFailedError, CorruptDataError, InvalidSettingError
@@ -114,7 +115,8 @@ def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     mine = ray.get_runtime_context().get_node_id()
     looks = [_look_of(nodes[0], _look_here(data_dir))] if is_ours else look_at(nodes, data_dir)
-    expected = known.cluster_id if known is not None and known.data_dir == data_dir else None
+    is_known = known is not None and own_directory(known.data_dir) == own_directory(data_dir)
+    expected = known.cluster_id if known is not None and is_known else None
     node = choose_node(looks, data_dir, mine=mine, expected=expected)
     voters = voters_among(looks, node)
     if node is None:
@@ -244,7 +246,7 @@ def _look_of(node: Node, found: Seen | str) -> Look:
 
 def _look_here(data_dir: str) -> Seen | str:
     """The directory's identity and voter file on this node, or why they cannot be read."""
-    filesystem, path = RealFileSystem(), Path(data_dir)
+    filesystem, path = RealFileSystem(), own_directory(data_dir)
     try:
         return read_identity(filesystem, path), read_voter_state(filesystem, path)
     except (OSError, CorruptDataError) as error:
@@ -257,10 +259,12 @@ def _prepare_here(data_dir: str, new_cluster_id: str, broker_id: int) -> Directo
         try:
             identity = prepare(
                 RealFileSystem(),
-                Path(data_dir),
+                own_directory(data_dir),
                 broker_id=broker_id,
                 new_cluster_id=new_cluster_id,
             )
+            if identity.broker_id == broker_id:
+                join_further(RealFileSystem(), data_dir, new_directory_id=_new_directory_id)
         except DirectoryLockedError:
             threading.Event().wait(LOCK_RETRY_S)
         except (OSError, CorruptDataError) as error:
@@ -273,6 +277,10 @@ def _prepare_here(data_dir: str, new_cluster_id: str, broker_id: int) -> Directo
                 )
             return identity
     return "another program is about to start a log there: try again"
+
+
+def _new_directory_id() -> str:
+    return secrets.token_hex(16)
 
 
 def _there(node: Node, work: Callable[..., Any]) -> Any:

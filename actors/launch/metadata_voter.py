@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 from typing import Final, Protocol
 
-from oncelog.actors.config import BrokerConfig, ReplicaConfig
+from oncelog.actors.config import BrokerConfig, ReplicaConfig, own_directory
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.process.loop_time import loop_ms
@@ -127,7 +126,7 @@ class MetadataVoter:
             await self._take_over(copy)
 
     def _has_voted_before(self) -> bool:
-        path = Path(self._config.data_dir) / VOTER_FILE
+        path = own_directory(self._config.data_dir) / VOTER_FILE
         return self._surroundings.filesystem.exists(path)
 
     async def _begin_copy(self) -> None:

@@ -12,7 +12,8 @@ production (``process/ray_metrics.py``), nothing elsewhere.
   happens is added up in whole numbers, and what was added since the last report is reported.
 * A *histogram* is three counters, see ``process/histogram.py``.
 
-Tags bound how many series there are: by partitions, brokers, requests and error codes. Only the
+Tags bound how many series there are: by partitions, brokers and their data directories, requests
+and error codes. Only the
 names of groups are given by users.
 
 A transaction is *late* once it has been open for the longest allowed time plus five minutes: its
@@ -36,6 +37,7 @@ RAY_PREFIX: Final = "ray_"
 
 TAGS: Final = ("topic", "partition", "broker")
 BROKER_TAGS: Final = ("broker",)
+DIRECTORY_TAGS: Final = ("broker", "directory")
 CALL_TAGS: Final = ("method", "side")
 GROUP_TAGS: Final = ("group", "topic", "partition")
 STEP_TAGS: Final = ("step", "broker")
@@ -308,14 +310,20 @@ SYNC_DURATION_MS: Final = Metric(
 DISK_FREE_BYTES: Final = Metric(
     name="disk_free_bytes",
     unit="bytes",
-    description="What is left on the disk of the data directory.",
-    tags=BROKER_TAGS,
+    description="What is left on the disk of a data directory.",
+    tags=DIRECTORY_TAGS,
 )
 DISK_SIZE_BYTES: Final = Metric(
     name="disk_size_bytes",
     unit="bytes",
     description="Size of that disk.",
-    tags=BROKER_TAGS,
+    tags=DIRECTORY_TAGS,
+)
+OFFLINE_DIRECTORY: Final = Metric(
+    name="offline_directory",
+    unit="directories",
+    description="1 while a data directory of a broker that has several cannot be used, else 0.",
+    tags=DIRECTORY_TAGS,
 )
 CALLS: Final = Metric(
     name="calls",
@@ -400,6 +408,7 @@ METRICS: Final = (
     SYNC_DURATION_MS,
     DISK_FREE_BYTES,
     DISK_SIZE_BYTES,
+    OFFLINE_DIRECTORY,
     CALLS,
     CALL_ERRORS,
     CALL_REQUEST_BYTES,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
 from oncelog.storage.disk.file_system import FileSystem
@@ -28,19 +29,27 @@ IDENTITY_FILE: Final = "meta.properties"
 METADATA_LOG: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 LOG_SUFFIX: Final = ".log"
 _VERSION: Final = "0"
+_FURTHER: Final = "further."
+
+
+class MissingLogError(Exception):
+    """The log should be here and is not; the start of the replica is tried again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryIdentity:
     """Whose a data directory is. ``is_founding``: its metadata log may still have to be begun.
 
-    ``directory_id`` is its own, drawn once; "" in one that an earlier build made.
+    ``directory_id`` is its own, drawn once; "" in one that an earlier build made. ``is_further``:
+    it is not the broker's own, which knows of the further ones: ``further`` is (id, path) of each.
     """
 
     cluster_id: str
     broker_id: int
     directory_id: str = ""
     is_founding: bool = False
+    is_further: bool = False
+    further: tuple[tuple[str, str], ...] = ()
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
@@ -50,6 +59,8 @@ class DirectoryIdentity:
             f"cluster.id={self.cluster_id}",
             *([f"directory.id={self.directory_id}"] if self.directory_id else []),
             *(["founding=true"] if self.is_founding else []),
+            *(["further=true"] if self.is_further else []),
+            *(f"{_FURTHER}{one}={quote(path)}" for one, path in self.further),
         ]
         return "".join(f"{line}\n" for line in lines).encode()
 
@@ -68,6 +79,12 @@ class DirectoryIdentity:
                 broker_id=int(fields["broker.id"]),
                 directory_id=fields.get("directory.id", ""),
                 is_founding=fields.get("founding") == "true",
+                is_further=fields.get("further") == "true",
+                further=tuple(
+                    (name.removeprefix(_FURTHER), unquote(path))
+                    for name, path in fields.items()
+                    if name.startswith(_FURTHER)
+                ),
             )
         except (KeyError, ValueError) as error:
             raise CorruptDataError(f"{IDENTITY_FILE} is unreadable: {error!r}") from None
@@ -102,7 +119,7 @@ def prepare(
         if identity is None:
             cluster_id = _founded(filesystem, data_dir)
             if cluster_id is None:
-                _refuse_remains(filesystem, data_dir)
+                refuse_remains(filesystem, data_dir)
             identity = DirectoryIdentity(
                 cluster_id=cluster_id or new_cluster_id,
                 broker_id=broker_id,
@@ -110,6 +127,8 @@ def prepare(
                 is_founding=cluster_id is None,
             )
             write_identity(filesystem, data_dir, identity)
+        if identity.is_further:
+            raise CorruptDataError(further_first(data_dir))
         return identity
     finally:
         lock.release()
@@ -137,7 +156,7 @@ def join(
     try:
         identity = read_identity(filesystem, data_dir)
         if identity is None:
-            _refuse_remains(filesystem, data_dir)
+            refuse_remains(filesystem, data_dir)
             identity = DirectoryIdentity(cluster_id=cluster_id, broker_id=broker_id)
         refused = _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
         if refused is not None:
@@ -170,12 +189,20 @@ def refusal(
 def _difference(
     data_dir: Path, identity: DirectoryIdentity, *, cluster_id: str, broker_id: int
 ) -> str | None:
-    """Why a directory is not that of a broker; ``None`` if it is."""
+    """Why a directory is not a broker's own; ``None`` if it is."""
     if (identity.cluster_id, identity.broker_id) == (cluster_id, broker_id):
-        return None
+        return further_first(data_dir) if identity.is_further else None
     wanted = f"cluster {cluster_id}, broker {broker_id}"
     found = f"cluster {identity.cluster_id}, broker {identity.broker_id}"
     return f"{data_dir} is that of {found}, not of {wanted}"
+
+
+def further_first(data_dir: Path) -> str:
+    """Why a further directory cannot be the first that ``data_dir`` names."""
+    return (
+        f"{data_dir} is a further data directory of its broker: name the broker's own first, which "
+        "has the list of them"
+    )
 
 
 def has_log(filesystem: FileSystem, directory: Path) -> bool:
@@ -201,7 +228,8 @@ def _founded(filesystem: FileSystem, data_dir: Path) -> str | None:
     return None
 
 
-def _refuse_remains(filesystem: FileSystem, data_dir: Path) -> None:
+def refuse_remains(filesystem: FileSystem, data_dir: Path) -> None:
+    """CorruptDataError if there are logs in a directory that says nothing of itself. OSError."""
     remains = [
         name
         for name in filesystem.list_directory(data_dir)

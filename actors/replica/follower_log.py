@@ -19,7 +19,7 @@ from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.replica.log import ReplicaLog
-from oncelog.actors.replica.opening import ReplicaDirectory, index_if_aborted
+from oncelog.actors.replica.opening import index_if_aborted
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_OFFSET
@@ -34,8 +34,6 @@ NOT_NOW: Final = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 class FollowerLog(ReplicaLog):
     """The follower's half of a replica; ``is_following`` between start and election."""
-
-    directory: ReplicaDirectory
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -114,7 +112,7 @@ class FollowerLog(ReplicaLog):
                     return ReplicateReply(error=NOT_NOW)
             self._append_pushed(memoryview(request.batches)[verdict.append_position :])
         except CorruptDataError as damage:
-            self._go_offline(f"cannot replicate to {self.config.directory}: {damage}")
+            self._go_offline(f"cannot replicate to {self.directory.path}: {damage}")
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refusal:
             self._note_refusal("replicate to", refusal)

@@ -27,7 +27,12 @@ from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
 from oncelog.actors.replica.group_sync import GroupSync
-from oncelog.actors.replica.opening import ReplayedBatch, index_if_aborted, read_back
+from oncelog.actors.replica.opening import (
+    ReplayedBatch,
+    ReplicaDirectory,
+    index_if_aborted,
+    read_back,
+)
 from oncelog.actors.replica.replicator import Replicator
 from oncelog.actors.replica.tallies import ReplicaTallies
 from oncelog.actors.replica.waiters import ReplicaWaiters
@@ -77,6 +82,8 @@ class ReplicaLog:
     ``send_push`` and ``propose_isr`` make calls, and never raise for one that is lost. Opening the
     log sets ``_log``, ``_is_leading`` and ``leadership``.
     """
+
+    directory: ReplicaDirectory
 
     def __init__(self, *, config: ReplicaConfig, background: Background) -> None:
         self.config = config
@@ -157,10 +164,10 @@ class ReplicaLog:
         """Go offline for an error of the disk: until a restart, which it asks for if that helps."""
         if self.failure is not None:
             return
-        self._go_offline(f"cannot {doing} {self.config.directory}: {error}")
+        self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
         if is_passing(error):
             self.restarts_itself = True
-            self.on_restart(f"cannot {doing} {self.config.directory}: {error}")
+            self.on_restart(f"cannot {doing} {self.directory.path}: {error}")
 
     def _note_refusal(self, doing: str, error: OSError) -> None:
         """The disk refused something that is done again when it is due: give up only if it must."""
@@ -168,7 +175,7 @@ class ReplicaLog:
             self._give_up(doing, error)
         else:
             _logger.warning(
-                "%s: cannot %s %s: %s", self.topic_partition, doing, self.config.directory, error
+                "%s: cannot %s %s: %s", self.topic_partition, doing, self.directory.path, error
             )
 
     # --- append ---------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import structs
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.background import settle
 from oncelog.actors.process.loop_time import loop_ms
@@ -63,7 +62,7 @@ class MetadataLog(Replica):
     def __init__(self, *, filesystem: FileSystem, **arguments: Any) -> None:
         super().__init__(filesystem=filesystem, **arguments)
         self._filesystem = filesystem
-        self._data_dir = Path(self.config.data_dir)
+        self._data_dir = own_directory(self.config.data_dir)
 
     def position(self) -> LogPosition:
         """How new the log is."""

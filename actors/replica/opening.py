@@ -17,17 +17,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from oncelog.actors.config import ReplicaConfig, TopicConfig
+from oncelog.actors.config import ReplicaConfig, TopicConfig, own_directory
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine, Role
 from oncelog.actors.replica.data_directory import (
     LOG_SUFFIX,
     DirectoryIdentity,
+    MissingLogError,
     read_identity,
     refusal,
     write_identity,
 )
+from oncelog.actors.replica.log_directories import LogDirectories
 from oncelog.storage.disk.errors import is_unreadable
 from oncelog.storage.disk.file_system import DirectoryLockedError, FileSystem, Lock
 from oncelog.storage.errors import ErrorCode
@@ -69,10 +71,6 @@ class ExpectedLog:
     is_in_sync: bool
 
 
-class MissingLogError(Exception):
-    """The log should be here and is not; the start of the replica is tried again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedBatch:
     """One batch of the log as a coordinator reads it back."""
@@ -94,7 +92,9 @@ class ReplicaDirectory:
         machine: PartitionMachine,
     ) -> None:
         self._config = config
+        self._own = own_directory(config.data_dir)
         self._path = config.directory
+        self._directories = LogDirectories(config, filesystem)
         self._filesystem = filesystem
         self._clock = clock
         self._machine = machine
@@ -104,9 +104,14 @@ class ReplicaDirectory:
         self.cut: TailCut | None = None
         """What the attempts to open the log have cut from its end."""
 
+    @property
+    def path(self) -> Path:
+        """Where the files are, once that is known; until then, in the broker's own directory."""
+        return self._path
+
     def identity(self) -> DirectoryIdentity | None:
-        """Whose the data directory is. OSError, CorruptDataError."""
-        return read_identity(self._filesystem, Path(self._config.data_dir))
+        """Whose the broker's own data directory is. OSError, CorruptDataError."""
+        return read_identity(self._filesystem, self._own)
 
     def finish_founding(self, identity: DirectoryIdentity) -> None:
         """Take the mark away that lets a metadata log be begun, durably. OSError."""
@@ -114,19 +119,42 @@ class ReplicaDirectory:
 
     def write_identity(self, identity: DirectoryIdentity) -> None:
         """Say whose the data directory is, durably. OSError."""
-        write_identity(self._filesystem, Path(self._config.data_dir), identity)
+        write_identity(self._filesystem, self._own, identity)
 
     def check_owner(self) -> None:
         """MissingLogError if the data directory is not that of our cluster and broker. OSError."""
         if self._config.cluster_id:
             refused = refusal(
                 self._filesystem,
-                Path(self._config.data_dir),
+                self._own,
                 cluster_id=self._config.cluster_id,
                 broker_id=self._config.broker_id,
             )
             if refused is not None:
                 raise MissingLogError(refused)
+
+    async def find(self, expected: ExpectedLog, *, is_wanted: Callable[[], bool]) -> None:
+        """Know in which data directory the files are, or are to be made.
+
+        MissingLogError if that is away, or there are none and they should be; OSError,
+        CorruptDataError.
+        """
+        if not self._directories.are_several():
+            return
+        while is_wanted():
+            try:
+                turn = self._directories.lock()
+            except DirectoryLockedError:
+                await asyncio.sleep(LOCK_RETRY_MS / 1000)
+                continue
+            try:
+                path = self._directories.place(expected.topic_id, is_in_sync=expected.is_in_sync)
+            finally:
+                turn.release()
+            if path != self._path:
+                self.release()
+                self._path = path
+            return
 
     def check_log(self, expected: ExpectedLog) -> None:
         """MissingLogError if the replica is in sync and these are not its files. OSError."""
@@ -281,6 +309,7 @@ class ReplicaDirectory:
         if remove_data and self._lock is not None:
             self._remove_files()
             self._filesystem.remove_tree(self._path)
+            self._directories.forget(self._path)
 
     def _remove_files(self) -> None:
         """Remove all but the lock; what is left if the process dies meanwhile can be opened.

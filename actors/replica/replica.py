@@ -24,13 +24,13 @@ from oncelog.actors.protocol.partition.replication import (
     ReplicationSettings,
 )
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
+from oncelog.actors.replica.data_directory import MissingLogError
 from oncelog.actors.replica.follower_log import NOT_NOW, FollowerLog
 from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
     LOCK_RETRY_MS,
     ExpectedLog,
-    MissingLogError,
     ReplicaDirectory,
     ask_until_told,
     is_leader,
@@ -291,7 +291,7 @@ class Replica(FollowerLog):
                 self.waits_for = ""
                 return self._may_go_on()
             except CorruptDataError as error:
-                self._go_offline(f"cannot {doing} {self.config.directory}: {error}")
+                self._go_offline(f"cannot {doing} {self.directory.path}: {error}")
             except OSError as error:
                 log = self._log
                 is_lost = log is not None and log.failure is not None
@@ -299,7 +299,7 @@ class Replica(FollowerLog):
                     self._give_up(doing, error)
                     continue
                 self.failure = None
-                self.waits_for = f"cannot {doing} {self.config.directory} yet: {error}"
+                self.waits_for = f"cannot {doing} {self.directory.path} yet: {error}"
                 _logger.warning("%s %s", self.topic_partition, self.waits_for)
                 await asyncio.sleep(delay_ms / 1000)
                 delay_ms = min(2 * delay_ms, START_RETRY_MAX_MS)
@@ -323,6 +323,7 @@ class Replica(FollowerLog):
                 self.directory.check_owner()
                 expected = await self._expected_log()
                 if expected is not None:
+                    await self.directory.find(expected, is_wanted=lambda: not self._is_stopped)
                     self.directory.check_log(expected)
                 await self.directory.lock(is_wanted=lambda: not self._is_stopped)
                 if expected is not None:
@@ -359,7 +360,7 @@ class Replica(FollowerLog):
         confirmed = await self._log_source()
         if confirmed is None or confirmed.topic_id != expected.topic_id:
             raise MissingLogError(
-                f"{self.config.directory} has the log of another topic than {expected.topic_id}, "
+                f"{self.directory.path} has the log of another topic than {expected.topic_id}, "
                 "and the controller does not say that this is the newer one"
             )
 
@@ -375,7 +376,7 @@ class Replica(FollowerLog):
         newest = self._newest_epoch()
         if self.leader_epoch <= newest:
             self._go_offline(
-                f"{self.config.directory} was led in epoch {newest}, and the controller gave "
+                f"{self.directory.path} was led in epoch {newest}, and the controller gave "
                 f"{self.leader_epoch}: its metadata log is an older copy, or another cluster's"
             )
 
@@ -435,7 +436,7 @@ class Replica(FollowerLog):
                     lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
                 )
             except OSError as error:
-                self._go_offline(f"cannot close {self.config.directory}: {error}")
+                self._go_offline(f"cannot close {self.directory.path}: {error}")
             self.directory.release()
 
 

@@ -18,8 +18,16 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli import head
-from oncelog.api.cli.connect import connect, data_dir_of, find, quiet_libraries, running_on
+from oncelog.api.cli.connect import (
+    connect,
+    data_dir_of,
+    data_dirs_of,
+    find,
+    quiet_libraries,
+    running_on,
+)
 from oncelog.api.cli.output import PROGRAM, CliError, UsageError, say, split_advice
 from oncelog.api.session import connection
 from oncelog.storage.exceptions import ConnectionFailedError
@@ -46,24 +54,26 @@ def start(args: argparse.Namespace) -> int:
                 "leave them out with --address",
             )
         return _start_on(args, settings)
+    data_dirs = data_dirs_of(args)
     path = connection.check_data_dir(data_dir_of(args))
     running = running_on(path)
     if running is not None:
-        if args.config or args.num_cpus is not None or args.dashboard_port is not None:
-            _check_running(running, path, args, settings)
+        is_told_more = args.config or DATA_DIR_SEPARATOR in data_dirs
+        if is_told_more or args.num_cpus is not None or args.dashboard_port is not None:
+            _check_running(running, data_dirs, args, settings)
         say(f"runs already, process {running.process_id}")
         _describe(path, running)
         return 0
     connection.forget_discovery(path)
     if args.dashboard_port is not None:
         check_port(args.dashboard_port)
-    _describe(path, _spawn(args, path))
+    _describe(path, _spawn(args, path, data_dirs))
     return 0
 
 
 def _check_running(
     running: connection.Discovery,
-    path: Path,
+    data_dirs: str,
     args: argparse.Namespace,
     settings: dict[str, Any],
 ) -> None:
@@ -72,7 +82,7 @@ def _check_running(
     from oncelog.api import client
 
     client.init(
-        path,
+        data_dirs,
         address=running.address,
         num_cpus=args.num_cpus,
         dashboard_port=args.dashboard_port,
@@ -98,8 +108,8 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     quiet_libraries()
     from oncelog.api import client
 
-    cluster = client.init(data_dir_of(args), address=found.address, **settings)
-    say(f"serving {cluster.data_dir}")
+    cluster = client.init(data_dirs_of(args), address=found.address, **settings)
+    say(f"serving {connection.data_dir_text(cluster.data_dirs)}")
     say(f"cluster    {cluster.cluster_id}")
     say(f"address    {cluster.address}")
     say(f"dashboard  {cluster.dashboard_url or 'none'}")
@@ -108,9 +118,9 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     return 0
 
 
-def _spawn(args: argparse.Namespace, path: Path) -> connection.Discovery:
+def _spawn(args: argparse.Namespace, path: Path, data_dirs: str) -> connection.Discovery:
     """Start the head process and wait until it serves; what it logged if it does not."""
-    command = [sys.executable, "-m", head.MODULE, "--data-dir", str(path)]
+    command = [sys.executable, "-m", head.MODULE, "--data-dir", data_dirs]
     if args.num_cpus is not None:
         command += ["--num-cpus", str(args.num_cpus)]
     if args.dashboard_port is not None:

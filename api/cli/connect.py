@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from oncelog.actors.config import DATA_DIR_SEPARATOR
 from oncelog.api.cli import signals as cli_signals
 from oncelog.api.cli.output import CliError, is_debugging
 from oncelog.api.session import connection
@@ -37,13 +38,21 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
-        help=f"data directory of the cluster (default: {connection.DEFAULT_DATA_DIR})",
+        help=f"data directory of the cluster (default: {connection.DEFAULT_DATA_DIR}); to start "
+        "with several, DIR,DIR",
     )
 
 
 def data_dir_of(args: argparse.Namespace) -> Path:
-    """The data directory that the arguments name, made absolute; it need not exist."""
-    return Path(args.data_dir or connection.DEFAULT_DATA_DIR).expanduser().absolute()
+    """The data directory that the arguments name first, made absolute; it need not exist."""
+    first = (args.data_dir or connection.DEFAULT_DATA_DIR).split(DATA_DIR_SEPARATOR)[0]
+    return Path(first).expanduser().absolute()
+
+
+def data_dirs_of(args: argparse.Namespace) -> str:
+    """All that they name, as one setting."""
+    named = args.data_dir or connection.DEFAULT_DATA_DIR
+    return connection.data_dir_text(connection.directory_paths(named))
 
 
 def running_on(data_dir: Path) -> connection.Discovery | None:

@@ -66,7 +66,8 @@ def serve(args: argparse.Namespace) -> None:
         args.data_dir, num_cpus=args.num_cpus, dashboard_port=args.dashboard_port, **settings
     )
     signals = catch_signals()
-    discovery = connection.read_discovery(connection.check_data_dir(args.data_dir))
+    own = connection.directory_paths(args.data_dir)[0]
+    discovery = connection.read_discovery(own)
     if discovery is None or discovery.process_id != os.getpid():
         raise CliError(
             f"a cluster runs on data_dir={cluster.data_dir!r} already",

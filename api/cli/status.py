@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from oncelog.actors.config import data_directories
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
@@ -130,8 +131,9 @@ class ClusterStatus:
 
     @property
     def data_dirs(self) -> list[str]:
-        """Every data directory of a broker; mostly all have theirs at one path."""
-        return sorted({broker.data_dir for broker in self.metadata.brokers if broker.data_dir})
+        """Every data directory of a broker; mostly all have theirs at the same paths."""
+        named = (broker.data_dir for broker in self.metadata.brokers if broker.data_dir)
+        return sorted({str(path) for data_dir in named for path in data_directories(data_dir)})
 
 
 # --- asking -----------------------------------------------------------------------------------

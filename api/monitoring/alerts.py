@@ -8,6 +8,7 @@ from typing import Final
 
 from oncelog.actors.process import metrics as m
 from oncelog.api.monitoring.queries import (
+    DIRECTORY,
     PARTITION,
     REPLICA,
     highest,
@@ -163,13 +164,21 @@ ALERTS: Final = (
     Alert(
         name="OncelogDiskNearlyFull",
         expression=(
-            f"{lowest(m.DISK_FREE_BYTES, 'broker')} / {highest(m.DISK_SIZE_BYTES, 'broker')} "
+            f"{lowest(m.DISK_FREE_BYTES, *DIRECTORY)} / {highest(m.DISK_SIZE_BYTES, *DIRECTORY)} "
             f"< {DISK_FREE_MIN}"
         ),
         lasts="5m",
         severity="warning",
-        summary="The disk of broker {{ $labels.broker }} is nearly full",
+        summary="The disk of {{ $labels.directory }} of broker {{ $labels.broker }} is nearly full",
         advice="Make room or shorten retention: a full disk refuses every write.",
+    ),
+    Alert(
+        name="OncelogOfflineDirectory",
+        expression=f"{highest(m.OFFLINE_DIRECTORY, *DIRECTORY)} > 0",
+        lasts="1m",
+        severity="critical",
+        summary="Broker {{ $labels.broker }} cannot use {{ $labels.directory }}",
+        advice="Its replicas there are offline; see OPERATIONS, Several disks.",
     ),
     Alert(
         name="OncelogCallErrors",

@@ -8,6 +8,7 @@ from typing import Final
 from oncelog.actors.process import metrics as m
 from oncelog.actors.process.metrics import Metric
 from oncelog.api.monitoring.queries import (
+    DIRECTORY,
     PARTITION,
     REPLICA,
     highest,
@@ -101,8 +102,25 @@ HEALTH: Final = Row(
             m.DISK_FREE_BYTES.description,
             "bytes",
             (
-                (lowest(m.DISK_FREE_BYTES, "broker", where=SESSION), "broker {{broker}}"),
-                (highest(m.DISK_SIZE_BYTES, "broker", where=SESSION), "size, broker {{broker}}"),
+                (
+                    lowest(m.DISK_FREE_BYTES, *DIRECTORY, where=SESSION),
+                    "broker {{broker}}, {{directory}}",
+                ),
+                (
+                    highest(m.DISK_SIZE_BYTES, *DIRECTORY, where=SESSION),
+                    "size, broker {{broker}}, {{directory}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Offline data directories",
+            m.OFFLINE_DIRECTORY.description,
+            "short",
+            (
+                (
+                    highest(m.OFFLINE_DIRECTORY, *DIRECTORY, where=SESSION),
+                    "broker {{broker}}, {{directory}}",
+                ),
             ),
         ),
         Panel(

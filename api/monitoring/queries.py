@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncelog.actors.process.metrics import TAGS, Kind, Metric
+from oncelog.actors.process.metrics import DIRECTORY_TAGS, TAGS, Kind, Metric
 
 REPLICA: Final = TAGS
+DIRECTORY: Final = DIRECTORY_TAGS
 PARTITION: Final = TAGS[:2]
 """What is asked of a partition is answered by whichever replica has the highest value."""
 

@@ -11,12 +11,18 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from oncelog.actors.config import ClusterConfig, ReplicaConfig, build_settings
+from oncelog.actors.config import (
+    DATA_DIR_SEPARATOR,
+    DATA_DIRECTORIES_MAX,
+    ClusterConfig,
+    ReplicaConfig,
+    build_settings,
+)
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     LOG_ACTORS,
@@ -41,6 +47,9 @@ READY_POLL_MS: Final = 50
 CALL_TIMEOUT_MS: Final = 5_000
 DISCOVERY_FILE: Final = "cluster.json"
 DEFAULT_DATA_DIR: Final = "oncelog-data"
+
+DataDir: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
+"""One data directory, or several: a sequence, or a text with a comma between two."""
 
 _loop_threads: Final[weakref.WeakSet[LoopThread]] = weakref.WeakSet()
 
@@ -69,9 +78,37 @@ def _forbid_in_child() -> None:
 os.register_at_fork(after_in_child=_forbid_in_child)
 
 
-def directory_path(data_dir: str | os.PathLike[str]) -> Path:
-    """The data directory's path, absolute and without links as far as this machine knows it."""
-    return Path(data_dir).expanduser().absolute().resolve()
+def directory_paths(data_dir: DataDir) -> tuple[Path, ...]:
+    """The data directories' paths, absolute and without links as far as this machine knows them.
+
+    The first is the broker's own. ``InvalidSettingError`` for none, too many, one that is named
+    twice, and one with the comma that separates them.
+    """
+    if isinstance(data_dir, str):
+        given: list[str | os.PathLike[str]] = [*data_dir.split(DATA_DIR_SEPARATOR)]
+    else:
+        given = [data_dir] if isinstance(data_dir, os.PathLike) else [*data_dir]
+    if not 1 <= len(given) <= DATA_DIRECTORIES_MAX or not all(map(os.fspath, given)):
+        raise InvalidSettingError(
+            f"data_dir={data_dir!r} is not allowed: give 1 to {DATA_DIRECTORIES_MAX} directories, "
+            "in one text with a comma between two"
+        )
+    paths = tuple(Path(one).expanduser().absolute().resolve() for one in given)
+    for number, path in enumerate(paths):
+        if DATA_DIR_SEPARATOR in str(path):
+            raise InvalidSettingError(
+                f"data_dir={str(path)!r} has a comma, which separates directories: rename it"
+            )
+        if path in paths[:number]:
+            raise InvalidSettingError(
+                f"data_dir={data_dir!r} names {str(path)!r} twice: give each directory once"
+            )
+    return paths
+
+
+def data_dir_text(paths: Iterable[Path]) -> str:
+    """The directories as one setting."""
+    return DATA_DIR_SEPARATOR.join(map(str, paths))
 
 
 def check_data_dir(data_dir: str | os.PathLike[str]) -> Path:
@@ -333,7 +370,7 @@ def where_log_was() -> str:
     return f"{known}; that node {state}"
 
 
-def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
+def start_log(data_dirs: Sequence[Path], config: ClusterConfig, *, is_ours: bool) -> None:
     """Start the controller where the data is; it starts every other actor of the log.
 
     Remaining actors of a log whose node is down are ended first: they would wait forever.
@@ -344,7 +381,7 @@ def start_log(data_dir: Path, config: ClusterConfig, *, is_ours: bool) -> None:
     from oncelog.actors.launch.controller_process import launch_controller
 
     known = home.read_home()
-    found = home.find_home(str(data_dir), known, is_ours=is_ours)
+    found = home.find_home(data_dir_text(data_dirs), known, is_ours=is_ours)
     if known not in {None, found}:
         end_log()
     home.write_home(found)

@@ -184,6 +184,8 @@ class CrashDisk:
         self._faults: list[Fault] = []
         self._fault_at: tuple[int, Fault] | None = None
         self._bad_sectors: list[tuple[Path, int, int]] = []
+        self.failed_directories: set[Path] = set()
+        """Where another disk is mounted that has failed: whatever is done there fails."""
         self._stop_at = 0
         self._stop_part: float | None = None
 
@@ -285,6 +287,7 @@ class CrashDisk:
         ``part_action`` does a part, from 0 to 1, of what is then not done wholly.
         """
         self.check_alive()
+        self._check_works(path)
         self.history.append(Operation(call, path))
         is_last = len(self.history) == self._stop_at
         if is_last and self._stop_part is not None:
@@ -303,6 +306,7 @@ class CrashDisk:
     def take_descriptor(self, path: Path) -> None:
         """OSError if the process has as many files open as it may, or opens are planned to fail."""
         self.check_alive()
+        self._check_works(path)
         limit = self.descriptor_limit
         if limit is not None and self.open_handles >= limit:
             raise OSError(errno.EMFILE, "too many open files", str(path))
@@ -310,8 +314,13 @@ class CrashDisk:
         if fault is not None:
             raise OSError(fault.number, "planned failure", str(path))
 
+    def _check_works(self, path: Path) -> None:
+        if any(path.is_relative_to(failed) for failed in self.failed_directories):
+            raise OSError(errno.EIO, "the disk has failed", str(path))
+
     def refuse_read(self, path: Path, start: int, end: int) -> None:
         """OSError if reads of this file are planned to fail, or there is a bad sector in it."""
+        self._check_works(path)
         for bad_path, bad_start, bad_end in self._bad_sectors:
             if path == bad_path and start < bad_end and bad_start < end:
                 raise OSError(errno.EIO, "bad sector", str(path))
@@ -456,6 +465,7 @@ class CrashDisk:
         return file
 
     def _find(self, path: Path) -> Node | None:
+        self._check_works(path)
         node: Node | None = self._root
         for name in path.parts[1:]:
             node = node.entries.get(name) if isinstance(node, Directory) else None

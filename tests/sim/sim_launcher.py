@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from disk_image import Directory
 from sim_disk import SimDisk, settle
 
-from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
+from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, data_directories
 from oncelog.actors.controller.broker_watch import BrokerNode
 from oncelog.actors.interfaces import broker_actor, holder_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
@@ -103,12 +103,30 @@ def empty_disk(config: ReplicaConfig | HostConfig | None, *, is_founding: bool =
     disk = SimDisk(Directory(), set())
     if config is None:
         return disk
+    own, *others = data_directories(config.data_dir)
     identity = DirectoryIdentity(
-        cluster_id=config.cluster_id, broker_id=config.broker_id, is_founding=is_founding
+        cluster_id=config.cluster_id,
+        broker_id=config.broker_id,
+        is_founding=is_founding,
+        further=tuple((f"{number:032x}", str(path)) for number, path in enumerate(others)),
     )
-    disk.make_directory(Path(config.data_dir))
-    write_identity(disk, Path(config.data_dir), identity)
+    disk.make_directory(own)
+    write_identity(disk, own, identity)
+    share_further(disk, identity)
     return SimDisk(settle(disk.root), set())
+
+
+def share_further(disk: SimDisk, own: DirectoryIdentity) -> None:
+    """The further directories of the broker are on this disk too."""
+    for directory_id, path in own.further:
+        further = DirectoryIdentity(
+            cluster_id=own.cluster_id,
+            broker_id=own.broker_id,
+            directory_id=directory_id,
+            is_further=True,
+        )
+        disk.make_directory(Path(path))
+        write_identity(disk, Path(path), further)
 
 
 def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Directory]:
@@ -117,6 +135,7 @@ def founded_disks(topics: Mapping[str, int], settings: WorldSettings) -> dict[st
         (
             sorted(topics.items()),
             settings.brokers,
+            settings.data_dir,
             settings.replication_factor,
             settings.cluster,
             settings.topic_settings,

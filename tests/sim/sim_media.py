@@ -18,7 +18,7 @@ from file_damage import SIDE_KINDS, Damage, DamagedKind, contents, damage
 from sim_disk import SimDisk
 from sim_history import COMPACTED_PREFIX
 
-from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.storage.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Media:
         config = self._world._configs[actor]
         if isinstance(config, ReplicaConfig):
             return config.directory
-        data_dir = Path(config.data_dir)
+        data_dir = own_directory(config.data_dir)
         logs = sorted({path.parent for path in disk.files() if path.parent != data_dir})
         return random.choice(logs) if logs else data_dir / "none"
 

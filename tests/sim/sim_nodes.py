@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sim_disk import SimDisk
-from sim_launcher import empty_disk, new_disk
+from sim_launcher import empty_disk, new_disk, share_further
 from sim_process import Process
 
-from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
+from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, own_directory
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, LOG_ACTORS, broker_actor
 from oncelog.actors.replica.data_directory import read_identity, write_identity
 
@@ -154,10 +154,27 @@ class Nodes:
         self.media.forget(names)
         self.tell("world", f"* node {number} has lost its disks")
 
+    def fail_disk(self, number: int, path: str) -> None:
+        """One of the node's disks fails, until ``mend_disk``; what is mounted elsewhere works."""
+        self._check_node(number)
+        self.count("fail_disk")
+        self.tell("world", f"* the disk of node {number} in {path} fails")
+        self.failed_directories.setdefault(number, set()).add(Path(path))
+
+    def mend_disk(self, number: int, path: str) -> None:
+        """It works again, with all that was on it."""
+        self.tell("world", f"* the disk of node {number} in {path} works again")
+        self.failed_directories[number].discard(Path(path))
+
     def disk_of_next_life(
         self, name: str, config: ReplicaConfig | HostConfig | BrokerConfig
     ) -> SimDisk:
         """The files that an actor finds when it starts."""
+        disk = self._disk_found(name, config)
+        disk.failed_directories = self.failed_directories.setdefault(config.broker_id, set())
+        return disk
+
+    def _disk_found(self, name: str, config: ReplicaConfig | HostConfig | BrokerConfig) -> SimDisk:
         disk = self.disks.get(name)
         if config.broker_id == CONTROLLER_NODE:
             return new_disk(config) if disk is None else disk.next_life()
@@ -175,16 +192,16 @@ class Nodes:
         if config.broker_id == CONTROLLER_NODE or name in self.away_disks:
             return True
         known = (self.disks.get(name), self.disks.get(broker_actor(config.broker_id)))
-        data_dir = Path(config.data_dir)
+        data_dir = own_directory(config.data_dir)
         return any(
             disk is not None and read_identity(disk.next_life(), data_dir) is not None
             for disk in known
         )
 
     def _share_identity(self, disk: SimDisk, config: ReplicaConfig | HostConfig) -> None:
-        """The data directory is that of the broker once this has joined."""
+        """The data directories are those of the broker once this has joined."""
         brokers = self.disks.get(broker_actor(config.broker_id))
-        data_dir = Path(config.data_dir)
+        data_dir = own_directory(config.data_dir)
         if brokers is None or read_identity(disk.next_life(), data_dir) is not None:
             return
         identity = read_identity(brokers.next_life(), data_dir)
@@ -194,3 +211,4 @@ class Nodes:
             disk.make_directory(data_dir)
             disk.sync_directory(data_dir.parent)
             write_identity(disk, data_dir, identity)
+            share_further(disk, identity)

@@ -69,6 +69,7 @@ class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
 
     brokers: int = 1
+    data_dir: str = DATA_DIR
     replication_factor: int = 1
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(replicas_per_actor=1))
     topic_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class World(Faults, Nodes, Readiness):
         self.client_nodes: dict[str, int] = {}
         self.dead_nodes: set[int] = set()
         self.stopped_nodes: set[int] = set()
+        self.failed_directories: dict[int, set[Path]] = {}
         self.disks: dict[str, SimDisk] = {}
         self.away_disks: dict[str, SimDisk] = {}
         self._message_trace = 0
@@ -160,7 +162,7 @@ class World(Faults, Nodes, Readiness):
             topic=topic,
             partition=partition,
             broker_id=CONTROLLER_NODE,
-            data_dir=DATA_DIR,
+            data_dir=self.settings.data_dir,
             cluster=self.settings.cluster,
             cluster_id=CLUSTER_ID,
         )

@@ -24,6 +24,12 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerReply,
     RegisterBrokerRequest,
 )
+from oncelog.actors.replica.data_directory import (
+    IDENTITY_FILE,
+    DirectoryIdentity,
+    read_identity,
+    write_identity,
+)
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -65,7 +71,9 @@ class Cluster:
         return BrokerHeartbeatReply(error=error, actors=() if error else (ACTOR,))
 
 
-def play(directory: Path, scenario: Callable[[Cluster, Broker], Coroutine[Any, Any, None]]) -> None:
+def play(
+    directory: Path | str, scenario: Callable[[Cluster, Broker], Coroutine[Any, Any, None]]
+) -> None:
     async def body() -> None:
         cluster = Cluster()
         surroundings = Surroundings(
@@ -189,3 +197,24 @@ def test_actors_are_watched_on_while_the_controller_is_away(tmp_path: Path):
         assert cluster.beats[-1].silent_actors == (ACTOR,)
 
     play(tmp_path, scenario)
+
+
+def test_a_broker_takes_its_further_directories_and_names_one_that_is_anothers(tmp_path: Path):
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(0.1)
+        assert cluster.registered[0].problem.startswith(f"{tmp_path / 'three'} is that of")
+        assert not broker.is_registered
+        (tmp_path / "three" / IDENTITY_FILE).unlink()
+        await asyncio.sleep(1)
+        assert broker.is_registered
+        assert cluster.registered[-1].data_dir == data_dir
+
+    data_dir = ",".join(str(tmp_path / name) for name in ("one", "two", "three"))
+    (tmp_path / "three").mkdir()
+    strange = DirectoryIdentity(cluster_id="c" * 32, broker_id=3, is_further=True)
+    write_identity(RealFileSystem(), tmp_path / "three", strange)
+    play(data_dir, scenario)
+    identity = read_identity(RealFileSystem(), tmp_path / "one")
+    assert identity is not None
+    assert [path for _, path in identity.further] == data_dir.split(",")[1:]
+    assert len({one for one, _ in identity.further} | {identity.directory_id}) == 3

@@ -304,6 +304,23 @@ def test_the_space_on_the_disk_is_told_once_for_all_replicas_of_a_process() -> N
     assert disk_space(Path()).size_bytes >= disk_space(Path()).free_bytes > 0
 
 
+def test_of_several_directories_each_tells_its_space_or_that_it_is_offline() -> None:
+    class Told(World):
+        def set(self, metric: Any, value: float, tags: Any) -> None:
+            told[metric.name, tags["directory"]] = value
+
+    told: dict[tuple[str, str], float] = {}
+    config = ReplicaConfig(topic="t", partition=0, broker_id=1, data_dir="d,e")
+    disk = DiskFigures(lambda _path: DiskSpace(3, 9), lambda _dirs: {Path("e"): "as a test"})
+    disk.report(config, Told(), 100.0)
+    assert told == {
+        ("offline_directory", "d"): 0,
+        ("disk_free_bytes", "d"): 3,
+        ("disk_size_bytes", "d"): 9,
+        ("offline_directory", "e"): 1,
+    }
+
+
 def test_ends_of_transactions_are_timed_by_step() -> None:
     durations = EndDurations()
     began_s = monotonic_s()

@@ -16,6 +16,7 @@ import pytest
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.cli import main as cli
 from oncelog.api.session import connection
+from oncelog.storage.exceptions import InvalidSettingError
 
 FAKE_HEAD = """
 import argparse, os, pathlib, signal, socket, sys
@@ -24,7 +25,7 @@ parser = argparse.ArgumentParser()
 for name in ("--data-dir", "--num-cpus", "--dashboard-port", "--config"):
     parser.add_argument(name)
 args = parser.parse_args()
-path, mode = pathlib.Path(args.data_dir), os.environ["FAKE_HEAD_MODE"]
+path, mode = pathlib.Path(args.data_dir.split(",")[0]), os.environ["FAKE_HEAD_MODE"]
 if mode == "failing":
     sys.exit("Traceback\\n  some line\\noncelog: Ray could not be started — free some memory")
 if mode == "silent":
@@ -79,6 +80,41 @@ def test_start_leaves_a_process_of_its_own_session_behind(head, capsys):
         "log": str(head / "oncelog.log"),
     }
     assert os.getsid(word.process_id) == word.process_id
+
+
+def test_several_directories_are_told_to_the_process_and_the_first_is_its_own(head, capsys):
+    both = f"{head},{head.parent / 'more'}"
+    assert run("start", both) == 0
+    word = connection.read_discovery(head)
+    command = Path(f"/proc/{word.process_id}/cmdline").read_bytes().split(b"\0")
+    assert command[command.index(b"--data-dir") + 1] == both.encode()
+    assert run("stop", both) == 0
+    assert connection.read_discovery(head) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ("{head}", "twice"),
+        ("{head}/../data", "twice"),
+        ("", "give 1 to 64 directories"),
+        (",".join(f"/d{number}" for number in range(64)), "give 1 to 64 directories"),
+    ],
+)
+def test_directories_that_cannot_be_told_apart_are_refused(head, capsys, others, told):
+    assert run("start", f"{head},{others.format(head=head)}") == 1
+    assert told in capsys.readouterr().err
+    assert not head.exists()
+
+
+def test_a_sequence_names_several_directories_and_a_comma_is_in_none(tmp_path):
+    named = connection.directory_paths([tmp_path / "a", str(tmp_path / "b")])
+    assert named == connection.directory_paths(f"{tmp_path}/a,{tmp_path}/b")
+    for wrong in (tmp_path / "a,b", [str(tmp_path / "a,b")]):
+        with pytest.raises(InvalidSettingError, match="has a comma"):
+            connection.directory_paths(wrong)
+    with pytest.raises(InvalidSettingError, match="give 1 to 64"):
+        connection.directory_paths([])
 
 
 def test_a_second_start_on_the_directory_finds_the_first(head, capsys):

@@ -1,0 +1,332 @@
+"""The further data directories of a broker, and in which of all of them a replica is.
+
+The broker's own directory, the first, has the list of the others (``further`` in its
+``meta.properties``) and says which replicas are in them, a small file each; a replica without one
+is in the own directory. ``join_further`` keeps the list, whenever the broker starts. A replica that
+starts only reads it, and decides where it is alone, under one lock of the broker (``place``).
+
+The rules are in ``protocol/partition/log_directory``. With one directory there is no list, no lock
+and no file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from oncelog.actors.config import ReplicaConfig, data_directories
+from oncelog.actors.protocol.partition.log_directory import (
+    Assignment,
+    LogDirectory,
+    NoDirectory,
+    choose_directory,
+)
+from oncelog.actors.replica.data_directory import (
+    IDENTITY_FILE,
+    METADATA_LOG,
+    DirectoryIdentity,
+    MissingLogError,
+    read_identity,
+    refuse_remains,
+    write_identity,
+)
+from oncelog.storage.disk.file_system import FileSystem, Lock
+from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.log.checkpoint import LOCK_FILE
+from oncelog.storage.log.topic_id_file import read_topic_id
+
+_logger = logging.getLogger(__name__)
+
+ASSIGNED_DIRECTORY: Final = "assigned"
+"""Of the broker's own directory: a file for each replica that is in a further one."""
+
+ASSIGNING_LOCK_FILE: Final = ".assigning.lock"
+"""Held by the one replica of the broker that decides where it is."""
+
+DIRECTORY_ID_BYTES: Final = 16
+
+_VERSION: Final = "0"
+
+OWN: Final = ""
+"""The own directory, among the ids of directories: what is in it is assigned nowhere else."""
+
+
+def join_further(
+    filesystem: FileSystem, data_dir: str, *, new_directory_id: Callable[[], str]
+) -> None:
+    """Take the further directories of ``data_dir`` for the broker whose own is the first.
+
+    A new one gets an identity, and so does an empty one where another was: its disk has been
+    replaced. One that was in use and is not to be had now stays on the list, and one that is no
+    longer named as long as replicas are in it. Durable on return. CorruptDataError for one that is
+    another broker's, named twice, or has logs of nobody; OSError for a new one that cannot be used.
+    """
+    own, *others = data_directories(data_dir)
+    identity = read_identity(filesystem, own)
+    if identity is None or not (others or identity.further):
+        return
+    lock = filesystem.lock(own / LOCK_FILE)
+    try:
+        before = {path: one for one, path in identity.further}
+        now: dict[str, str] = {}
+        for path in others:
+            one = _joined(
+                filesystem,
+                path,
+                identity,
+                known_id=before.get(str(path)),
+                new_directory_id=new_directory_id,
+            )
+            if one in now:
+                raise CorruptDataError(
+                    f"data_dir={data_dir!r}: {now[one]} and {path} are one directory; name it once"
+                )
+            now[one] = str(path)
+        left_out = {
+            one: path for path, one in before.items() if one not in now and path not in now.values()
+        }
+        if left_out:
+            used = {found.directory_id for found in _assignments(filesystem, own)}
+            now |= {one: path for one, path in left_out.items() if one in used}
+        if tuple(now.items()) != identity.further:
+            write_identity(filesystem, own, replace(identity, further=tuple(now.items())))
+    finally:
+        lock.release()
+
+
+def _joined(
+    filesystem: FileSystem,
+    path: Path,
+    own: DirectoryIdentity,
+    *,
+    known_id: str | None,
+    new_directory_id: Callable[[], str],
+) -> str:
+    """The id of a further directory; ``known_id``, of the one that was there, if it is away."""
+    try:
+        found = read_identity(filesystem, path)
+        if found is None and known_id is not None and not filesystem.exists(path):
+            raise FileNotFoundError(f"{path} is not there")
+        if found is None:
+            refuse_remains(filesystem, path)
+            filesystem.make_directory(path)
+            found = DirectoryIdentity(
+                cluster_id=own.cluster_id,
+                broker_id=own.broker_id,
+                directory_id=new_directory_id(),
+                is_further=True,
+            )
+            write_identity(filesystem, path, found)
+            if known_id is not None:
+                _logger.warning("%s is empty: its disk was replaced, for all we know", path)
+    except (OSError, CorruptDataError) as error:
+        if known_id is None:
+            raise
+        _logger.error("%s is away: %s", path, error)
+        return known_id
+    refused = _refused(path, found, own)
+    if refused:
+        raise CorruptDataError(refused)
+    return found.directory_id
+
+
+def _refused(path: Path, found: DirectoryIdentity, own: DirectoryIdentity) -> str:
+    """Why a directory is no further one of the broker; "" if it is."""
+    if not found.is_further:
+        return (
+            f"{path} is the own data directory of broker {found.broker_id}, or the same as the "
+            "first: a further one is empty when it is named for the first time"
+        )
+    if (found.cluster_id, found.broker_id) != (own.cluster_id, own.broker_id):
+        return (
+            f"{path} is that of cluster {found.cluster_id}, broker {found.broker_id}, not of "
+            f"cluster {own.cluster_id}, broker {own.broker_id}: give another directory"
+        )
+    return ""
+
+
+def offline_directories(filesystem: FileSystem, data_dir: str) -> dict[Path, str]:
+    """The directories of ``data_dir`` that cannot be used now, and why."""
+    own, *others = data_directories(data_dir)
+    try:
+        identity = read_identity(filesystem, own)
+        if identity is None:
+            return {own: f"it has no {IDENTITY_FILE}"}
+    except (OSError, CorruptDataError) as error:
+        return {own: str(error)}
+    _, away = _look(filesystem, others, identity)
+    return {Path(path): why for path, why in away.values()}
+
+
+def _look(
+    filesystem: FileSystem, others: Sequence[Path], own: DirectoryIdentity
+) -> tuple[dict[str, Path], dict[str, tuple[str, str]]]:
+    """The further directories that are there, by id; of those away (path, why)."""
+    there: dict[str, Path] = {}
+    problems: dict[str, str] = {}
+    known = dict(own.further)
+    for path in others:
+        try:
+            found = read_identity(filesystem, path)
+            problem = f"it has no {IDENTITY_FILE}" if found is None else _refused(path, found, own)
+        except (OSError, CorruptDataError) as error:
+            found, problem = None, str(error)
+        if found is not None and not problem and found.directory_id in known:
+            there[found.directory_id] = path
+        else:
+            problems[str(path)] = problem or f"it has another id ({found and found.directory_id})"
+    away = {
+        one: (path, problems.get(path, "data_dir does not name it any more"))
+        for one, path in known.items()
+        if one not in there
+    }
+    return there, away
+
+
+class LogDirectories:
+    """Where one replica is, among the data directories of its broker."""
+
+    def __init__(self, config: ReplicaConfig, filesystem: FileSystem) -> None:
+        self._config = config
+        self._filesystem = filesystem
+        self._own, *self._others = data_directories(config.data_dir)
+        self._name = config.directory_name
+        self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
+
+    def are_several(self) -> bool:
+        """Whether the replica may be elsewhere than in the own directory. OSError."""
+        if self._name == METADATA_LOG or not self._config.cluster_id:
+            return False
+        return bool(self._others) or bool(self._identity().further)
+
+    def lock(self) -> Lock:
+        """Decide alone. DirectoryLockedError while another does; OSError."""
+        return self._filesystem.lock(self._own / ASSIGNING_LOCK_FILE)
+
+    def place(self, topic_id: str, *, is_in_sync: bool) -> Path:
+        """The replica's directory, which need not exist; ``lock`` is held.
+
+        What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
+        says where it is, or whose the files there are, cannot be read.
+        """
+        there, away = _look(self._filesystem, self._others, self._identity())
+        assigned = read_assignment(self._filesystem, self._assignment_file)
+        paths = {OWN: self._own, **there}
+        chosen = choose_directory(
+            list(self._seen(paths, away, assigned)),
+            away.keys(),
+            assigned,
+            topic_id=topic_id,
+            is_in_sync=is_in_sync,
+        )
+        if isinstance(chosen, NoDirectory):
+            raise MissingLogError(self._told(chosen, assigned, away))
+        self._assign(chosen.directory_id, topic_id, assigned)
+        return paths[chosen.directory_id] / self._name
+
+    def forget(self, path: Path) -> None:
+        """The files of the replica in ``path`` were removed for good, durably. OSError."""
+        if path.parent != self._own:
+            self._assign(OWN, "", read_assignment(self._filesystem, self._assignment_file))
+
+    def _identity(self) -> DirectoryIdentity:
+        identity = read_identity(self._filesystem, self._own)
+        if identity is None:
+            raise MissingLogError(f"{self._own} has no {IDENTITY_FILE}")
+        return identity
+
+    def _seen(
+        self,
+        paths: Mapping[str, Path],
+        away: dict[str, tuple[str, str]],
+        assigned: Assignment | None,
+    ) -> Iterator[LogDirectory]:
+        """The directories that can be read; the others are put among those ``away``."""
+        for one, path in paths.items():
+            try:
+                yield LogDirectory(
+                    directory_id=one,
+                    topic_id=read_topic_id(self._filesystem, path / self._name),
+                    replica_count=sum(map(_is_replica, self._filesystem.list_directory(path))),
+                )
+            except OSError as error:
+                if one == OWN or (assigned is not None and assigned.directory_id == one):
+                    raise
+                away[one] = (str(path), str(error))
+
+    def _told(
+        self,
+        why: NoDirectory,
+        assigned: Assignment | None,
+        away: Mapping[str, tuple[str, str]],
+    ) -> str:
+        if assigned is not None and why is NoDirectory.AWAY:
+            path, problem = away[assigned.directory_id]
+            return (
+                f"the log {self._name} is in {path}, which cannot be used ({problem}): mount its "
+                "disk and name it in data_dir, or, if that is lost, an empty one, and restart"
+            )
+        if assigned is not None:
+            return (
+                f"the log {self._name} is missing: it is on the disk with the directory.id "
+                f"{assigned.directory_id}, and has no copy in sync elsewhere. Mount that disk again"
+            )
+        return (
+            f"the log is missing: no directory of {self._config.data_dir} has {self._name}, and "
+            "there was one. Mount its disk or put its files back"
+        )
+
+    def _assign(self, directory_id: str, topic_id: str, assigned: Assignment | None) -> None:
+        wanted = Assignment(directory_id=directory_id, topic_id=topic_id)
+        directory = self._assignment_file.parent
+        if directory_id != OWN and assigned != wanted:
+            self._filesystem.make_directory(directory)
+            self._filesystem.write_atomically(self._assignment_file, encode_assignment(wanted))
+        elif directory_id == OWN and assigned is not None:
+            self._filesystem.remove(self._assignment_file)
+            self._filesystem.sync_directory(directory)
+
+
+def _is_replica(name: str) -> bool:
+    """Whether that is what the directory of a replica is called."""
+    return name != METADATA_LOG and name.rpartition("-")[2].isdecimal() and "-" in name
+
+
+def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:
+    """What a file says of where its replica is; ``None`` without one. OSError, CorruptDataError."""
+    try:
+        lines = filesystem.read_whole(path).decode("ascii").splitlines()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{path} is unreadable: {error}") from None
+    fields = dict(line.partition("=")[::2] for line in lines)
+    if fields.get("version") != _VERSION or not fields.get("directory.id"):
+        raise CorruptDataError(f"{path} does not say where the log is: put it back, or remove it")
+    return Assignment(directory_id=fields["directory.id"], topic_id=fields.get("topic.id", ""))
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """The bytes of such a file."""
+    lines = (
+        f"version={_VERSION}",
+        f"directory.id={assignment.directory_id}",
+        f"topic.id={assignment.topic_id}",
+    )
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _assignments(filesystem: FileSystem, own: Path) -> Iterator[Assignment]:
+    """Of all replicas that are in further directories; one that is unreadable counts for none."""
+    directory = own / ASSIGNED_DIRECTORY
+    for name in filesystem.list_directory(directory):
+        try:
+            found = read_assignment(filesystem, directory / name)
+        except CorruptDataError as error:
+            _logger.error("%s", error)
+        else:
+            if found is not None:
+                yield found
