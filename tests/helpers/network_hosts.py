@@ -124,6 +124,7 @@ class Host:
             "HOME": str(self.home),
             "PATH": path,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         self.environment = dict(self._usual)
