@@ -78,6 +78,7 @@ def init(
     address: str | None = None,
     num_cpus: int | None = None,
     dashboard_port: int | None = None,
+    cluster_id: str | None = None,
     **settings: Unpack[ClusterOptions],
 ) -> Cluster:
     """Start Ray and the log on ``data_dir`` if they are not up, and connect to them.
@@ -86,14 +87,16 @@ def init(
     the one that runs on ``data_dir`` already; else starts a local one that ends with this process
     (its data stays). Of several directories, a sequence or a text with commas, the first is the
     broker's own, and each broker has replicas in all. ``settings`` are those of ``ClusterConfig``.
-    Raises ``InvalidSettingError`` for an impossible directory or setting, ``ConnectionFailedError``
-    when the cluster has another data directory or cannot be started. On a cluster that runs,
-    settings that differ from its own are refused by ``InvalidSettingError``; those that are not
-    given are not asked about.
+    With a ``cluster_id`` that cluster is started, once enough nodes that have its data are there,
+    and none is founded. Raises ``InvalidSettingError`` for an impossible directory or setting,
+    ``ConnectionFailedError`` when the cluster has another id or data directory or cannot be
+    started. On a cluster that runs, settings that differ from its own are refused by
+    ``InvalidSettingError``; those that are not given are not asked about.
     """
     paths = connection.directory_paths(data_dir)
     path = paths[0]
     config = connection.check_cluster_settings(settings)
+    connection.check_cluster_id(cluster_id)
     running = connection.read_discovery(path)
     # For a record left by this process ask Ray: it may have been shut down since.
     if address is None and running is not None and running.process_id != os.getpid():
@@ -109,10 +112,11 @@ def init(
         connection.check_joined(num_cpus=num_cpus, dashboard_port=dashboard_port)
     is_launcher = not connection.is_log_started()
     if is_launcher:
-        connection.start_log(paths, config, is_ours=is_starter)
+        connection.start_log(paths, config, is_ours=is_starter, cluster_id=cluster_id)
     cluster = Cluster()
     try:
         cluster.expect_data_dir(paths)
+        cluster.expect_cluster(cluster_id)
         cluster.expect_settings(settings)
     except BaseException:
         # A log with the wrong settings must not stay in the way of the right one.
@@ -226,6 +230,14 @@ class Cluster(ProcessBound):
                 f"a cluster with data_dir={connection.data_dir_text(self.data_dirs)!r} runs here "
                 f"already, so data_dir={connection.data_dir_text(paths)!r} cannot be started: use "
                 "the same directory, or stop the running cluster first"
+            )
+
+    def expect_cluster(self, cluster_id: str | None) -> None:
+        """Refuse to continue when this is another cluster; ``None`` expects none."""
+        if cluster_id not in {None, self.cluster_id}:
+            raise ConnectionFailedError(
+                f"cluster {self.cluster_id} runs here already, not cluster_id={cluster_id!r}: stop "
+                "it first, or give its id"
             )
 
     def expect_settings(self, settings: Mapping[str, Any]) -> None:

@@ -38,6 +38,11 @@ _logger = logging.getLogger(__name__)
 LOOK_TIMEOUT_S: Final = 30.0
 """How long nodes may take to say what is in their data directory."""
 
+GATHER_ATTEMPTS: Final = 180
+GATHER_RETRY_S: Final = 1.0
+"""How often, and how long, nodes that have to be there are looked for: those of workers start
+after the head's."""
+
 LOCK_ATTEMPTS: Final = 100
 LOCK_RETRY_S: Final = 0.05
 
@@ -104,11 +109,45 @@ def is_lost(home: Home) -> bool:
     return is_away(home) and len(living) < majority_of(VOTERS_MAX)
 
 
-def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
+class VotersAwayError(ConnectionFailedError):
+    """Fewer copies of the metadata log are there than it takes to start it."""
+
+
+def wait_for_home(data_dir: str, known: Home | None, *, cluster_id: str | None) -> Home:
+    """``find_home``, once a majority of the voters is there, if there are several.
+
+    With a ``cluster_id`` also once nodes that have its data are. Raises what stands in the way
+    after ``GATHER_ATTEMPTS``.
+    """
+    passing = VotersAwayError if cluster_id is None else ConnectionFailedError
+    for _ in range(GATHER_ATTEMPTS):
+        try:
+            return _with_majority(data_dir, known, cluster_id)
+        except passing:
+            threading.Event().wait(GATHER_RETRY_S)
+    return _with_majority(data_dir, known, cluster_id)
+
+
+def _with_majority(data_dir: str, known: Home | None, cluster_id: str | None) -> Home:
+    found = find_home(data_dir, known, is_ours=False, cluster_id=cluster_id)
+    needed = majority_of(VOTERS_MAX)
+    if found.voters and len(found.voters) < needed:
+        raise VotersAwayError(
+            f"of cluster {found.cluster_id} only broker {found.voters[0]} is there with a copy of "
+            f"the metadata log, and it takes {needed}: start Ray on the others' nodes, with their "
+            "disks, and try again"
+        )
+    return found
+
+
+def find_home(
+    data_dir: str, known: Home | None, *, is_ours: bool, cluster_id: str | None = None
+) -> Home:
     """The node to start the log on, its directory prepared: for a new cluster if there is none.
 
     ``known`` is where the log was before; only for another ``data_dir`` that does not matter.
     ``is_ours``: this program has started Ray, so its one node sees the files that we see.
+    ``cluster_id``: the cluster that there has to be; then none is founded.
     ConnectionFailedError when the data should be there and is not, or is in several places.
     InvalidSettingError for a directory that cannot be used.
     """
@@ -116,13 +155,16 @@ def find_home(data_dir: str, known: Home | None, *, is_ours: bool) -> Home:
     mine = ray.get_runtime_context().get_node_id()
     looks = [_look_of(nodes[0], _look_here(data_dir))] if is_ours else look_at(nodes, data_dir)
     is_known = known is not None and own_directory(known.data_dir) == own_directory(data_dir)
-    expected = known.cluster_id if known is not None and is_known else None
+    was_here = known.cluster_id if known is not None and is_known else None
+    expected = cluster_id or was_here
     node = choose_node(looks, data_dir, mine=mine, expected=expected)
     voters = voters_among(looks, node)
     if node is None:
         raise ConnectionFailedError(
-            f"this is {known}. No node has it there now: start Ray on that node, with its disk, "
-            "and try again; or give another --data-dir to found a new cluster without that data"
+            f"no node has the data of cluster {expected} in {data_dir} now"
+            f"{f' (this is {known})' if known is not None else ''}: start Ray on the nodes that "
+            "have it, with their disks, and try again; or give another --data-dir to found a new "
+            "cluster without that data"
         )
     broker_id = (broker_of(node) if voters else None) or LOCAL_BROKER_ID
     arguments = (data_dir, secrets.token_hex(16), broker_id)

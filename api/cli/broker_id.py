@@ -47,26 +47,17 @@ def broker_id(args: argparse.Namespace) -> int:
 
 
 def number_of(filesystem: FileSystem, directory: Path, head: str | None) -> int:
-    """The number that ``directory`` has or, durably, gets; 1 is that of the host ``head``."""
+    """The number that ``directory`` has or, durably, gets; the host ``head`` gets 1."""
     kept = _kept(filesystem, directory)
-    if head is None:
-        if kept is None:
+    if kept is None:
+        if head is None:
             raise CliError(
                 f"{directory} has no broker's number yet", "give --head HOST to have one chosen"
             )
-        return kept
-    own, first = addresses(head)
-    is_head = own == first
-    if kept is None:
-        kept = LOCAL_BROKER_ID if is_head else derived(own, first, directory)
+        own, first = addresses(head)
+        kept = LOCAL_BROKER_ID if own == first else derived(own, first, directory)
         filesystem.make_directory(directory)
         filesystem.write_atomically(directory / NUMBER_FILE, b"%d\n" % kept)
-    elif is_head != (kept == LOCAL_BROKER_ID):
-        raise CliError(
-            f"{directory} is that of broker {kept}, and broker {LOCAL_BROKER_ID} belongs on the "
-            f"head and nowhere else: this host is {own}, the head {first}",
-            f"make the host that has the disk of broker {LOCAL_BROKER_ID} the head",
-        )
     return kept
 
 

@@ -55,6 +55,8 @@ def start(args: argparse.Namespace) -> int:
             )
         return _start_on(args, settings)
     data_dirs = data_dirs_of(args)
+    if args.cluster_id is not None:
+        raise UsageError("--cluster-id belongs to the log of a Ray cluster", "give its --address")
     path = connection.check_data_dir(data_dir_of(args))
     running = running_on(path)
     if running is not None:
@@ -108,7 +110,9 @@ def _start_on(args: argparse.Namespace, settings: dict[str, Any]) -> int:
     quiet_libraries()
     from oncelog.api import client
 
-    cluster = client.init(data_dirs_of(args), address=found.address, **settings)
+    cluster = client.init(
+        data_dirs_of(args), address=found.address, cluster_id=args.cluster_id, **settings
+    )
     say(f"serving {connection.data_dir_text(cluster.data_dirs)}")
     say(f"cluster    {cluster.cluster_id}")
     say(f"address    {cluster.address}")

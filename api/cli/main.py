@@ -129,6 +129,11 @@ def _add_cluster_commands(commands: Commands) -> None:
         metavar="PORT",
         help="port of the Ray dashboard (default: 8265, or the next free one)",
     )
+    start.add_argument(
+        "--cluster-id",
+        metavar="ID",
+        help="with --address: start this cluster, once nodes with its data are there; found none",
+    )
     add_repeated(start, "--config", "NAME=VALUE", "a setting of the cluster")
     stop = add_command(
         commands, "stop", "Stop the cluster cleanly; its data stays.", cli_cluster.stop
@@ -313,7 +318,7 @@ def _add_broker_id(commands: Commands) -> None:
     number.add_argument(
         "--head",
         metavar="HOST",
-        help="the first host of the cluster, which is broker 1; needed to choose a number",
+        help="the head of the cluster, which gets 1; needed to choose a number",
     )
 
 

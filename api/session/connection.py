@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -341,6 +342,15 @@ def has_controller() -> bool:
     return True
 
 
+def check_cluster_id(cluster_id: str | None) -> None:
+    """Refuse what is no cluster's id."""
+    if cluster_id is not None and re.fullmatch("[0-9a-f]{32}", cluster_id) is None:
+        raise InvalidSettingError(
+            f"cluster_id={cluster_id!r} is not the id of a cluster: it has 32 hexadecimal digits, "
+            "and `oncelog status` and meta.properties in each data directory say it"
+        )
+
+
 def check_cluster_settings(settings: Mapping[str, Any]) -> ClusterConfig:
     """Build the cluster's settings; ``InvalidSettingError`` names what is wrong with one."""
     return build_settings(ClusterConfig, settings)
@@ -370,18 +380,25 @@ def where_log_was() -> str:
     return f"{known}; that node {state}"
 
 
-def start_log(data_dirs: Sequence[Path], config: ClusterConfig, *, is_ours: bool) -> None:
+def start_log(
+    data_dirs: Sequence[Path], config: ClusterConfig, *, is_ours: bool, cluster_id: str | None
+) -> None:
     """Start the controller where the data is; it starts every other actor of the log.
 
     Remaining actors of a log whose node is down are ended first: they would wait forever.
-    ``is_ours``: this process has started Ray. Raises ``ConnectionFailedError`` and
-    ``InvalidSettingError`` as ``find_home`` does.
+    ``is_ours``: this process has started Ray; if not, a majority of the voters is waited for, and
+    nodes with the data of the cluster that has to be there, as ``cluster_id`` says. Raises
+    ``ConnectionFailedError`` and ``InvalidSettingError`` as ``find_home`` does.
     """
     from oncelog.actors.launch import home
     from oncelog.actors.launch.controller_process import launch_controller
 
     known = home.read_home()
-    found = home.find_home(data_dir_text(data_dirs), known, is_ours=is_ours)
+    data_dir = data_dir_text(data_dirs)
+    if is_ours:
+        found = home.find_home(data_dir, known, is_ours=True, cluster_id=cluster_id)
+    else:
+        found = home.wait_for_home(data_dir, known, cluster_id=cluster_id)
     if known not in {None, found}:
         end_log()
     home.write_home(found)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -17,6 +19,7 @@ from network_hosts import COMMAND_S, DISK, Host, Network, wait_for
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = ROOT / "tests" / "hosts"
 UP_S: Final = 240.0
+STATUS_S: Final = 60.0
 JOINED_S: Final = 180.0
 """Ray's autoscaler takes half a minute to miss a node, and tries again as often."""
 
@@ -32,14 +35,50 @@ def log_on(host: Host, name: str) -> bytes:
     return b"".join(file.read_bytes() for file in sorted(directory.glob("*.log")))
 
 
-class HostsCluster:
-    """Hosts of a network, the first of which is the head; ``up`` and ``down`` are Ray's."""
+class Commands:
+    """``oncelog`` commands on a host, by one program there that stays connected."""
 
-    def __init__(self, network: Network, *, workers: int) -> None:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def run(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
+        """Exit status, output and errors; OSError if the program ends, or does not answer."""
+        program = self._program
+        if program is None or program.poll() is not None:
+            command = [sys.executable, str(PROGRAMS / "commands.py")]
+            program = self._host.begin(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._program = program
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(json.dumps(arguments).encode() + b"\n")
+        program.stdin.flush()
+        is_answered = select.select([program.stdout], [], [], timeout_s)[0]
+        line = program.stdout.readline() if is_answered else b""
+        if not line:
+            program.stdin.close()
+            program.kill()
+            self._program = None
+            raise OSError(f"{self._host.name}: oncelog {shlex.join(arguments)}: no answer")
+        status, output, errors = json.loads(line)
+        return status, output, errors
+
+
+class HostsCluster:
+    """Hosts of a network, the first of which is the head; ``up`` and ``down`` are Ray's.
+
+    Ray's dashboard is a dozen processes, on which only `ray job` depends.
+    """
+
+    def __init__(self, network: Network, *, workers: int, has_dashboard: bool) -> None:
         self.network = network
+        self._has_dashboard = has_dashboard
         network.desk.start()
         self.head = network.add("head")
         self.workers: list[Host] = []
+        self._commands: dict[str, Commands] = {}
+        self.cluster_id = ""
+        """What the cluster's file says that must not be founded anew."""
         self.head.start()
         for _ in range(workers):
             self.add_worker()
@@ -56,6 +95,12 @@ class HostsCluster:
         host.start()
         self.workers.append(host)
         return host
+
+    def replace_head(self) -> Host:
+        """A new host that the cluster's file names as the head from the next ``up`` on."""
+        self.head = self.network.add(f"{self.head.name}-2")
+        self.head.start()
+        return self.head
 
     def next_version(self) -> str:
         """Put a wheel of a later version where the cluster's file expects one; its version."""
@@ -91,6 +136,9 @@ class HostsCluster:
     def fill_in(self) -> None:
         """The shipped file with what its comments ask for."""
         shipped = (ROOT / "cluster.yaml").read_text(encoding="utf-8")
+        shipped = shipped.replace('CLUSTER_ID=""', f'CLUSTER_ID="{self.cluster_id}"')
+        if not self._has_dashboard:
+            shipped = shipped.replace("ray start --head", "ray start --head --include-dashboard=0")
         config = yaml.safe_load(shipped.replace("/data/oncelog", f"{DISK}/oncelog"))
         config["provider"]["head_ip"] = self.head.address
         config["provider"]["worker_ips"] = [host.address for host in self.workers]
@@ -105,25 +153,36 @@ class HostsCluster:
     def down(self) -> str:
         return self.network.desk.run("ray", "down", "-y", str(self.file), timeout_s=UP_S)
 
-    def oncelog(self, *arguments: str, at: Host | None = None) -> str:
-        return (at or self.head).run("oncelog", *arguments, "--address=auto")
+    def oncelog(self, *arguments: str) -> str:
+        """What a command prints on the head; OSError if it fails."""
+        status, output, errors = self._command(*arguments)
+        if status:
+            raise OSError(f"oncelog {shlex.join(arguments)}: {status}\n{output}\n{errors}")
+        return output
+
+    def _command(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
+        commands = self._commands.setdefault(self.head.name, Commands(self.head))
+        return commands.run(*arguments, "--address=auto", timeout_s=timeout_s)
 
     def status(self) -> dict[str, Any]:
         """What ``oncelog status`` says on the head; empty while it cannot tell."""
         try:
-            said = self.head.run(
-                "oncelog", "status", "--json", "--address=auto", statuses=(0, 1), timeout_s=60
-            )
-        except subprocess.TimeoutExpired:
+            status, said, errors = self._command("status", "--json", timeout_s=STATUS_S)
+        except OSError:
+            return {}
+        if not said:
             return {}
         try:
-            return dict(json.loads(said)) if said else {}
+            return dict(json.loads(said))
         except ValueError:
-            raise AssertionError(f"`oncelog status --json` printed {said!r}") from None
+            raise AssertionError(f"`oncelog status --json`: {status}, {said!r} {errors}") from None
 
     def brokers(self) -> dict[str, str]:
         """What each host's broker is said to be, by the host's name."""
-        states = {one["broker_id"]: one["state"] for one in self.status().get("brokers", [])}
+        return self._states(self.status())
+
+    def _states(self, status: dict[str, Any]) -> dict[str, str]:
+        states = {one["broker_id"]: one["state"] for one in status.get("brokers", [])}
         return {host.name: states.get(self.number_of(host), "") for host in self.hosts()}
 
     def hosts(self) -> list[Host]:
@@ -138,11 +197,12 @@ class HostsCluster:
         return int(fields["broker.id"])
 
     def wait_until_all_serve(self) -> None:
-        wait_for(
-            lambda: set(self.brokers().values()) == {"alive"} and self.status()["serving"],
-            "all brokers alive and every partition serving",
-            JOINED_S,
-        )
+        def serve() -> bool:
+            status = self.status()
+            are_alive = set(self._states(status).values()) == {"alive"}
+            return are_alive and bool(status["serving"])
+
+        wait_for(serve, "all brokers alive and every partition serving", JOINED_S)
 
     def wait_until_gone(self, host: Host) -> None:
         marks = ("gone", "fenced")
@@ -194,13 +254,17 @@ class HostsCluster:
             str(ledger(at, topic, name)),
         ]
 
-    def check(self, at: Host, topic: str) -> int:
-        """How many committed records of a topic a program reads; AssertionError if not those.
+    def check(self, at: Host, *topics: str) -> int:
+        """How many committed records of topics a program reads; AssertionError if not those.
 
         What the ledgers call committed is there once in each of its partitions, what they call
         aborted nowhere, and what nobody knows in all of its partitions or in none.
         """
-        found = Counter(self.read(at, topic))
+        said = json.loads(at.run(sys.executable, str(PROGRAMS / "reader.py"), *topics))
+        return sum(self._compare(topic, records) for topic, records in said.items())
+
+    def _compare(self, topic: str, records: list[tuple[int, str]]) -> int:
+        found = Counter((partition, value) for partition, value in records)
         doubled = [record for record, count in found.items() if count > 1]
         assert not doubled, f"read twice: {doubled[:10]}"
         outcomes: dict[str, tuple[str, str]] = {}
@@ -218,8 +282,3 @@ class HostsCluster:
             got = sorted(read_of.get(value, []))
             assert got in allowed, f"{value}: {outcome}, and read from {got} of {whole}"
         return len(found)
-
-    def read(self, at: Host, topic: str) -> list[tuple[int, str]]:
-        """Partition and value of everything committed, as a program on a host reads it."""
-        said = at.run(sys.executable, str(PROGRAMS / "reader.py"), topic)
-        return [(partition, value) for partition, value in json.loads(said)]

@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ NETWORK: Final = "10.0.0"
 DESK: Final = "desk"
 SSHD: Final = "/usr/sbin/sshd"
 START_S: Final = 30.0
+LOOK_S: Final = 0.1
 COMMAND_S: Final = 180.0
 NEEDED: Final = {
     "ip": "iproute2",
@@ -92,11 +94,17 @@ def missing() -> str:
     return ""
 
 
+def fake_clock() -> Path | None:
+    """The library that shifts a program's wall clock, which Debian's libfaketime has."""
+    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
 def wait_for(is_true: Callable[[], bool], what: str, within_s: float = COMMAND_S) -> None:
     deadline = time.monotonic() + within_s
     while not is_true():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {within_s:.0f} s")
+        threading.Event().wait(LOOK_S)
 
 
 class Host:
@@ -112,14 +120,14 @@ class Host:
         for directory in (self.disk, self.home / "ray", self.home / "changes"):
             directory.mkdir(parents=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {
+        self._usual = {
             "HOME": str(self.home),
             "PATH": path,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        lines = [f"export {key}={shlex.quote(text)}\n" for key, text in self.environment.items()]
-        (self.home / ".bash_profile").write_text("".join(lines))
+        self.environment = dict(self._usual)
         lines = Path("/etc/passwd").read_text().splitlines()
         others = [line for line in lines if not line.startswith("root:")]
         root = f"root:x:0:0:root:{self.home}:/bin/bash"
@@ -127,8 +135,22 @@ class Host:
         self._holder: subprocess.Popen[bytes] | None = None
         self._first_pid = 0
 
+    def move(self, number: int) -> None:
+        """Give it another address, from its next start on."""
+        self.address = f"{NETWORK}.{number}"
+        self.network.write_names()
+
+    def set_clock(self, shift_s: int) -> None:
+        """Let the wall clock of its programs be wrong by so much, from its next start on."""
+        self.environment = dict(self._usual)
+        if shift_s:
+            shifted = {"LD_PRELOAD": str(fake_clock()), "FAKETIME": f"{shift_s:+d}s"}
+            self.environment |= shifted | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
     def start(self) -> None:
         """Its first process, its cable, its sshd."""
+        lines = [f"export {key}={shlex.quote(text)}\n" for key, text in self.environment.items()]
+        (self.home / ".bash_profile").write_text("".join(lines))
         boot = [BOOT, "sh", self.home, self.network.root, self.name, self.disk, RAY_DIRECTORY]
         boot += [sys.prefix, *self._first_process()]
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid"]
@@ -139,7 +161,7 @@ class Host:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=self.environment,
+            env=self._usual,
             cwd="/",
             start_new_session=True,
         )
@@ -228,14 +250,16 @@ class Host:
             raise OSError(f"{self.name}: {shlex.join(command)}: {done.returncode}\n{said}")
         return done.stdout
 
-    def begin(self, *command: str) -> subprocess.Popen[bytes]:
+    def begin(
+        self, *command: str, stdin: int = subprocess.DEVNULL, stdout: int | None = None
+    ) -> subprocess.Popen[bytes]:
         """A program that runs on while others do; it ends with its host at the latest."""
         entered = ["nsenter", "--target", str(self._first_pid), "--all", f"--wd={self.home}"]
         with (self.home / "programs.log").open("ab") as log:
             program = subprocess.Popen(
                 [*entered, "env", "RAY_AUTH_MODE=token", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdin=stdin,
+                stdout=log if stdout is None else stdout,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
             )
@@ -274,7 +298,7 @@ class Network:
         (root / "authorized_keys").write_text((root / "key.pub").read_text())
         (root / "shadow").write_text("root:*:19000:0:99999:7:::\n")
         (root / "shadow").chmod(0o600)
-        (root / "hosts").write_text("127.0.0.1 localhost\n")
+        (root / "hosts").touch()
         RAY_DIRECTORY.mkdir(exist_ok=True)
         self.desk = Desk(self, DESK, 1)
         self._made.append(self.desk)
@@ -287,9 +311,13 @@ class Network:
             options = ["-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs"]
             subprocess.run(["mount", *options, str(host.disk)], check=True)
             self._small_disks.append(host.disk)
-        with (self.root / "hosts").open("a") as hosts:
-            hosts.write(f"{host.address} {name}\n")
+        self.write_names()
         return host
+
+    def write_names(self) -> None:
+        """Tell all hosts who has which address; in place, as each has the file mounted."""
+        lines = [f"{host.address} {host.name}\n" for host in self._made]
+        (self.root / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
 
     def write_sshd_config(self, host: Host) -> Path:
         path = host.home / "sshd_config"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from hosts_cluster import HostsCluster, ledger
-from network_hosts import Host, Network, missing, wait_for
+from network_hosts import Host, Network, fake_clock, missing, wait_for
 from steady_writer import SteadyWriter
 
 STATUS_SKIPPED: Final = 77
@@ -50,12 +51,11 @@ DOWN_S: Final = 120.0
 """Workers end a minute after they have lost the head."""
 
 AWAY_PAUSE_S: Final = 10.0
-"""Nobody who writes to copies waits longer because a host is away or slow."""
+"""Nobody who writes to copies waits longer because a host is away, slow or full."""
 
 DRAIN_PAUSE_S: Final = 1.0
-FULL_PAUSE_S: Final = 40.0
-"""A follower that cannot write is in sync for ``replica_lag_time_max_ms``, 30 s, and no longer."""
-
+CLOCK_SHIFT_S: Final = 3_600
+FIRST_NEW_ADDRESS: Final = 101
 DELAY_MS: Final = 200
 BURSTS: Final = 20
 SMALL_DISK_BYTES: Final = 48 << 20
@@ -73,13 +73,15 @@ done
 class Trial:
     """One cluster, and the steps it goes through, in order."""
 
-    def __init__(self, network: Network) -> None:
-        self.cluster = HostsCluster(network, workers=2)
+    def __init__(self, network: Network, names: list[str]) -> None:
+        jobs = self.job_writes
+        has_jobs = not names or jobs.__name__ in names
+        self.cluster = HostsCluster(network, workers=2, has_dashboard=has_jobs)
         self.head = self.cluster.head
         self.steps: list[Callable[[], str]] = [
             self.comes_up,
             self.programs_write,
-            self.job_writes,
+            jobs,
             self.cable_is_pulled,
             self.worker_is_killed,
             self.worker_is_slow,
@@ -89,7 +91,11 @@ class Trial:
             self.worker_is_drained,
             self.workers_are_upgraded,
             self.head_is_killed,
+            self.clock_is_wrong,
+            self.wrong_disks_come,
             self.goes_down_and_up,
+            self.all_are_killed_and_move,
+            self.head_is_lost,
         ]
 
     def comes_up(self) -> str:
@@ -192,7 +198,7 @@ class Trial:
         steady.wait_for_more()
         full.run("rm", "/srv/filler")
         assert waiting.wait(timeout=240) == 0, "who wrote to the full host failed"
-        said = self._went_on(steady, pause_s=FULL_PAUSE_S)
+        said = self._went_on(steady)
         cluster.wait_until_all_serve()
         return said
 
@@ -248,13 +254,27 @@ class Trial:
         return f"{version}; {self._went_on(steady)}"
 
     def head_is_killed(self) -> str:
+        """Its Ray remembers all; nodes that have not ended meanwhile go on, with their programs."""
+        cluster = self.cluster
+        steady = SteadyWriter(
+            cluster, cluster.workers[0], "steady-restart", COPIED, range(PARTITIONS)
+        )
         self.head.kill()
+        since = time.monotonic()
         self.head.start()
-        self.cluster.up()
-        return self._back(self._begin_writing("after-head"))
+        cluster.up()
+        up_s = time.monotonic() - since
+        back = self._back(self._begin_writing("after-head"))
+        went_on = "programs on workers had ended, with their nodes"
+        if steady.is_running():
+            went_on = self._went_on(steady, pause_s=math.inf)
+        return f"`ray up` is done {up_s:.0f} s after the power failed; {back}; {went_on}"
 
     def goes_down_and_up(self) -> str:
         cluster = self.cluster
+        cluster.oncelog("stop")
+        self.head.run("sh", "-c", "kill -KILL $(pgrep -x raylet)")
+        assert "but not its head: ray down, then ray up" in self._why_no_up()
         cluster.down()
         left = [host for host in cluster.hosts() if host is not self.head]
         assert not ray_processes(self.head), ray_processes(self.head)
@@ -263,7 +283,114 @@ class Trial:
         cluster.up()
         return self._back(self._begin_writing("after-down"))
 
+    def clock_is_wrong(self) -> str:
+        """A broker's clock is an hour slow: nobody notices."""
+        wrong = self.cluster.workers[0]
+        if fake_clock() is None:
+            return "not tried: it needs the Debian package libfaketime"
+        steady = self._steady("steady-clock")
+        for shift_s in (-CLOCK_SHIFT_S, 0):
+            wrong.kill()
+            wrong.set_clock(shift_s)
+            wrong.start()
+            self.cluster.wait_until_gone(wrong)
+            self.cluster.wait_until_all_serve()
+            now_s = int(wrong.run("date", "+%s"))
+            assert abs(now_s - time.time() - shift_s) < CLOCK_SHIFT_S / 2, "its clock is right"
+            for topic in self._copied():
+                self.cluster.wait_until_in_sync(topic, COPIES)
+            steady.wait_for_more()
+        return f"{CLOCK_SHIFT_S} s slow; {self._went_on(steady)}"
+
+    def wrong_disks_come(self) -> str:
+        """The disk of another cluster, and a second host of one number, take no part."""
+        cluster, wrong = self.cluster, self.cluster.workers[1]
+        steady = self._steady("steady-wrong")
+        identity = wrong.disk / "oncelog" / "log" / "meta.properties"
+        right, own = identity.read_text(), cluster.status()["cluster_id"]
+        wrong.kill()
+        identity.write_text(right.replace(own, own[::-1]))
+        wrong.start()
+        self._wait_for_state(wrong, f"is that of cluster {own[::-1]}")
+        wrong.kill()
+        identity.write_text(right)
+        wrong.start()
+        cluster.wait_until_gone(wrong)
+        cluster.wait_until_all_serve()
+        steady.wait_for_more()
+        double = cluster.add_worker()
+        (double.disk / "oncelog" / "log").mkdir(parents=True)
+        number = cluster.number_of(wrong)
+        (double.disk / "oncelog" / "log" / "broker.id").write_text(f"{number}\n")
+        cluster.up()
+        self._wait_for_state(wrong, f"2 living nodes are labelled broker={number}")
+        cluster.workers.remove(double)
+        double.kill()
+        cluster.wait_until_all_serve()
+        return f"both are refused; {self._went_on(steady)}"
+
+    def all_are_killed_and_move(self) -> str:
+        """Nothing is left but the disks, and every host has another address."""
+        cluster = self.cluster
+        for host in cluster.hosts():
+            host.kill()
+        for place, host in enumerate(cluster.hosts()):
+            host.move(FIRST_NEW_ADDRESS + place)
+            host.start()
+        cluster.up()
+        return self._back(self._begin_writing("after-move"))
+
+    def head_is_lost(self) -> str:
+        """The machine of the head is gone, disk and all; another host becomes it."""
+        cluster, lost = self.cluster, self.head
+        cluster.cluster_id = cluster.status()["cluster_id"]
+        number, other = cluster.number_of(lost), cluster.workers[0]
+        steady = SteadyWriter(cluster, other, "steady-head", COPIED, range(PARTITIONS))
+        lost.kill()
+        died = time.monotonic()
+        shutil.rmtree(lost.disk / "oncelog")
+        for host in cluster.workers:
+            wait_for(lambda host=host: not ray_processes(host), f"the end of {host.name}", DOWN_S)
+        ended_s = time.monotonic() - died
+        steady.ended()
+        went_on_s = max(0.0, steady.commits()[-1] - died)
+        self.head = cluster.replace_head()
+        since = time.monotonic()
+        cluster.up()
+        up_s = time.monotonic() - since
+        # It had the only copies of some partitions; they count on its disk until they are deleted.
+        self._wait_for_state(self.head, SINGLE, number=number)
+        cluster.oncelog("topics", "delete", SINGLE)
+        cluster.wait_until_all_serve()
+        all_s = time.monotonic() - since
+        assert cluster.number_of(self.head) == number
+        again = SteadyWriter(cluster, other, "steady-head", COPIED, range(PARTITIONS))
+        said = self._went_on(again, pause_s=math.inf)
+        return (
+            f"commits for {went_on_s:.1f} s more, workers end in {ended_s:.0f} s, `ray up` takes "
+            f"{up_s:.0f} s, all serve after {all_s:.0f} s; {said}"
+        )
+
     # --- parts of steps -----------------------------------------------------------------------
+
+    def _wait_for_state(self, host: Host, text: str, *, number: int = 0) -> None:
+        """Until the status says that of a host's broker."""
+        wanted = number or self.cluster.number_of(host)
+        wait_for(
+            lambda: any(
+                one["broker_id"] == wanted and text in one["state"]
+                for one in self.cluster.status().get("brokers", [])
+            ),
+            f"{text!r} as the state of broker {wanted}",
+        )
+
+    def _why_no_up(self) -> str:
+        """What `ray up` says that fails."""
+        try:
+            self.cluster.up()
+        except OSError as error:
+            return str(error)
+        raise AssertionError("`ray up` did not fail")
 
     def _begin_writing(self, name: str) -> subprocess.Popen[bytes]:
         """A program that writes to all partitions, once it has committed something."""
@@ -302,15 +429,12 @@ class Trial:
     def _checked(self) -> str:
         """All that is committed is there, for a reader on either host, and on every copy."""
         cluster = self.cluster
-        counts = []
         for topic in self._copied():
             cluster.wait_until_in_sync(topic, COPIES)
             cluster.wait_until_equal(topic)
-        for topic in self._topics():
-            found = {cluster.check(host, topic) for host in cluster.hosts()[:2]}
-            assert len(found) == 1, found
-            counts += found
-        return f"{sum(counts)} records, none lost or doubled"
+        counts = {cluster.check(host, *self._topics()) for host in cluster.hosts()[:2]}
+        assert len(counts) == 1, counts
+        return f"{counts.pop()} records, none lost or doubled"
 
     def _copied(self) -> list[str]:
         return [topic for topic in self._topics() if topic != SINGLE]
@@ -355,7 +479,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Network(root) as network:
-            for step in chosen(Trial(network).steps, args.steps):
+            for step in chosen(Trial(network, args.steps).steps, args.steps):
                 since = time.monotonic()
                 said = step()
                 name = step.__name__.replace("_", " ")

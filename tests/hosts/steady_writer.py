@@ -54,6 +54,14 @@ class SteadyWriter:
         wanted = len(self.commits()) + count
         wait_for(lambda: len(self.commits()) >= wanted, f"{self._name} to commit")
 
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._program.poll() is None
+
+    def ended(self) -> None:
+        """Wait until it has ended without being told to."""
+        self._program.wait(timeout=240)
+
     def stop(self) -> Written:
         """End it, once it has committed some more."""
         self.wait_for_more()

@@ -32,7 +32,7 @@ def test_ray_up_makes_a_cluster_whose_hosts_share_a_transaction(network: Network
     nobody wrote. 3. A program there writes to both, to a copy on each. 4. `ray down`; the head is
     empty.
     """
-    cluster = HostsCluster(network, workers=1)
+    cluster = HostsCluster(network, workers=1, has_dashboard=False)
     (worker,) = cluster.workers
     cluster.up()
     assert "__transaction_state" in cluster.oncelog("topics", "list", "--internal")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.launch.home import Look, choose_node, voters_among
+from oncelog.actors.launch import home
+from oncelog.actors.launch.home import Home, Look, choose_node, voters_among
 from oncelog.actors.pin import BY_ADDRESS, BY_LABEL, BY_NODE_ID, Pin, pin_of
 from oncelog.actors.protocol.cluster.quorum import VoterState
 from oncelog.actors.replica.data_directory import DirectoryIdentity
@@ -121,3 +122,54 @@ def test_copies_of_another_cluster_do_not_vote() -> None:
     looks = [voter(1, 4), voter(2, 9, cluster_id=OTHER)]
     assert chosen(*looks, expected=ONE) == "a"
     assert voters_among(looks, looks[0].node) == [1]
+
+
+@pytest.fixture
+def homes(monkeypatch: pytest.MonkeyPatch) -> list[Home | str]:
+    """What each look at the nodes finds, in order, or why it finds nothing; the last one stays."""
+    found: list[Home | str] = []
+
+    def look_at_nodes(*_of_what: Any, **_options: Any) -> Home:
+        now = found.pop(0) if len(found) > 1 else found[0]
+        if isinstance(now, str):
+            raise ConnectionFailedError(now)
+        return now
+
+    monkeypatch.setattr(home, "find_home", look_at_nodes)
+    monkeypatch.setattr(home, "GATHER_ATTEMPTS", 2)
+    monkeypatch.setattr(home, "GATHER_RETRY_S", 0)
+    return found
+
+
+def home_of(*voters: int) -> Home:
+    return Home(
+        cluster_id=ONE, broker_id=2, data_dir="/data", pin=Pin(BY_LABEL, "2"), voters=voters
+    )
+
+
+@pytest.mark.parametrize("cluster_id", [ONE, None])
+def test_a_log_is_started_when_two_of_its_voters_are_there(
+    homes: list[Home | str], cluster_id: str | None
+) -> None:
+    homes += [home_of(2), home_of(2, 3)]
+    assert home.wait_for_home("/data", None, cluster_id=cluster_id).voters == (2, 3)
+
+
+def test_a_cluster_that_has_to_be_there_is_waited_for(homes: list[Home | str]) -> None:
+    homes += ["no node has it", home_of()]
+    assert home.wait_for_home("/data", None, cluster_id=ONE) == home_of()
+    homes[:] = ["no node has it", home_of()]
+    with pytest.raises(ConnectionFailedError, match="no node has it"):
+        home.wait_for_home("/data", None, cluster_id=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [(home_of(2), "only broker 2 is there .* it takes 2"), ("no node has it", "no node has it")],
+)
+def test_who_waits_in_vain_is_told_for_whom(
+    homes: list[Home | str], found: Home | str, text: str
+) -> None:
+    homes += [found]
+    with pytest.raises(ConnectionFailedError, match=text):
+        home.wait_for_home("/data", None, cluster_id=ONE)

@@ -189,6 +189,11 @@ def test_options_of_a_local_ray_do_not_go_with_an_address(head, capsys, option):
     assert "leave them out with --address" in capsys.readouterr().err
 
 
+def test_a_cluster_that_has_to_be_there_is_one_of_ray_nodes(head, capsys):
+    assert run("start", head, "--cluster-id", "c" * 32) == 2
+    assert "give its --address" in capsys.readouterr().err
+
+
 def test_start_at_an_address_where_nothing_listens_says_so(head, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
