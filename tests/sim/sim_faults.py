@@ -16,6 +16,7 @@ from sim_launcher import empty_disk
 from sim_process import ActorProcess, Process
 
 from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.replica.data_directory import has_log
 
 SERVING_LIMIT_S = 60.0
@@ -110,8 +111,10 @@ class Faults:
         ``data`` and ``entries`` say how files and names suffer; drawn if they are ``None``.
         """
         self.count("power_loss")
-        for name in self.actor_names() if names is None else names:
-            for process in list(self._lives_of(name)):
+        for name in dict.fromkeys(
+            map(self.disk_name, self.actor_names() if names is None else names)
+        ):
+            for process in self._processes_with(name):
                 self.end_process(process, "lost its power")
             if name in self.disks:
                 self.disks[name] = self.disks[name].after_loss(
@@ -137,7 +140,8 @@ class Faults:
 
         Errors that are planned (``fail``) are of that life only.
         """
-        return self.disks[name]
+        process = self.actor(name)
+        return self.disks[self.disk_name(name)] if process is None else process.disk
 
     def slow_disk(self, name: str, factor: float) -> None:
         """Syncs take ``factor`` times as long from now on, in its next lives too."""
@@ -174,12 +178,15 @@ class Faults:
 
         That of another node, or if it ``is_of_cluster`` the right one, that has lost the log. Not a
         host: partitions that nobody had led may be begun on the other disk beside those it misses.
+        Nor the controller of several nodes, who has the disk of a broker.
         """
+        if name == CONTROLLER_ACTOR and len(self.node_numbers()) > 1:
+            return
         if name in self.away_disks or not isinstance(self._configs.get(name), ReplicaConfig):
             return
         self.count("move")
         self.tell(name, "* moved to an empty disk")
-        self.away_disks[name] = self.disks[name]
+        self.away_disks[name] = self.disks[self.disk_name(name)]
         self._put_disk(name, empty_disk(self._configs[name] if is_of_cluster else None))
 
     def move_back(self, name: str) -> None:
@@ -189,15 +196,22 @@ class Faults:
         record, and to put it back would be to throw those away that were acknowledged since.
         """
         disk = self.away_disks.pop(name, None)
-        strange = self.disks[name].next_life()
+        strange = self.disks[self.disk_name(name)].next_life()
         if disk is not None and not has_log(strange, self._configs[name].directory):
             _mend(disk)
             self._put_disk(name, disk)
 
     def _put_disk(self, name: str, disk: SimDisk) -> None:
-        for process in list(self._lives_of(name)):
+        for process in self._processes_with(self.disk_name(name)):
             self.end_process(process, "its disk is away")
-        self.disks[name] = disk
+        self.disks[self.disk_name(name)] = disk
+
+    def _processes_with(self, disk_name: str) -> list[ActorProcess]:
+        return [
+            process
+            for process in [*self._zombies, *self._processes.values()]
+            if isinstance(process, ActorProcess) and process.disk_name == disk_name
+        ]
 
     # --- peace --------------------------------------------------------------------------------
 
@@ -226,6 +240,7 @@ class Faults:
         for process in list(self._processes.values()):
             self.resume(process.name)
             if isinstance(process, ActorProcess):
+                _mend(process.disk)
                 process.pace.slowness = 1.0
                 self.release_disk(process.name)
 

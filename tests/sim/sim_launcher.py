@@ -13,6 +13,7 @@ from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, data_
 from oncelog.actors.controller.broker_watch import BrokerNode
 from oncelog.actors.interfaces import broker_actor, holder_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
+from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
 from oncelog.actors.replica.data_directory import DirectoryIdentity, write_identity
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
@@ -162,5 +163,7 @@ def _found(topics: Mapping[str, int], settings: WorldSettings) -> dict[str, Dire
     with World(-1, topics={}, settings=settings, is_founded=False) as world:
         founder = world.client("founder")
         world.run(founder.spawn(create(founder)))
+        while settings.brokers >= VOTERS_MAX and not world.has_three_voters():
+            world.run_for(0.1)
         world.quiesce()
         return {name: settle(disk.root) for name, disk in world.disks.items()}

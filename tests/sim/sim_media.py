@@ -19,11 +19,14 @@ from sim_disk import SimDisk
 from sim_history import COMPACTED_PREFIX
 
 from oncelog.actors.config import ReplicaConfig, own_directory
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.storage.model import TopicPartition
 
 if TYPE_CHECKING:
     from sim_world import World
 
+
+METADATA_ACTORS = (CONTROLLER_ACTOR, "broker:")
 
 RECORD_DAMAGES = (Damage.FLIPPED, Damage.ZEROED_PAGE, Damage.UNREADABLE, Damage.CUT, Damage.EMPTIED)
 """What becomes of records; the last two may be refused, and are put back then."""
@@ -62,9 +65,15 @@ class Media:
         *,
         is_sealed: bool | None = None,
     ) -> HarmedFile | None:
-        """The actor dies and finds a file damaged when it is back; ``None`` if it has none."""
+        """The actor dies and finds a file damaged when it is back; ``None`` if it has none.
+
+        Not a copy of the metadata log, where there are several: nobody would put it back once the
+        controller is elsewhere.
+        """
         world = self._world
         process = world.actor(actor)
+        if len(world.node_numbers()) > 1 and actor.startswith(METADATA_ACTORS):
+            return None
         if process is None or any(zombie.name == actor for zombie in world.zombies()):
             return None
         world.end_process(process, "killed, for its files")
@@ -185,4 +194,4 @@ class Media:
 
     def _disk(self, actor: str) -> SimDisk:
         """The files of an actor that is dead, as an operator sees them."""
-        return self._world.disks[actor].next_life()
+        return self._world.disks[self._world.disk_name(actor)].next_life()

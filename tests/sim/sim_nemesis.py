@@ -12,7 +12,6 @@ from typing import Any
 from sim_disk import SimDisk
 from sim_history import REMADE_PREFIX
 from sim_network import Exchange, NetworkFaults
-from sim_nodes import CONTROLLER_NODE
 from sim_process import Client
 from sim_stage import Stage
 from sim_world import World
@@ -86,6 +85,9 @@ class FaultPlan:
     lose_node: float = field(default=0.0, repr=False)
     """Only where there are several replicas."""
 
+    forget_controller: float = field(default=0.0, repr=False)
+    """Only where there are several nodes."""
+
 
 RATES = {
     "kill": 0.5,
@@ -142,6 +144,7 @@ def drawn_faults(random: Random) -> FaultPlan:
         cut_node=Random(f"cut node {plan}").choice((0.0, 0.1, 0.3)),
         stop_node=Random(f"stop node {plan}").choice((0.0, 0.1, 0.2)),
         lose_node=Random(f"lose node {plan}").choice((0.0, 0.1, 0.2)),
+        forget_controller=Random(f"forget {plan}").choice((0.0, 0.1)),
     )
 
 
@@ -179,6 +182,7 @@ class Nemesis:
                 "kill_node": self._kill_node,
                 "cut_node": self._cut_node,
                 "stop_node": self._stop_node,
+                "forget_controller": self._forget_controller,
             }
         if self._world.settings.replication_factor > 1:
             self._strikes["lose_node"] = self._lose_node
@@ -445,17 +449,34 @@ class Nemesis:
     def _lose_node(self) -> None:
         """A machine is gone and comes back without its disks, once no log counts on them."""
         world, number = self._world, self._node()
-        if number == CONTROLLER_NODE or number in world.dead_nodes:
+        if number in world.dead_nodes:
             return
         world.kill_node(number)
         session_ms = world.settings.cluster.broker_session_timeout_ms
 
         def come_back() -> None:
-            if number in world.dead_nodes and world.is_spare(number):
+            is_dead = number in world.dead_nodes and number != world.controller_node
+            if is_dead and world.is_spare(number):
                 world.lose_node_disks(number)
             world.start_node(number)
 
         self._later(2 * session_ms / 1_000, come_back)
+
+    def _forget_controller(self) -> None:
+        """Ray takes a controller for dead that lives on: hung, cut off, or as before."""
+        world, random = self._world, self._random
+        zombie = world.forget_controller()
+        if zombie is None:
+            return
+        how = random.choice(("hung", "cut off", "as before"))
+        if how == "hung":
+            world.loop.pause(zombie)
+            self._later(6.0, lambda: world.loop.resume(zombie))
+        elif how == "cut off":
+            world.isolate_node(zombie.node)
+            self._later(6.0, lambda: world.rejoin_node(zombie.node))
+        world.tell(zombie.name, f"* {how}")
+        self._later(12.0, lambda: world.end_process(zombie, "the zombie is killed"))
 
     # --- the end of what lasts ----------------------------------------------------------------
 

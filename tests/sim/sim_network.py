@@ -50,12 +50,24 @@ BREAK_NOTICED_S = (0.0, 0.1)
 class Exchange:
     """One call: its request, who made it, and the future that waits for its reply."""
 
-    __slots__ = ("callee", "caller", "frame", "future", "key", "method", "number", "request")
+    __slots__ = (
+        "callee",
+        "callee_node",
+        "caller",
+        "frame",
+        "future",
+        "key",
+        "method",
+        "number",
+        "request",
+    )
 
     def __init__(self, number: int, caller: Process, callee: str, request: Any) -> None:
         self.number = number
         self.caller = caller
         self.callee, _, self.key = callee.partition("/")
+        self.callee_node: int | None = None
+        """Of the process that the request has reached."""
         self.method: str = request.method
         self.request = request
         self.frame = b""
@@ -296,7 +308,7 @@ class Network:
     # --- at the callee ------------------------------------------------------------------------
 
     def _request_arrives(self, exchange: Exchange) -> None:
-        if self._is_cut(exchange.caller.name, exchange.callee, exchange):
+        if self._is_cut(exchange.caller.node, self._world.node_of(exchange.callee), exchange):
             return
         if self._gates or self.watchers:
             request = request_in(exchange.frame, exchange.method)
@@ -312,11 +324,12 @@ class Network:
     def _deliver_request(self, exchange: Exchange) -> None:
         callee = self._callee(exchange)
         if callee is None:
-            if self._is_gone(exchange.callee):
+            if self._world.node_of(exchange.callee) in self._world.dead_nodes:
                 self._lose(exchange, self.faults)
             else:
                 self._later(self._latency(self.faults), self._breaks, exchange)
             return
+        exchange.callee_node = callee.node
         callee.calls[exchange.number] = exchange
         if callee.callee_wire is None:
             callee.callee_wire = CalleeWire(callee, self._wire_random, self._answer)
@@ -324,7 +337,11 @@ class Network:
 
     def _callee(self, exchange: Exchange) -> Process | None:
         """Whoever has the name; or a zombie, of which a connection from before still tells."""
-        zombies = [one for one in self._world.zombies() if one.name == exchange.callee]
+        zombies = [
+            one
+            for one in self._world.zombies()
+            if one.name == exchange.callee and (exchange.caller.node, one.node) not in self.cuts
+        ]
         if zombies and self._wire_random.random() < self.zombie_share:
             return zombies[-1]
         found: Process | None = self._world.actor(exchange.callee)
@@ -341,7 +358,7 @@ class Network:
         self._later(self._delay(faults, exchange), self._reply_arrives, exchange, frame)
 
     def _reply_arrives(self, exchange: Exchange, frame: bytes) -> None:
-        if self._is_cut(exchange.callee, exchange.caller.name, exchange):
+        if self._is_cut(self._node_of_callee(exchange), exchange.caller.node, exchange):
             return
         if self._gates or self.watchers:
             reply = reply_in(frame, exchange)
@@ -358,33 +375,31 @@ class Network:
         if not exchange.caller.is_dead:
             self._caller_wire(exchange.caller).arrives(frame)
 
-    def callee_died(self, exchange: Exchange) -> None:
+    def callee_died(self, exchange: Exchange, node: int) -> None:
         """The connection broke while the call ran: the caller hears of it soon.
 
         Not always if the machine is gone: nobody closes its connections.
         """
-        if not self._is_gone(exchange.callee) or self._random.random() < 0.5:
+        if node not in self._world.dead_nodes or self._random.random() < 0.5:
             self._later(self._random.uniform(*BREAK_NOTICED_S), self._breaks, exchange)
 
     # --- between nodes ------------------------------------------------------------------------
 
     def _breaks(self, exchange: Exchange) -> None:
         """The caller hears that there is no connection, unless it hears nothing from there."""
-        if not self._is_cut(exchange.callee, exchange.caller.name, exchange):
+        if not self._is_cut(self._node_of_callee(exchange), exchange.caller.node, exchange):
             exchange.fail(ErrorCode.NETWORK_EXCEPTION)
 
-    def _is_gone(self, actor: str) -> bool:
-        dead = self._world.dead_nodes
-        return bool(dead) and self._world.node_of(actor) in dead
+    def _node_of_callee(self, exchange: Exchange) -> int:
+        if exchange.callee_node is None:
+            return self._world.node_of(exchange.callee)
+        return exchange.callee_node
 
-    def _is_cut(self, sender: str, receiver: str, exchange: Exchange) -> bool:
+    def _is_cut(self, sender: int, receiver: int, exchange: Exchange) -> bool:
         """Whether what is about to arrive is lost, as no message passes between the two nodes."""
-        if not self.cuts:
+        if (sender, receiver) not in self.cuts:
             return False
-        nodes = (self._world.node_of(sender), self._world.node_of(receiver))
-        if nodes not in self.cuts:
-            return False
-        self._world.tell(sender, f"* cut off → {receiver} {exchange.method}")
+        self._world.tell(exchange.caller.name, f"* cut off: {exchange.callee} {exchange.method}")
         return True
 
 

@@ -1,7 +1,8 @@
 """The nodes of a simulated world, one per broker: how they die, stop and lose sight of each other.
 
-The controller runs on the first; clients and the driver are elsewhere, unless told. Here each actor
-has a disk of its own, so what is one file on a node, whose its data directory is, is copied.
+The controller begins on the first; clients and the driver are elsewhere, unless told. Here each
+replica has a disk of its own, so what is one file of a node, whose its data directory is, is
+copied.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, own_d
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, LOG_ACTORS, broker_actor
 from oncelog.actors.replica.data_directory import read_identity, write_identity
 
-CONTROLLER_NODE = 1
+FOUNDER_NODE = 1
 
 ELSEWHERE = 0
 """Where clients and the driver are: a node of no broker, which never dies."""
@@ -28,7 +29,7 @@ class Nodes:
     def node_of(self, name: str) -> int:
         """The node of a process, dead ones included."""
         if name == CONTROLLER_ACTOR:
-            return CONTROLLER_NODE
+            return self.controller_node
         if name.startswith(LOG_ACTORS):
             return int(name.replace("broker:", "@").rpartition("@")[2])
         return self.client_nodes.get(name, ELSEWHERE)
@@ -48,7 +49,7 @@ class Nodes:
     def processes_on(self, number: int) -> list[Process]:
         """What lives on a node, zombies and clients included."""
         processes = [*self._zombies, *self._processes.values()]
-        return [process for process in processes if self.node_of(process.name) == number]
+        return [process for process in processes if process.node == number]
 
     def can_start_on(self, number: int) -> bool:
         """Whether a process can begin there now."""
@@ -68,7 +69,7 @@ class Nodes:
         for process in self.processes_on(number):
             self.end_process(process, "killed with its node")
         if is_power_lost:
-            self.power_loss(self.actors_on(number))
+            self.power_loss(self.disks_on(number))
 
     def start_node(self, number: int) -> None:
         """A dead node is back, and its actors come back by themselves."""
@@ -139,14 +140,19 @@ class Nodes:
 
     # --- disks --------------------------------------------------------------------------------
 
+    def disks_on(self, number: int) -> list[str]:
+        """The names of all disks of a node."""
+        return [name for name in self.disks if self.node_of(name) == number]
+
     def lose_node_disks(self, number: int) -> None:
         """The node dies for good: what ``start_node`` starts under its number has empty disks."""
         self._check_node(number)
-        if number == CONTROLLER_NODE:
-            raise AssertionError("the metadata log has one copy: without it there is no cluster")
+        if number == self.controller_node:
+            raise AssertionError("this may be the only copy of the metadata log: nobody took over")
         self.kill_node(number)
         self.count("disk_loss")
-        names = [name for name in self.disks if self.node_of(name) == number]
+        self.lost_nodes.add(number)
+        names = self.disks_on(number)
         for name in names:
             self.disks[name] = empty_disk(None)
             self.away_disks.pop(name, None)
@@ -176,7 +182,7 @@ class Nodes:
 
     def _disk_found(self, name: str, config: ReplicaConfig | HostConfig | BrokerConfig) -> SimDisk:
         disk = self.disks.get(name)
-        if config.broker_id == CONTROLLER_NODE:
+        if self._is_founders(config.broker_id):
             return new_disk(config) if disk is None else disk.next_life()
         if disk is None:
             disk = empty_disk(None)
@@ -189,7 +195,7 @@ class Nodes:
 
         Where a node has lost its disks, that is once its broker has joined.
         """
-        if config.broker_id == CONTROLLER_NODE or name in self.away_disks:
+        if self._is_founders(config.broker_id) or name in self.away_disks:
             return True
         known = (self.disks.get(name), self.disks.get(broker_actor(config.broker_id)))
         data_dir = own_directory(config.data_dir)
@@ -197,6 +203,10 @@ class Nodes:
             disk is not None and read_identity(disk.next_life(), data_dir) is not None
             for disk in known
         )
+
+    def _is_founders(self, number: int) -> bool:
+        """Whether the data directory was there before the cluster."""
+        return number == FOUNDER_NODE and number not in self.lost_nodes
 
     def _share_identity(self, disk: SimDisk, config: ReplicaConfig | HostConfig) -> None:
         """The data directories are those of the broker once this has joined."""

@@ -72,10 +72,13 @@ class SimDrivers:
 class Process:
     """One life of one process. ``incarnation`` counts the lives of its name, from 1."""
 
-    def __init__(self, world: World, name: str, incarnation: int, random: Random) -> None:
+    def __init__(
+        self, world: World, name: str, incarnation: int, random: Random, node: int
+    ) -> None:
         world.process_count += 1
         self.world = world
         self.name = name
+        self.node = node
         self.number = world.process_count
         self.incarnation = incarnation
         self.is_dead = False
@@ -116,10 +119,17 @@ class ActorProcess(Process):
     """The process of an actor: it has a disk and serves calls by its name."""
 
     def __init__(
-        self, world: World, name: str, incarnation: int, random: Random, disk: SimDisk
+        self,
+        world: World,
+        name: str,
+        incarnation: int,
+        random: Random,
+        disk: SimDisk,
+        node: int,
     ) -> None:
-        super().__init__(world, name, incarnation, random)
+        super().__init__(world, name, incarnation, random, node)
         self.disk = disk
+        self.disk_name = name
         # By number and not by chance: a seed stays the run that it was.
         self._is_quick = self.number % QUICK_DISK_EVERY == 0
         self.pace = DiskPace()
@@ -185,9 +195,6 @@ class Client(Process):
     What it makes belongs to it, so make and use it in coroutines that run here (``spawn``): then
     ``world.kill`` and ``world.pause`` reach it.
     """
-
-    def __init__(self, world: World, name: str, incarnation: int, random: Random) -> None:
-        super().__init__(world, name, incarnation, random)
 
     def router(self) -> Router:
         """A view of the cluster of its own."""

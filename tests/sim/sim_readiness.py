@@ -8,6 +8,7 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of, broker_actor, 
 from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.host import Host
 from oncelog.actors.protocol.cluster.hosts import Placement
+from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
 from oncelog.actors.protocol.cluster.state import NO_LEADER
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.model import TopicPartition
@@ -58,7 +59,8 @@ class Readiness:
         if self.server(CONTROLLER_ACTOR) is None:
             return [CONTROLLER_ACTOR]
         names = [actor_of(one.topic_partition, one.broker_id) for one in self.placements()]
-        names += [broker_actor(number) for number in self.node_numbers()[1:]]
+        others = [number for number in self.node_numbers() if number != self.controller_node]
+        names += [broker_actor(number) for number in others]
         return [name for name in names if not self.is_ready(name)] + self.out_of_sync()
 
     def out_of_sync(self) -> list[str]:
@@ -73,11 +75,15 @@ class Readiness:
         return found
 
     def is_spare(self, number: int) -> bool:
-        """Whether a node is in sync in no partition, so that nothing is lost with its disks."""
-        controller = self.server(CONTROLLER_ACTOR)
-        if controller is None or not controller._runtime.is_loaded:
+        """Whether a node is in sync in no partition, so that nothing is lost with its disks.
+
+        And in the metadata log the only one that lacks anything.
+        """
+        voters = self.voters()
+        is_needed = any(one.is_behind for one in voters if one.broker_id != number)
+        if is_needed or len(voters) < VOTERS_MAX:
             return False
-        topics = controller.machine.topics.values()
+        topics = self.server(CONTROLLER_ACTOR).machine.topics.values()
         return not any(number in one.isr for topic in topics for one in topic.partitions)
 
     def is_copied(self) -> bool:

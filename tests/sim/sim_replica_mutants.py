@@ -13,15 +13,17 @@ from sim_saboteurs import Saboteur
 
 from oncelog.actors.protocol.cluster import elections
 from oncelog.actors.protocol.cluster.log import LeaderElected
+from oncelog.actors.protocol.cluster.quorum import Candidacy
 from oncelog.actors.protocol.cluster.state import PartitionState, TopicState
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.actors.protocol.partition import following
+from oncelog.actors.protocol.partition import following, quorum_replication
 from oncelog.actors.protocol.partition.follower_progress import FollowerProgress, Push
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 
 def _shrinks_at_once() -> Any:
@@ -88,8 +90,11 @@ def _anybody_is_elected() -> Iterator[None]:
 
 
 @contextmanager
-def _any_epoch() -> Iterator[None]:
-    """Followers take what leaders of older epochs push, as if it were their leader's."""
+def any_epoch(*, of_metadata: bool) -> Iterator[None]:
+    """Followers take what leaders of older epochs push, as if it were their leader's.
+
+    ``of_metadata``: voters take it from older controllers, and only they do.
+    """
     decide, done, acknowledge = (
         FollowerReplication.decide,
         FollowerReplication.done,
@@ -97,7 +102,12 @@ def _any_epoch() -> Iterator[None]:
     )
 
     def of_now(self: FollowerReplication, request: ReplicateRequest) -> ReplicateRequest:
+        is_metadata = request.topic_partition.topic == CLUSTER_METADATA_TOPIC
+        if is_metadata is not of_metadata:
+            return request
         if request.leader_epoch >= self.known_epoch:
+            if is_metadata:
+                self._leader = request.leader
             return request
         self._leader = request.leader
         return structs.replace(
@@ -141,6 +151,35 @@ def _unchecked_copies() -> Iterator[None]:
         yield
 
 
+def _unmatched() -> Any:
+    """Followers take what follows their log, whatever its leader has before that."""
+    return mock.patch.object(
+        following,
+        "_agrees",
+        lambda log, request: request.previous_end_offset <= log.end_offset,
+    )
+
+
+@contextmanager
+def leads_on() -> Iterator[None]:
+    """A leader that is told of a newer epoch leads on, whoever tells it."""
+    with (
+        mock.patch.object(LeaderReplication, "step_down"),
+        mock.patch.object(Replica, "_lose_leadership"),
+    ):
+        yield
+
+
+@contextmanager
+def majority_of_one() -> Iterator[None]:
+    """A controller needs nobody's vote, and commits what it has synced itself."""
+    with (
+        mock.patch.object(Candidacy, "is_won", property(lambda _: True)),
+        mock.patch.object(quorum_replication, "_of_majority", max),
+    ):
+        yield
+
+
 FLIPPED_EVERY = 30
 CRC_AT = 20
 """The last byte of the CRC of the first batch."""
@@ -161,6 +200,12 @@ REPLICATED: dict[str, Any] = {
 """Leaders and ISRs change every few seconds, while much is written."""
 
 REPLICA_MUTANTS = (
+    Saboteur(
+        name="followers compare what is before",
+        sabotage=_unmatched,
+        checker="UnequalReplicas",
+        changes=REPLICATED,
+    ),
     Saboteur(
         name="a shrink of the ISR waits for the controller",
         sabotage=_shrinks_at_once,
@@ -193,7 +238,7 @@ REPLICA_MUTANTS = (
     ),
     Saboteur(
         name="followers refuse older leaders",
-        sabotage=_any_epoch,
+        sabotage=lambda: any_epoch(of_metadata=False),
         changes=REPLICATED | {"delay": 0.2, "delay_max_ms": 5_000.0, "duplicate": 0.3},
     ),
     Saboteur(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sim_nodes import CONTROLLER_NODE
+from sim_nodes import FOUNDER_NODE
 from sim_stage import Player
 
 from oncelog.actors.interfaces import actor_of, address_of
@@ -255,4 +255,4 @@ def _shard_in(name: str) -> TopicPartition:
 def _address(player: Player, topic_partition: TopicPartition) -> str:
     """Whom to call; without a controller to ask, an actor that is alone."""
     placement = player.stage.world.placement_of(topic_partition)
-    return address_of(placement) if placement else actor_of(topic_partition, CONTROLLER_NODE)
+    return address_of(placement) if placement else actor_of(topic_partition, FOUNDER_NODE)

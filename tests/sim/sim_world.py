@@ -28,13 +28,14 @@ from typing import Any
 
 from crash_disk import Crash
 from disk_image import walk
+from sim_controllers import Controllers, SimPlace
 from sim_disk import SimDisk
 from sim_faults import Faults, stop_disk
 from sim_launcher import SimLauncher, broker_config, founded_disks
 from sim_loop import PROCESS, Runnable, SimLoop, StuckError
 from sim_media import Media
 from sim_network import Network
-from sim_nodes import CONTROLLER_NODE, ELSEWHERE, Nodes
+from sim_nodes import ELSEWHERE, FOUNDER_NODE, Nodes
 from sim_noise import no_noise
 from sim_process import EPOCH_MS, ActorProcess, Client, Process
 from sim_readiness import Readiness
@@ -78,7 +79,7 @@ class WorldSettings:
     launch_ms: tuple[float, float] = (1.0, 50.0)
 
 
-class World(Faults, Nodes, Readiness):
+class World(Faults, Nodes, Controllers, Readiness):
     """One simulated world. Use it as a context manager, or ``close`` it.
 
     ``failure`` is the first bug it met. ``after_event`` are called with (world, process) after each
@@ -110,7 +111,10 @@ class World(Faults, Nodes, Readiness):
         self.dead_nodes: set[int] = set()
         self.stopped_nodes: set[int] = set()
         self.failed_directories: dict[int, set[Path]] = {}
+        self.lost_nodes: set[int] = set()
+        self.controller_node = FOUNDER_NODE
         self.disks: dict[str, SimDisk] = {}
+        """By ``disk_name``."""
         self.away_disks: dict[str, SimDisk] = {}
         self._message_trace = 0
         self._counts: Counter[str] = Counter()
@@ -125,7 +129,7 @@ class World(Faults, Nodes, Readiness):
         self.loop = SimLoop(self._split_random(), self._callback_failed)
         self.network = Network(self, self._split_random())
         self.media = Media(self)
-        self.driver = Process(self, "world", 1, self._split_random())
+        self.driver = Process(self, "world", 1, self._split_random(), ELSEWHERE)
         self.loop.after_event = self._after_event
         self._logging.install()
         self._noise = contextlib.ExitStack()
@@ -145,7 +149,7 @@ class World(Faults, Nodes, Readiness):
         if is_founded:
             for name, root in founded_disks(self.topics, self.settings).items():
                 self.disks[name] = SimDisk.of(root)
-        config = self._config_of(CLUSTER_METADATA_TOPIC, 0)
+        config = self._controller_config(FOUNDER_NODE)
         self.start_actor(CONTROLLER_ACTOR, config)
         for number in self.node_numbers()[1:]:
             # A controller that begins again may need their votes before it starts anything.
@@ -157,11 +161,11 @@ class World(Faults, Nodes, Readiness):
         while not self.is_serving():
             await asyncio.sleep(0.01)
 
-    def _config_of(self, topic: str, partition: int) -> ReplicaConfig:
+    def _controller_config(self, number: int) -> ReplicaConfig:
         return ReplicaConfig(
-            topic=topic,
-            partition=partition,
-            broker_id=CONTROLLER_NODE,
+            topic=CLUSTER_METADATA_TOPIC,
+            partition=0,
+            broker_id=number,
             data_dir=self.settings.data_dir,
             cluster=self.settings.cluster,
             cluster_id=CLUSTER_ID,
@@ -243,6 +247,8 @@ class World(Faults, Nodes, Readiness):
         """Start an actor; does nothing if it runs or is about to be restarted."""
         if name not in self._configs:
             self._configs[name] = config
+            if name == CONTROLLER_ACTOR:
+                self.controller_node = config.broker_id
             self._start_life(name)
 
     def end_actor(self, name: str) -> None:
@@ -259,11 +265,15 @@ class World(Faults, Nodes, Readiness):
         if not isinstance(config, BrokerConfig) and not self.has_data_directory(name, config):
             self.loop.call_later(JOIN_S, self._start_life, name, context=self.driver.context)
             return
-        disk = self.disks[name] = self.disk_of_next_life(name, config)
+        disk_name = self.disk_name(name)
+        disk = self.disks[disk_name] = self.disk_of_next_life(disk_name, config)
         if name in self._disk_stops:
             stop_disk(disk, *self._disk_stops.pop(name))
         self._incarnations[name] += 1
-        process = ActorProcess(self, name, self._incarnations[name], self._split_random(), disk)
+        process = ActorProcess(
+            self, name, self._incarnations[name], self._split_random(), disk, config.broker_id
+        )
+        process.disk_name = disk_name
         self._processes[name] = process
         self.tell(name, f"* starts, incarnation {process.incarnation}")
         process.context.run(self._build, process, config)
@@ -276,7 +286,8 @@ class World(Faults, Nodes, Readiness):
             process.answer_with(host)
             host.begin()
         elif isinstance(config, BrokerConfig):
-            broker = Broker(config, process.surroundings())
+            place = SimPlace(self, config.broker_id)
+            broker = Broker(config, process.surroundings(), place)
             process.answer_with(broker)
             broker.begin()
         elif config.topic == CLUSTER_METADATA_TOPIC:
@@ -285,6 +296,7 @@ class World(Faults, Nodes, Readiness):
                 process.surroundings(),
                 launcher=SimLauncher(self, process, config),
                 token_bytes=process.random.randbytes,
+                resign=lambda: self.resign(process),
             )
             process.answer_with(controller)
         else:
@@ -303,7 +315,7 @@ class World(Faults, Nodes, Readiness):
         if isinstance(process, ActorProcess):
             process.disk.kill()
         for exchange in process.calls.values():
-            self.network.callee_died(exchange)
+            self.network.callee_died(exchange, process.node)
         process.calls.clear()
         if process in self._zombies:
             self._zombies.remove(process)
@@ -326,7 +338,7 @@ class World(Faults, Nodes, Readiness):
             raise AssertionError(f"node {node} is dead or stopped")
         self.client_nodes[name] = node
         self._incarnations[name] += 1
-        client = Client(self, name, self._incarnations[name], self._split_random())
+        client = Client(self, name, self._incarnations[name], self._split_random(), node)
         self._processes[name] = client
         return client
 

@@ -1,0 +1,230 @@
+"""Three replicas, one step at a time: what a death, a cut or a clock does amid a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sim_log_watch import watching
+from sim_replica_mutants import leads_on
+from sim_replica_stage import (
+    SESSION_S,
+    are_equal,
+    holder,
+    isr,
+    leader,
+    read,
+    replica,
+    replicated,
+    state,
+    write,
+)
+from sim_world import SimulationError, World
+
+from oncelog.storage.exceptions import OncelogError, TransactionAbortableError
+
+HOUR_MS = 3_600_000
+PARTITIONS = (0, 1, 2)
+HASTY_CLIENT = {"delivery_timeout_ms": 3_000, "request_timeout_ms": 500}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Of partition n of ``a`` broker n + 1 is the preferred leader; all is watched."""
+    with watching() as watch, World(seed=3, topics={"a": 3}, settings=replicated(3)) as world:
+        yield world
+        assert watch.violations == []
+
+
+async def producer_of(client: Any, **settings: Any) -> Any:
+    """A transactional producer that waits for as long as a node may be away."""
+    producer = client.producer(
+        transactional_id="t", linger_ms=0, request_timeout_ms=1_000, **settings
+    )
+    await producer.init_transactions()
+    return producer
+
+
+async def send(producer: Any, text: str) -> None:
+    """One record to each partition, acknowledged."""
+    futures = [await producer.send("a", text.encode(), partition=one) for one in PARTITIONS]
+    await producer.flush()
+    for future in futures:
+        await future
+
+
+@pytest.mark.parametrize("is_reply", [False, True], ids=["request", "reply"])
+@pytest.mark.parametrize("method", ["produce", "write_txn_markers"])
+def test_a_node_that_dies_amid_a_transaction_costs_it_nothing(
+    world: World, method: str, is_reply: bool
+) -> None:
+    """1. A message of a transaction is on its way to a leader, or from it. 2. The leader's node
+    dies. 3. The message arrives late, at the next life of the leader or at the waiting caller.
+    """
+    client = world.client("writer")
+
+    async def transact() -> None:
+        producer = await producer_of(client)
+        async with producer.transaction():
+            await send(producer, "a")
+
+    gate = world.network.hold(method, callee=holder(world, 2, 1), reply=is_reply, limit=1)
+    writing = client.spawn(transact())
+    world.run(gate.wait_held())
+    world.kill_node(2, is_power_lost=True)
+    world.run(writing)
+    world.start_node(2)
+    world.quiesce()
+    gate.release_all()
+    world.run_for(1.0)
+    for partition in PARTITIONS:
+        assert read(world, partition) == ["a"]
+        assert are_equal(world, partition)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_what_a_transaction_was_acknowledged_is_in_it_after_all_have_been_elected_anew(
+    world: World, is_durable: bool
+) -> None:
+    """S11. 1. The coordinator has begun a transaction, in memory or durably, and its data are
+    acknowledged if they can be. 2. Its node dies, and so do the leaders there. 3. More is sent to
+    their successors, and the commit has all of it, or is refused.
+    """
+    client = world.client("writer")
+    coordinators = set()
+
+    def watch(exchange: Any, _: Any, is_reply: bool) -> None:
+        if exchange.method == "end_txn" and is_reply:
+            coordinators.add(exchange.callee)
+
+    world.network.watchers.append(watch)
+
+    async def begin() -> Any:
+        producer = await producer_of(client)
+        async with producer.transaction():
+            await send(producer, "a")
+        await producer.begin_transaction()
+        return producer
+
+    producer = world.run(client.spawn(begin()))
+    (coordinator,) = coordinators
+    node = world.node_of(coordinator)
+    gate = world.network.hold(
+        "replicate",
+        caller=coordinator,
+        when=lambda push: push.topic_partition.topic == "__transaction_state" and push.batches,
+    )
+    gate.is_open = is_durable
+    sending = client.spawn(send(producer, "b"))
+    world.run(sending if is_durable else gate.wait_held())
+    world.kill_node(node)
+    gate.release_all()
+
+    async def go_on() -> bool:
+        try:
+            await sending
+            await send(producer, "c")
+            await producer.commit_transaction()
+        except TransactionAbortableError:
+            await producer.abort_transaction()
+            return False
+        return True
+
+    is_committed = world.run(client.spawn(go_on()))
+    assert is_committed or not is_durable
+    world.quiesce()
+    for partition in PARTITIONS:
+        assert read(world, partition) == (["a", "b", "c"] if is_committed else ["a"])
+
+
+def test_a_leader_that_does_not_step_down_for_a_newer_epoch_is_noticed() -> None:
+    """Safe it is, as nobody takes its pushes; but it never follows."""
+    with leads_on(), World(seed=3, topics={"a": 3}, settings=replicated(3)) as world:
+        world.isolate_node(2)
+        world.run_for(2 * SESSION_S)
+        assert leader(world, 1) != 2
+        world.rejoin_node(2)
+        with pytest.raises(SimulationError, match="partition:a-1@2"):
+            world.quiesce()
+
+
+def test_a_leader_that_is_heard_by_its_followers_and_not_by_the_controller_gives_way(
+    world: World,
+) -> None:
+    """One direction is cut: what the controller sends arrives."""
+    assert all(write(world, ["a"], 2))
+    world.cut(3, 1, both=False)
+    assert all(write(world, ["b"], 2))
+    world.run_for(SESSION_S)
+    assert leader(world, 2) != 3
+    assert all(write(world, ["c"], 2))
+    world.mend(3, 1)
+    world.quiesce()
+    assert read(world, 2) == ["a", "b", "c"]
+    assert are_equal(world, 2)
+
+
+def test_a_leader_that_the_controller_hears_and_no_follower_acknowledges_nothing_alone(
+    world: World,
+) -> None:
+    """Its pushes are lost, all else arrives: it leads on, alone in sync, and that is too few."""
+    assert all(write(world, ["a"], 1))
+    for follower in (1, 3):
+        world.network.partition(holder(world, 2, 1), holder(world, follower, 1))
+    assert write(world, ["lost"], 1, **HASTY_CLIENT) == [False]
+    world.run_for(SESSION_S)
+    assert (leader(world, 1), isr(world, 1)) == (2, {2})
+    assert replica(world, 2, 1).machine.high_watermark == 1
+    assert write(world, ["refused"], 1, **HASTY_CLIENT) == [False]
+    world.quiesce()
+    assert all(write(world, ["b"], 1))
+    assert read(world, 1) == ["a", "lost", "b"]
+    assert are_equal(world, 1)
+
+
+@pytest.mark.parametrize(
+    ("node", "offsets_ms"),
+    [(1, [HOUR_MS]), (2, [-HOUR_MS]), (3, [HOUR_MS, -HOUR_MS, 0])],
+    ids=["ahead with the controller", "behind", "jumping"],
+)
+def test_a_broker_whose_clock_is_an_hour_off_does_as_all_others(
+    world: World, node: int, offsets_ms: list[int]
+) -> None:
+    """No session ends early or late, nobody is elected; an open transaction may be aborted, once
+    its coordinator takes an hour for over, but is never half of anything.
+    """
+    client = world.client("writer")
+    before = [(leader(world, one), state(world, one).leader_epoch) for one in PARTITIONS]
+    committed = []
+
+    async def transact(text: str, offset_ms: int) -> None:
+        try:
+            producer = await producer_of(client)
+            await producer.begin_transaction()
+            await send(producer, f"{text} 1")
+            jump(offset_ms)
+            world.note(f"clocks of node {node} are off by {offset_ms} ms")
+            await send(producer, f"{text} 2")
+            await producer.commit_transaction()
+        except OncelogError as error:
+            world.note(f"{text} failed: {error!r}")
+        else:
+            committed.extend([f"{text} 1", f"{text} 2"])
+
+    def jump(offset_ms: int) -> None:
+        for name in world.actors_on(node):
+            world.jump_clock(name, offset_ms)
+
+    for number, offset_ms in enumerate(offsets_ms):
+        world.run(client.spawn(transact(f"amid {number}", offset_ms)))
+        world.run(client.spawn(transact(f"then {number}", offset_ms)))
+        assert f"then {number} 1" in committed
+        world.run_for(SESSION_S)
+    after = [(leader(world, one), state(world, one).leader_epoch) for one in PARTITIONS]
+    assert after == before
+    assert all(isr(world, one) == {1, 2, 3} for one in PARTITIONS)
+    world.quiesce()
+    for partition in PARTITIONS:
+        assert read(world, partition) == committed
+        assert are_equal(world, partition)
