@@ -68,7 +68,7 @@ def test_clients_see_no_anomaly_where_ray_carries_the_calls_to_replicas_that_are
 def test_clients_see_no_anomaly_while_brokers_die_of_which_a_majority_lives(tmp_path, seed):
     if not can_unshare():
         pytest.skip("needs the right to give a process mounts of its own")
-    options = ["--brokers", "3", "--replication", "3", "--minutes", "0.4", "--faults", "6"]
+    options = ["--brokers", "3", "--replication", "3", "--minutes", "0.3", "--faults", "5"]
     done = run_faults(tmp_path, seed, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no commit     for" in done.stdout

@@ -37,7 +37,10 @@ def test_another_broker_takes_over_with_all_that_was_acknowledged(tmp_path: Path
         before = await world.metadata()
         world.nodes[1].kill()
         assert await world.until_serving() == 2
+        await asyncio.sleep(0.5)
         after = await world.metadata()
+        # Its session would last much longer.
+        assert [one.broker_id for one in after.brokers if one.is_fenced] == [1]
         assert after.controller_epoch > before.controller_epoch
         assert "a" in [topic.name for topic in after.topics]
         assert await world.create("b") is ErrorCode.NONE

@@ -122,3 +122,10 @@ def test_alerts_are_written_as_they_are_told():
         kept = set(re.findall(r"by \(([^)]*)\)", alert.expression))
         for label in re.findall(r"\$labels\.(\w+)", alert.summary):
             assert all(label in re.findall(r"\w+", by) for by in kept), alert.name
+
+
+def test_a_controller_that_has_moved_to_another_broker_is_not_silent():
+    told = {rule["alert"]: rule["expr"] for rule in alert_rules()}
+    assert told["OncelogReplicaSilent"].count('topic!="__cluster_metadata"') == 2
+    assert told["OncelogControllerSilent"].count('{topic="__cluster_metadata"}') == 2
+    assert "broker" not in told["OncelogControllerSilent"]
