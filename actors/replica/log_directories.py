@@ -20,9 +20,9 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.protocol.partition.log_directory import (
     Assignment,
-    LogDirectory,
     NoDirectory,
-    choose_directory,
+    emptiest,
+    possible_directories,
 )
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
@@ -196,66 +196,57 @@ class LogDirectories:
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
 
-    def are_several(self) -> bool:
-        """Whether the replica may be elsewhere than in the own directory. OSError."""
-        if self._name == METADATA_LOG or not self._config.cluster_id:
-            return False
-        return bool(self._others) or bool(self._identity().further)
+    def are_several(self, own: DirectoryIdentity) -> bool:
+        """Whether the replica may be elsewhere than in the own directory."""
+        return self._name != METADATA_LOG and bool(self._others or own.further)
 
     def lock(self) -> Lock:
         """Decide alone. DirectoryLockedError while another does; OSError."""
         return self._filesystem.lock(self._own / ASSIGNING_LOCK_FILE)
 
-    def place(self, topic_id: str, *, is_in_sync: bool) -> Path:
+    def place(self, own: DirectoryIdentity, topic_id: str, *, is_in_sync: bool) -> Path:
         """The replica's directory, which need not exist; ``lock`` is held.
 
         What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
         says where it is, or whose the files there are, cannot be read.
         """
-        there, away = _look(self._filesystem, self._others, self._identity())
+        there, away = _look(self._filesystem, self._others, own)
         assigned = read_assignment(self._filesystem, self._assignment_file)
         paths = {OWN: self._own, **there}
-        chosen = choose_directory(
-            list(self._seen(paths, away, assigned)),
-            away.keys(),
-            assigned,
-            topic_id=topic_id,
-            is_in_sync=is_in_sync,
+        found = self._found(paths, away, assigned)
+        possible = possible_directories(
+            found, away, assigned, topic_id=topic_id, is_in_sync=is_in_sync
         )
-        if isinstance(chosen, NoDirectory):
-            raise MissingLogError(self._told(chosen, assigned, away))
-        self._assign(chosen.directory_id, topic_id, assigned)
-        return paths[chosen.directory_id] / self._name
+        if isinstance(possible, NoDirectory):
+            raise MissingLogError(self._told(possible, assigned, away))
+        chosen = possible[0]
+        if len(possible) > 1:
+            names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
+            chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
+        self._assign(chosen, topic_id, assigned)
+        return paths[chosen] / self._name
 
     def forget(self, path: Path) -> None:
         """The files of the replica in ``path`` were removed for good, durably. OSError."""
         if path.parent != self._own:
             self._assign(OWN, "", read_assignment(self._filesystem, self._assignment_file))
 
-    def _identity(self) -> DirectoryIdentity:
-        identity = read_identity(self._filesystem, self._own)
-        if identity is None:
-            raise MissingLogError(f"{self._own} has no {IDENTITY_FILE}")
-        return identity
-
-    def _seen(
+    def _found(
         self,
         paths: Mapping[str, Path],
         away: dict[str, tuple[str, str]],
         assigned: Assignment | None,
-    ) -> Iterator[LogDirectory]:
-        """The directories that can be read; the others are put among those ``away``."""
+    ) -> dict[str, str | None]:
+        """Whose files each directory has; one that cannot be read is put among those ``away``."""
+        found: dict[str, str | None] = {}
         for one, path in paths.items():
             try:
-                yield LogDirectory(
-                    directory_id=one,
-                    topic_id=read_topic_id(self._filesystem, path / self._name),
-                    replica_count=sum(map(_is_replica, self._filesystem.list_directory(path))),
-                )
+                found[one] = read_topic_id(self._filesystem, path / self._name)
             except OSError as error:
                 if one == OWN or (assigned is not None and assigned.directory_id == one):
                     raise
                 away[one] = (str(path), str(error))
+        return found
 
     def _told(
         self,
