@@ -70,28 +70,27 @@ def join_further(
         return
     lock = filesystem.lock(own / LOCK_FILE)
     try:
+        # Again: whoever had the lock may have written it.
+        identity = read_identity(filesystem, own) or identity
         before = {path: one for one, path in identity.further}
         now: dict[str, str] = {}
         for path in others:
-            one = _joined(
-                filesystem,
-                path,
-                identity,
-                known_id=before.get(str(path)),
-                new_directory_id=new_directory_id,
-            )
+            known_id = before.get(str(path))
+            one = _joined(filesystem, path, identity, known_id, new_directory_id)
             if one in now:
                 raise CorruptDataError(
                     f"data_dir={data_dir!r}: {now[one]} and {path} are one directory; name it once"
                 )
-            now[one] = str(path)
-        left_out = {
-            one: path for path, one in before.items() if one not in now and path not in now.values()
-        }
-        if left_out:
+            if one is not None:
+                now[one] = str(path)
+        away = {one: path for path, one in before.items() if path not in now.values()}
+        used: set[str] = set()
+        if away:
             used = {found.directory_id for found in _assignments(filesystem, own)}
-            now |= {one: path for one, path in left_out.items() if one in used}
-        if tuple(now.items()) != identity.further:
+        for one, left in away.items():
+            if one not in now and (Path(left) in others or one in used):
+                now[one] = left
+        if dict(identity.further) != now:
             write_identity(filesystem, own, replace(identity, further=tuple(now.items())))
     finally:
         lock.release()
@@ -101,11 +100,10 @@ def _joined(
     filesystem: FileSystem,
     path: Path,
     own: DirectoryIdentity,
-    *,
     known_id: str | None,
     new_directory_id: Callable[[], str],
-) -> str:
-    """The id of a further directory; ``known_id``, of the one that was there, if it is away."""
+) -> str | None:
+    """The id of a further directory; ``None`` if the one that was there, ``known_id``, is away."""
     try:
         found = read_identity(filesystem, path)
         if found is None and known_id is not None and not filesystem.exists(path):
@@ -126,7 +124,7 @@ def _joined(
         if known_id is None:
             raise
         _logger.error("%s is away: %s", path, error)
-        return known_id
+        return None
     refused = _refused(path, found, own)
     if refused:
         raise CorruptDataError(refused)

@@ -245,3 +245,17 @@ def test_an_assignment_that_cannot_be_read_is_not_guessed(broker: Broker) -> Non
         broker.place(data_dir, "b")
     broker.join("1")
     assert broker.further() == {"id1": "1"}
+
+
+def test_disks_that_are_mounted_in_each_others_place_are_known_by_their_ids(
+    broker: Broker,
+) -> None:
+    data_dir = broker.join("1", "2")
+    assert [broker.place(data_dir, topic) for topic in ("a", "b", "c")] == ["0", "1", "2"]
+    (broker.root / "2").rename(broker.root / "kept")
+    (broker.root / "1").rename(broker.root / "2")
+    broker.join("1", "2")
+    assert broker.place(data_dir, "b", in_sync=True) == "2"
+    (broker.root / "kept").rename(broker.root / "1")
+    broker.join("1", "2")
+    assert broker.place(data_dir, "c", in_sync=True) == "1"
