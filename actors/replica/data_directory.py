@@ -169,21 +169,26 @@ def join(
         lock.release()
 
 
-def refusal(
+def owned(
     filesystem: FileSystem, data_dir: Path, *, cluster_id: str, broker_id: int
-) -> str | None:
-    """Why an actor of that broker must not use the directory; ``None`` if it may. OSError."""
+) -> DirectoryIdentity:
+    """The identity of that broker's own directory; MissingLogError if it is not. OSError."""
     wanted = f"cluster {cluster_id}, broker {broker_id}"
     try:
         identity = read_identity(filesystem, data_dir)
     except CorruptDataError as error:
-        return f"{data_dir} cannot be told to be that of {wanted}: {error}"
+        raise MissingLogError(
+            f"{data_dir} cannot be told to be that of {wanted}: {error}"
+        ) from None
     if identity is None:
-        return (
+        raise MissingLogError(
             f"{data_dir} is not the data directory of {wanted}: it has no {IDENTITY_FILE}. Is its "
             "disk mounted, and is this the right node?"
         )
-    return _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
+    refused = _difference(data_dir, identity, cluster_id=cluster_id, broker_id=broker_id)
+    if refused is not None:
+        raise MissingLogError(refused)
+    return identity
 
 
 def _difference(

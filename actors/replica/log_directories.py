@@ -20,9 +20,9 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig, data_directories
 from oncelog.actors.protocol.partition.log_directory import (
     Assignment,
-    LogDirectory,
     NoDirectory,
-    choose_directory,
+    emptiest,
+    possible_directories,
 )
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
@@ -70,28 +70,27 @@ def join_further(
         return
     lock = filesystem.lock(own / LOCK_FILE)
     try:
+        # Again: whoever had the lock may have written it.
+        identity = read_identity(filesystem, own) or identity
         before = {path: one for one, path in identity.further}
         now: dict[str, str] = {}
         for path in others:
-            one = _joined(
-                filesystem,
-                path,
-                identity,
-                known_id=before.get(str(path)),
-                new_directory_id=new_directory_id,
-            )
+            known_id = before.get(str(path))
+            one = _joined(filesystem, path, identity, known_id, new_directory_id)
             if one in now:
                 raise CorruptDataError(
                     f"data_dir={data_dir!r}: {now[one]} and {path} are one directory; name it once"
                 )
-            now[one] = str(path)
-        left_out = {
-            one: path for path, one in before.items() if one not in now and path not in now.values()
-        }
-        if left_out:
+            if one is not None:
+                now[one] = str(path)
+        away = {one: path for path, one in before.items() if path not in now.values()}
+        used: set[str] = set()
+        if away:
             used = {found.directory_id for found in _assignments(filesystem, own)}
-            now |= {one: path for one, path in left_out.items() if one in used}
-        if tuple(now.items()) != identity.further:
+        for one, left in away.items():
+            if one not in now and (Path(left) in others or one in used):
+                now[one] = left
+        if dict(identity.further) != now:
             write_identity(filesystem, own, replace(identity, further=tuple(now.items())))
     finally:
         lock.release()
@@ -101,11 +100,10 @@ def _joined(
     filesystem: FileSystem,
     path: Path,
     own: DirectoryIdentity,
-    *,
     known_id: str | None,
     new_directory_id: Callable[[], str],
-) -> str:
-    """The id of a further directory; ``known_id``, of the one that was there, if it is away."""
+) -> str | None:
+    """The id of a further directory; ``None`` if the one that was there, ``known_id``, is away."""
     try:
         found = read_identity(filesystem, path)
         if found is None and known_id is not None and not filesystem.exists(path):
@@ -126,7 +124,7 @@ def _joined(
         if known_id is None:
             raise
         _logger.error("%s is away: %s", path, error)
-        return known_id
+        return None
     refused = _refused(path, found, own)
     if refused:
         raise CorruptDataError(refused)
@@ -196,66 +194,57 @@ class LogDirectories:
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
 
-    def are_several(self) -> bool:
-        """Whether the replica may be elsewhere than in the own directory. OSError."""
-        if self._name == METADATA_LOG or not self._config.cluster_id:
-            return False
-        return bool(self._others) or bool(self._identity().further)
+    def are_several(self, own: DirectoryIdentity) -> bool:
+        """Whether the replica may be elsewhere than in the own directory."""
+        return self._name != METADATA_LOG and bool(self._others or own.further)
 
     def lock(self) -> Lock:
         """Decide alone. DirectoryLockedError while another does; OSError."""
         return self._filesystem.lock(self._own / ASSIGNING_LOCK_FILE)
 
-    def place(self, topic_id: str, *, is_in_sync: bool) -> Path:
+    def place(self, own: DirectoryIdentity, topic_id: str, *, is_in_sync: bool) -> Path:
         """The replica's directory, which need not exist; ``lock`` is held.
 
         What is decided is durable on return. MissingLogError, OSError; CorruptDataError if what
         says where it is, or whose the files there are, cannot be read.
         """
-        there, away = _look(self._filesystem, self._others, self._identity())
+        there, away = _look(self._filesystem, self._others, own)
         assigned = read_assignment(self._filesystem, self._assignment_file)
         paths = {OWN: self._own, **there}
-        chosen = choose_directory(
-            list(self._seen(paths, away, assigned)),
-            away.keys(),
-            assigned,
-            topic_id=topic_id,
-            is_in_sync=is_in_sync,
+        found = self._found(paths, away, assigned)
+        possible = possible_directories(
+            found, away, assigned, topic_id=topic_id, is_in_sync=is_in_sync
         )
-        if isinstance(chosen, NoDirectory):
-            raise MissingLogError(self._told(chosen, assigned, away))
-        self._assign(chosen.directory_id, topic_id, assigned)
-        return paths[chosen.directory_id] / self._name
+        if isinstance(possible, NoDirectory):
+            raise MissingLogError(self._told(possible, assigned, away))
+        chosen = possible[0]
+        if len(possible) > 1:
+            names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
+            chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
+        self._assign(chosen, topic_id, assigned)
+        return paths[chosen] / self._name
 
     def forget(self, path: Path) -> None:
         """The files of the replica in ``path`` were removed for good, durably. OSError."""
         if path.parent != self._own:
             self._assign(OWN, "", read_assignment(self._filesystem, self._assignment_file))
 
-    def _identity(self) -> DirectoryIdentity:
-        identity = read_identity(self._filesystem, self._own)
-        if identity is None:
-            raise MissingLogError(f"{self._own} has no {IDENTITY_FILE}")
-        return identity
-
-    def _seen(
+    def _found(
         self,
         paths: Mapping[str, Path],
         away: dict[str, tuple[str, str]],
         assigned: Assignment | None,
-    ) -> Iterator[LogDirectory]:
-        """The directories that can be read; the others are put among those ``away``."""
+    ) -> dict[str, str | None]:
+        """Whose files each directory has; one that cannot be read is put among those ``away``."""
+        found: dict[str, str | None] = {}
         for one, path in paths.items():
             try:
-                yield LogDirectory(
-                    directory_id=one,
-                    topic_id=read_topic_id(self._filesystem, path / self._name),
-                    replica_count=sum(map(_is_replica, self._filesystem.list_directory(path))),
-                )
+                found[one] = read_topic_id(self._filesystem, path / self._name)
             except OSError as error:
                 if one == OWN or (assigned is not None and assigned.directory_id == one):
                     raise
                 away[one] = (str(path), str(error))
+        return found
 
     def _told(
         self,

@@ -1,7 +1,7 @@
 """How a replica comes by its log: whose files they are, the lock on its directory, and recovery.
 
-``refusal``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end. Blocking but for
-``lock``: the caller runs the others beside the event loop.
+``check_owner``, ``find``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end.
+``claim``, ``open`` and ``close`` may block for long: the caller runs them beside the event loop.
 
 A log that is in sync and is not there is missing, never empty: the directory bears the id of its
 topic, durably, before its replica asks the controller for its role, and so before it can be in
@@ -25,8 +25,8 @@ from oncelog.actors.replica.data_directory import (
     LOG_SUFFIX,
     DirectoryIdentity,
     MissingLogError,
+    owned,
     read_identity,
-    refusal,
     write_identity,
 )
 from oncelog.actors.replica.log_directories import LogDirectories
@@ -99,6 +99,7 @@ class ReplicaDirectory:
         self._clock = clock
         self._machine = machine
         self._lock: Lock | None = None
+        self._owner: DirectoryIdentity | None = None
         self.claimed_topic_id = ""
         """The topic whose files these were made, once they are."""
         self.cut: TailCut | None = None
@@ -124,22 +125,21 @@ class ReplicaDirectory:
     def check_owner(self) -> None:
         """MissingLogError if the data directory is not that of our cluster and broker. OSError."""
         if self._config.cluster_id:
-            refused = refusal(
+            self._owner = owned(
                 self._filesystem,
                 self._own,
                 cluster_id=self._config.cluster_id,
                 broker_id=self._config.broker_id,
             )
-            if refused is not None:
-                raise MissingLogError(refused)
 
     async def find(self, expected: ExpectedLog, *, is_wanted: Callable[[], bool]) -> None:
-        """Know in which data directory the files are, or are to be made.
+        """Know in which data directory the files are, or are to be made; after ``check_owner``.
 
         MissingLogError if that is away, or there are none and they should be; OSError,
         CorruptDataError.
         """
-        if not self._directories.are_several():
+        owner = self._owner
+        if owner is None or not self._directories.are_several(owner):
             return
         while is_wanted():
             try:
@@ -148,7 +148,9 @@ class ReplicaDirectory:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
                 continue
             try:
-                path = self._directories.place(expected.topic_id, is_in_sync=expected.is_in_sync)
+                path = self._directories.place(
+                    owner, expected.topic_id, is_in_sync=expected.is_in_sync
+                )
             finally:
                 turn.release()
             if path != self._path:

@@ -15,7 +15,7 @@ from sim_replica_stage import HASTY, administer, isr, leader, logs, read, replic
 from sim_world import World
 
 from oncelog.actors.config import data_directories
-from oncelog.actors.protocol.partition.log_directory import choose_directory
+from oncelog.actors.protocol.partition.log_directory import possible_directories
 from oncelog.actors.replica import log_directories
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.log.topic_id_file import read_topic_id
@@ -157,16 +157,20 @@ def test_only_the_replicas_of_a_disk_that_fails_are_offline_until_it_works_again
     ends = {number: one.machine.log_end_offset for number, one in replicas(world, "solo").items()}
     assert ends == dict.fromkeys((*good["solo"], *bad["solo"]), 2)
     assert strays(world) == []
+    administer(world, lambda admin: admin.delete_topic("solo"))
+    world.run_for(SOON_S)
+    left = {path for disk in world.disks.values() for path in disk.next_life().files()}
+    assert [path for path in left if "solo" in str(path)] == []
     assert watch.violations == []
 
 
 def test_without_this_protection_its_checker_alone_speaks(world: World, watch: LogWatch) -> None:
     """A replica whose directory is away is made anew in another, as if it were a new one."""
 
-    def anew(directories: Any, _away: Any, _assigned: Any, **expected: Any) -> Any:
-        return choose_directory(directories, (), None, **expected)
+    def anew(found: Any, _away: Any, _assigned: Any, **expected: Any) -> Any:
+        return possible_directories(found, (), None, **expected)
 
-    with mock.patch.object(log_directories, "choose_directory", anew):
+    with mock.patch.object(log_directories, "possible_directories", anew):
         fail_and_restart(world)
     world.mend_disk(FAILING, SECOND)
     world.run_for(LATER_S)

@@ -23,7 +23,7 @@ An assignment of another topic of its name counts for nothing. Source: KIP-112, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -35,18 +35,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
 
 
-class LogDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory that can be used, as this replica finds it.
-
-    ``topic_id``: of the files under the replica's name, ``None`` if there are none.
-    ``replica_count``: how many replicas of any topic are in it.
-    """
-
-    directory_id: str
-    topic_id: str | None
-    replica_count: int
-
-
 class NoDirectory(enum.Enum):
     """Why a replica is in no directory."""
 
@@ -54,30 +42,36 @@ class NoDirectory(enum.Enum):
     LOST = "lost"
 
 
-def choose_directory(
-    directories: Sequence[LogDirectory],
+def possible_directories(
+    found: Mapping[str, str | None],
     away: Collection[str],
     assigned: Assignment | None,
     *,
     topic_id: str,
     is_in_sync: bool,
-) -> LogDirectory | NoDirectory:
-    """Where the replica is; see the module. ``directories``: at least one, in the broker's order.
+) -> Sequence[str] | NoDirectory:
+    """The ids of those in which the replica is or, of several, may be made; see the module.
 
-    ``away``: ids of the broker's other directories. ``is_in_sync``: as the controller has it.
+    ``found``: by the id of each directory that can be used, at least one and in the broker's order,
+    the topic id of the files under the replica's name, ``None`` if there are none. ``away``: ids of
+    the others. ``is_in_sync``: as the controller has it.
     """
     if assigned is not None and assigned.topic_id == topic_id:
-        for directory in directories:
-            if directory.directory_id == assigned.directory_id:
-                return directory
+        if assigned.directory_id in found:
+            return (assigned.directory_id,)
         if assigned.directory_id in away:
             return NoDirectory.AWAY
         if is_in_sync:
             return NoDirectory.LOST
-    for directory in directories:
-        if directory.topic_id == topic_id:
-            return directory
+    for directory_id, owner in found.items():
+        if owner == topic_id:
+            return (directory_id,)
     if is_in_sync:
         return NoDirectory.LOST
-    left_over = [one for one in directories if one.topic_id is not None]
-    return min(left_over or directories, key=lambda one: one.replica_count)
+    left_over = [directory_id for directory_id, owner in found.items() if owner is not None]
+    return left_over or list(found)
+
+
+def emptiest(counts: Mapping[str, int]) -> str:
+    """Of directories with this many replicas, the first with the fewest."""
+    return min(counts, key=lambda directory_id: counts[directory_id])

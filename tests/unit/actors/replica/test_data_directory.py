@@ -10,9 +10,10 @@ from oncelog.actors.protocol.cluster.log import ClusterFounded, encode_cluster_r
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
     DirectoryIdentity,
+    MissingLogError,
+    owned,
     prepare,
     read_identity,
-    refusal,
     write_identity,
 )
 from oncelog.storage.disk.file_system import DirectoryLockedError, RealFileSystem
@@ -28,7 +29,11 @@ def prepared(directory: Path, new_cluster_id: str = ONE) -> DirectoryIdentity:
 
 
 def refused(directory: Path) -> str | None:
-    return refusal(DISK, directory, cluster_id=ONE, broker_id=1)
+    try:
+        owned(DISK, directory, cluster_id=ONE, broker_id=1)
+    except MissingLogError as error:
+        return str(error)
+    return None
 
 
 def test_an_empty_directory_becomes_that_of_a_cluster_to_be_founded(tmp_path: Path) -> None:

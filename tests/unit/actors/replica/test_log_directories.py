@@ -15,9 +15,9 @@ from oncelog.actors.replica.data_directory import (
     DirectoryIdentity,
     MissingLogError,
     join,
+    owned,
     prepare,
     read_identity,
-    refusal,
     write_identity,
 )
 from oncelog.actors.replica.log_directories import (
@@ -64,7 +64,9 @@ class Broker:
         config = ReplicaConfig(
             topic=topic, partition=0, broker_id=1, data_dir=data_dir, cluster_id=CLUSTER
         )
-        path = LogDirectories(config, DISK).place(topic_id, is_in_sync=in_sync)
+        own = read_identity(DISK, self.root / "0")
+        assert own is not None
+        path = LogDirectories(config, DISK).place(own, topic_id, is_in_sync=in_sync)
         DISK.make_directory(path)
         write_topic_id(DISK, path, topic_id)
         return path.parent.name
@@ -81,7 +83,9 @@ def test_one_directory_is_as_it_always_was(broker: Broker) -> None:
     config = ReplicaConfig(
         topic="t", partition=0, broker_id=1, data_dir=data_dir, cluster_id=CLUSTER
     )
-    assert not LogDirectories(config, DISK).are_several()
+    own = read_identity(DISK, broker.root / "0")
+    assert own is not None
+    assert not LogDirectories(config, DISK).are_several(own)
     assert (broker.root / "0" / IDENTITY_FILE).read_text() == before
     assert sorted(path.name for path in (broker.root / "0").iterdir()) == [".lock", IDENTITY_FILE]
     assert offline_directories(DISK, data_dir) == {}
@@ -141,7 +145,8 @@ def test_a_further_directory_cannot_be_named_first(broker: Broker) -> None:
         prepare(DISK, path, broker_id=1, new_cluster_id=CLUSTER)
     with pytest.raises(CorruptDataError, match="own first"):
         join(DISK, path, cluster_id=CLUSTER, broker_id=1, new_directory_id="x")
-    assert "own first" in (refusal(DISK, path, cluster_id=CLUSTER, broker_id=1) or "")
+    with pytest.raises(MissingLogError, match="own first"):
+        owned(DISK, path, cluster_id=CLUSTER, broker_id=1)
 
 
 def test_new_replicas_are_spread_and_found_again(broker: Broker) -> None:
@@ -240,3 +245,17 @@ def test_an_assignment_that_cannot_be_read_is_not_guessed(broker: Broker) -> Non
         broker.place(data_dir, "b")
     broker.join("1")
     assert broker.further() == {"id1": "1"}
+
+
+def test_disks_that_are_mounted_in_each_others_place_are_known_by_their_ids(
+    broker: Broker,
+) -> None:
+    data_dir = broker.join("1", "2")
+    assert [broker.place(data_dir, topic) for topic in ("a", "b", "c")] == ["0", "1", "2"]
+    (broker.root / "2").rename(broker.root / "kept")
+    (broker.root / "1").rename(broker.root / "2")
+    broker.join("1", "2")
+    assert broker.place(data_dir, "b", in_sync=True) == "2"
+    (broker.root / "kept").rename(broker.root / "1")
+    broker.join("1", "2")
+    assert broker.place(data_dir, "c", in_sync=True) == "1"
