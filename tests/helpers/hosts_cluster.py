@@ -18,7 +18,7 @@ from network_hosts import COMMAND_S, DISK, Host, Network, wait_for
 
 ROOT: Final = Path(__file__).parents[2]
 PROGRAMS: Final = ROOT / "tests" / "hosts"
-UP_S: Final = 240.0
+UP_S: Final = 480.0
 STATUS_S: Final = 60.0
 JOINED_S: Final = 180.0
 """Ray's autoscaler takes half a minute to miss a node, and tries again as often."""
