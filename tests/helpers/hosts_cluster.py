@@ -155,7 +155,7 @@ class HostsCluster:
         except OSError as error:
             if TOO_BUSY not in str(error):
                 raise
-        self.down()
+        self.head.run("ray", "stop", "--force")
         return self._up()
 
     def _up(self) -> str:

@@ -274,7 +274,7 @@ class Trial:
         cluster = self.cluster
         cluster.oncelog("stop")
         self.head.run("sh", "-c", "kill -KILL $(pgrep -x raylet)")
-        assert "but not its head: ray down, then ray up" in self._why_no_up()
+        assert "but not its head: stop Ray here, then ray up" in self._why_no_up()
         cluster.down()
         left = [host for host in cluster.hosts() if host is not self.head]
         assert not ray_processes(self.head), ray_processes(self.head)
