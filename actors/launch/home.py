@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 LOOK_TIMEOUT_S: Final = 30.0
 """How long nodes may take to say what is in their data directory."""
 
-GATHER_ATTEMPTS: Final = 180
+GATHER_ATTEMPTS: Final = 300
 GATHER_RETRY_S: Final = 1.0
 """How often, and how long, nodes that have to be there are looked for: those of workers start
 after the head's."""

@@ -246,7 +246,7 @@ class Host:
         settings = [f"{key}={text}" for key, text in variables.items()]
         done = self._enter("env", "RAY_AUTH_MODE=token", *settings, *command, timeout_s=timeout_s)
         if done.returncode not in statuses:
-            said = f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+            said = f"{done.stdout[-12000:]}\n{done.stderr[-6000:]}"
             raise OSError(f"{self.name}: {shlex.join(command)}: {done.returncode}\n{said}")
         return done.stdout
 

@@ -93,6 +93,7 @@ class Trial:
             self.head_is_killed,
             self.clock_is_wrong,
             self.wrong_disks_come,
+            self.node_of_head_ends,
             self.goes_down_and_up,
             self.all_are_killed_and_move,
             self.head_is_lost,
@@ -270,11 +271,17 @@ class Trial:
             went_on = self._went_on(steady, pause_s=math.inf)
         return f"`ray up` is done {up_s:.0f} s after the power failed; {back}; {went_on}"
 
+    def node_of_head_ends(self) -> str:
+        """`ray up` cannot start it beside what is left of the head, and says so."""
+        self.head.run("sh", "-c", "kill -KILL $(pgrep -x raylet)")
+        assert "but not its head: stop Ray here, then ray up" in self._why_no_up()
+        self.head.run("ray", "stop")
+        self.cluster.up()
+        return self._back(self._begin_writing("after-node"))
+
     def goes_down_and_up(self) -> str:
         cluster = self.cluster
         cluster.oncelog("stop")
-        self.head.run("sh", "-c", "kill -KILL $(pgrep -x raylet)")
-        assert "but not its head: ray down, then ray up" in self._why_no_up()
         cluster.down()
         left = [host for host in cluster.hosts() if host is not self.head]
         assert not ray_processes(self.head), ray_processes(self.head)
