@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 
 from oncelog.actors.config import (
-    FOUNDING_SETTINGS,
     ClusterConfig,
     ClusterOptions,
     check_range,
@@ -49,7 +48,7 @@ from oncelog.api.producing.member import (
     end_run,
 )
 from oncelog.api.producing.producer import AsyncProducer, Producer
-from oncelog.api.session import connection
+from oncelog.api.session import connection, expected
 from oncelog.api.session.context import ClientContext
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.api.session.process_bound import ProcessBound
@@ -59,7 +58,6 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ConnectionFailedError,
     GroupIdNotFoundError,
-    InvalidSettingError,
     exception_for,
 )
 from oncelog.storage.model import TopicPartition
@@ -115,9 +113,7 @@ def init(
         connection.start_log(paths, config, is_ours=is_starter, cluster_id=cluster_id)
     cluster = Cluster()
     try:
-        cluster.expect_data_dir(paths)
-        cluster.expect_cluster(cluster_id)
-        cluster.expect_settings(settings)
+        cluster.expect(paths, cluster_id, settings)
     except BaseException:
         # A log with the wrong settings must not stay in the way of the right one.
         end = cluster.shutdown if is_launcher else cluster.close
@@ -167,7 +163,7 @@ class Cluster(ProcessBound):
         except BaseException:
             self._loop_thread.close()
             raise
-        self._reports.interval_ms = int(self._setting("metrics_interval_ms"))
+        self._reports.interval_ms = int(expected.setting(self._metadata, "metrics_interval_ms"))
 
     # --- what it is -----------------------------------------------------------------------
 
@@ -223,37 +219,13 @@ class Cluster(ProcessBound):
             raise exception_for(reply.error, reply.detail)
         return reply
 
-    def expect_data_dir(self, paths: tuple[Path, ...]) -> None:
-        """Refuse to continue when this cluster keeps its data elsewhere."""
-        if self.data_dirs != paths:
-            raise ConnectionFailedError(
-                f"a cluster with data_dir={connection.data_dir_text(self.data_dirs)!r} runs here "
-                f"already, so data_dir={connection.data_dir_text(paths)!r} cannot be started: use "
-                "the same directory, or stop the running cluster first"
-            )
-
-    def expect_cluster(self, cluster_id: str | None) -> None:
-        """Refuse to continue when this is another cluster; ``None`` expects none."""
-        if cluster_id not in {None, self.cluster_id}:
-            raise ConnectionFailedError(
-                f"cluster {self.cluster_id} runs here already, not cluster_id={cluster_id!r}: stop "
-                "it first, or give its id"
-            )
-
-    def expect_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that this cluster does not have: it was started with its own."""
-        for name, value in settings.items():
-            found = self._setting(name)
-            if str(value) != found:
-                raise InvalidSettingError(
-                    f"{name}={value!r} is not what the cluster of {self.data_dir} has, which is "
-                    f"{found}: leave it out, or stop the cluster and start it with that"
-                    + (" in a new directory" if name in FOUNDING_SETTINGS else "")
-                )
-
-    def _setting(self, name: str) -> str:
-        """What the cluster has of one setting of ``ClusterConfig``."""
-        return dict(self._metadata.settings).get(name, str(getattr(ClusterConfig(), name)))
+    def expect(
+        self, data_dirs: tuple[Path, ...], cluster_id: str | None, settings: Mapping[str, Any]
+    ) -> None:
+        """Refuse to go on if this is not the cluster that was meant; see ``expected``."""
+        expected.check_data_dirs(self._metadata, data_dirs)
+        expected.check_cluster(self._metadata, cluster_id)
+        expected.check_settings(self._metadata, settings)
 
     @property
     def context(self) -> ClientContext:

@@ -154,6 +154,7 @@ class Controller:
         )
         self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
         self._members.without_vote = self._voters.without
+        self._members.is_current = self._voters.is_current
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""

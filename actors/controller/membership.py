@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import structs
@@ -93,6 +93,8 @@ class Membership:
         )
         self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
         """What takes the vote of a broker that has lost its disk, if that can be now."""
+        self.is_current: Callable[[], Awaitable[bool]] = _always
+        """Whether nobody else has become the controller."""
         self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
         self._started_ms: dict[tuple[TopicPartition, int], int] = {}
         """When a replica, by its partition and broker, last asked for its role."""
@@ -176,11 +178,14 @@ class Membership:
         """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
 
         Its own actor, which sends them, may be away for longer than a session: nobody needs it
-        meanwhile, but for its vote.
+        meanwhile, but for its vote. Or all heartbeats go to another controller: then the question
+        whether there is one ends this one.
         """
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            await asyncio.gather(*map(self._ask_actors_of, self.brokers.unheard()))
+            unheard = self.brokers.unheard()
+            if unheard and await self.is_current():
+                await asyncio.gather(*map(self._ask_actors_of, unheard))
 
     async def _ask_actors_of(self, broker_id: int) -> None:
         actors = set(map(holder_of, self._placed_on(broker_id)))
@@ -257,3 +262,7 @@ class Membership:
 
     def _placed_on(self, broker_id: int) -> list[Placement]:
         return [one for one in self._machine.placements() if one.broker_id == broker_id]
+
+
+async def _always() -> bool:
+    return True

@@ -341,6 +341,7 @@ def test_healing_makes_room_on_the_disk_of_who_is_dead(world):
     world.disk(LEADER).capacity_bytes = 0
     world.kill(LEADER)
     world.quiesce()
+    assert world.is_ready(LEADER)
 
 
 def test_a_clock_that_jumps_is_one_machine_s_own(world):
