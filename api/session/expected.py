@@ -27,8 +27,8 @@ def check_cluster(metadata: MetadataReply, expected: str | None) -> None:
     """Refuse another cluster; ``None`` expects none."""
     if expected not in {None, metadata.cluster_id}:
         raise ConnectionFailedError(
-            f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}: stop it "
-            "first, or give its id"
+            f"cluster {metadata.cluster_id} runs here already, not cluster_id={expected!r}: stop "
+            "it first, or give its id"
         )
 
 
