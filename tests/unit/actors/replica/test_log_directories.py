@@ -226,6 +226,20 @@ def test_a_directory_that_is_left_out_is_kept_on_the_list_while_it_has_replicas(
     assert broker.further() == {"id1": "3"}
 
 
+@pytest.mark.parametrize(
+    ("topic", "wanted"), [("t", True), ("__consumer_offsets", False), ("__cluster_metadata", False)]
+)
+def test_what_a_program_needs_to_connect_is_in_the_own_directory(
+    broker: Broker, topic: str, wanted: bool
+) -> None:
+    config = ReplicaConfig(
+        topic=topic, partition=0, broker_id=1, data_dir=broker.join("1"), cluster_id=CLUSTER
+    )
+    own = read_identity(DISK, broker.root / "0")
+    assert own is not None
+    assert LogDirectories(config, DISK).are_several(own) == wanted
+
+
 def test_what_was_removed_is_assigned_nowhere(broker: Broker) -> None:
     data_dir = broker.join("1")
     assert [broker.place(data_dir, topic) for topic in ("a", "b")] == ["0", "1"]
