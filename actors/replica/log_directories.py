@@ -26,7 +26,6 @@ from oncelog.actors.protocol.partition.log_directory import (
 )
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
-    METADATA_LOG,
     DirectoryIdentity,
     MissingLogError,
     read_identity,
@@ -285,8 +284,9 @@ class LogDirectories:
 
 
 def _is_replica(name: str) -> bool:
-    """Whether that is what the directory of a replica is called."""
-    return name != METADATA_LOG and name.rpartition("-")[2].isdecimal() and "-" in name
+    """Whether that is what the directory of a replica is called that may be in any of them."""
+    topic, _, partition = name.rpartition("-")
+    return bool(topic) and partition.isdecimal() and topic not in INTERNAL_TOPICS
 
 
 def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:

@@ -151,6 +151,8 @@ def test_a_further_directory_cannot_be_named_first(broker: Broker) -> None:
 
 def test_new_replicas_are_spread_and_found_again(broker: Broker) -> None:
     alone = broker.join()
+    for internal in ("__transaction_state-0", "__consumer_offsets-0", "__cluster_metadata-0"):
+        (broker.root / "0" / internal).mkdir()
     for topic in ("a", "b"):
         assert broker.place(alone, topic) == "0"
     data_dir = broker.join("1", "2")
