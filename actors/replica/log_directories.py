@@ -26,7 +26,6 @@ from oncelog.actors.protocol.partition.log_directory import (
 )
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
-    METADATA_LOG,
     DirectoryIdentity,
     MissingLogError,
     read_identity,
@@ -37,6 +36,7 @@ from oncelog.storage.disk.file_system import FileSystem, Lock
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.checkpoint import LOCK_FILE
 from oncelog.storage.log.topic_id_file import read_topic_id
+from oncelog.storage.model import INTERNAL_TOPICS
 
 _logger = logging.getLogger(__name__)
 
@@ -195,8 +195,12 @@ class LogDirectories:
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
 
     def are_several(self, own: DirectoryIdentity) -> bool:
-        """Whether the replica may be elsewhere than in the own directory."""
-        return self._name != METADATA_LOG and bool(self._others or own.further)
+        """Whether the replica may be elsewhere than in the own directory.
+
+        That of a coordinator is not: a program connects once all of them lead, so another disk that
+        fails would keep everybody out where they have no other replica.
+        """
+        return self._config.topic not in INTERNAL_TOPICS and bool(self._others or own.further)
 
     def lock(self) -> Lock:
         """Decide alone. DirectoryLockedError while another does; OSError."""
@@ -280,8 +284,9 @@ class LogDirectories:
 
 
 def _is_replica(name: str) -> bool:
-    """Whether that is what the directory of a replica is called."""
-    return name != METADATA_LOG and name.rpartition("-")[2].isdecimal() and "-" in name
+    """Whether that is what the directory of a replica is called that may be in any of them."""
+    topic, _, partition = name.rpartition("-")
+    return bool(topic) and partition.isdecimal() and topic not in INTERNAL_TOPICS
 
 
 def read_assignment(filesystem: FileSystem, path: Path) -> Assignment | None:

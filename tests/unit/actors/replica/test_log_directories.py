@@ -151,6 +151,8 @@ def test_a_further_directory_cannot_be_named_first(broker: Broker) -> None:
 
 def test_new_replicas_are_spread_and_found_again(broker: Broker) -> None:
     alone = broker.join()
+    for internal in ("__transaction_state-0", "__consumer_offsets-0", "__cluster_metadata-0"):
+        (broker.root / "0" / internal).mkdir()
     for topic in ("a", "b"):
         assert broker.place(alone, topic) == "0"
     data_dir = broker.join("1", "2")
@@ -224,6 +226,20 @@ def test_a_directory_that_is_left_out_is_kept_on_the_list_while_it_has_replicas(
     moved = broker.join("3")
     assert broker.place(moved, "b", in_sync=True) == "3"
     assert broker.further() == {"id1": "3"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "wanted"), [("t", True), ("__consumer_offsets", False), ("__cluster_metadata", False)]
+)
+def test_what_a_program_needs_to_connect_is_in_the_own_directory(
+    broker: Broker, topic: str, wanted: bool
+) -> None:
+    config = ReplicaConfig(
+        topic=topic, partition=0, broker_id=1, data_dir=broker.join("1"), cluster_id=CLUSTER
+    )
+    own = read_identity(DISK, broker.root / "0")
+    assert own is not None
+    assert LogDirectories(config, DISK).are_several(own) == wanted
 
 
 def test_what_was_removed_is_assigned_nowhere(broker: Broker) -> None:
