@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import msgspec
@@ -28,6 +29,12 @@ from oncelog.storage.model import TopicPartition
 REQUEST = ProduceRequest(
     topic_partition=TopicPartition("flights", 3), batch=b"\x00" * 100, ticket=b"t"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_other_tests_is_collected_before() -> None:
+    """While hypothesis looks at a type, the warning of a socket that is collected is an error."""
+    gc.collect()
 
 
 def push_of(batches: object) -> ReplicateRequest:
