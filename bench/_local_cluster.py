@@ -11,17 +11,19 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
+from oncelog.actors.controller.broker_watch import BrokerNode
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.launch.assembly import Surroundings, server_of
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.replica.data_directory import prepare
 from oncelog.api.admin.admin import AsyncAdmin
 from oncelog.api.config import ProducerSettings
@@ -98,9 +100,9 @@ class _Launcher:
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
 
-    async def start(self, replicas: list[tuple[TopicPartition, int]]) -> None:
-        for tp, broker_id in replicas:
-            self._cluster.start_replica(tp, broker_id)
+    async def start(self, placements: Sequence[Placement]) -> None:
+        for placement in placements:
+            self._cluster.start_replica(placement.topic_partition, placement.broker_id)
 
     async def end(self, actors: list[str]) -> None:
         for name in actors:
@@ -109,13 +111,19 @@ class _Launcher:
     async def running(self) -> list[str]:
         return list(self._cluster.board.servers)
 
+    async def nodes(self) -> Sequence[BrokerNode]:
+        return ()
+
+    async def start_brokers(self, nodes: Sequence[BrokerNode]) -> None:
+        """There are none."""
+
 
 class LocalCluster:
     """Its controller, coordinators and leaders; make it on the event loop it lives on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._config = ClusterConfig()
+        self._config = ClusterConfig(replicas_per_actor=1)
         self.board = _Switchboard()
         self.transport = TimedTransport(self.board)
         self.background = TimedBackground()
