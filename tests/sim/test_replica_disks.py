@@ -92,6 +92,7 @@ def test_a_follower_that_only_the_controller_does_not_hear_fills_no_metadata_log
     world.cut(3, 1)
     world.run_for(10)
     write(world, ["b"], 1)
+    world.run_for(1)
     controller = world.server("controller")
     before = controller.replica.machine.log_end_offset
     world.run_for(120)
