@@ -78,6 +78,7 @@ class FollowerProgress:
         "_caught_up_ms",
         "_goal_ms",
         "_goal_offset",
+        "_had_all",
         "_in_flight",
         "_is_refusing",
         "_number",
@@ -107,6 +108,8 @@ class FollowerProgress:
         self._caught_up_ms = now_ms
         self._goal_offset = NO_OFFSET
         self._goal_ms = now_ms
+        self._had_all = False
+        """Whether the last answer was that it has everything."""
 
     @property
     def told_log_start_offset(self) -> int:
@@ -146,6 +149,10 @@ class FollowerProgress:
         self._in_flight = self._number
         self._sent_ms = now_ms
         self._sent_bounds = bounds
+        if self._had_all:
+            # However long nothing came: it lacks only what came just now.
+            self._had_all = False
+            self._caught_up_ms = max(now_ms, self._caught_up_ms)
         if self._goal_offset == NO_OFFSET:
             self._goal_offset, self._goal_ms = log_end_offset, now_ms
         return self._number
@@ -165,7 +172,8 @@ class FollowerProgress:
         self.state = FollowerState.REPLICATING
         self._told = self._sent_bounds
         self.next_offset = self.match_offset = end_offset
-        if end_offset >= log_end_offset:
+        self._had_all = end_offset >= log_end_offset
+        if self._had_all:
             self._caught_up_ms, self._goal_offset = max(now_ms, self._caught_up_ms), NO_OFFSET
         elif end_offset >= self._goal_offset:
             self._caught_up_ms = max(self._goal_ms, self._caught_up_ms)
@@ -177,12 +185,14 @@ class FollowerProgress:
         self.state = FollowerState.PROBING
         self.next_offset = next_offset
         self.match_offset = NO_OFFSET
+        self._had_all = False
 
     def begin_anew(self) -> None:
         """It may have another disk by now: what it has said so far counts no longer."""
         self.state = FollowerState.PROBING
         self.match_offset = NO_OFFSET
         self._in_flight = _NOT_IN_FLIGHT
+        self._had_all = False
 
     def failed(self, now_ms: int) -> None:
         """The push failed, or its outcome is unknown: try again, but not at once."""

@@ -129,6 +129,18 @@ def test_follower_that_lacks_something_is_in_sync_for_the_lag_time() -> None:
     assert progress.lags_after_ms(log_end_offset=11, lag_max_ms=30_000) == 31_001
 
 
+def test_follower_that_has_everything_lags_from_the_push_on_that_brings_more() -> None:
+    """Not from its last answer on, which is old when nothing was appended for a while."""
+    progress = replicating(10, now_ms=1_000)
+    number = progress.sent(100_000, log_end_offset=11, bounds=TOLD)
+    assert in_sync(progress, 130_000, 11)
+    assert not in_sync(progress, 130_001, 11)
+    assert progress.answered(number)
+    progress.failed(100_000)
+    progress.sent(120_000, log_end_offset=12, bounds=TOLD)
+    assert not in_sync(progress, 130_001, 12)
+
+
 def test_new_follower_counts_as_caught_up_when_its_leader_began() -> None:
     progress = FollowerProgress(next_offset=0, now_ms=5_000)
     assert in_sync(progress, 35_000, 1)
@@ -140,7 +152,8 @@ def test_follower_behind_a_growing_log_was_caught_up_when_its_goal_was_set() -> 
     progress = replicating(10, now_ms=0)
     send(progress, 1_000, end=20)
     progress.acknowledged(15, 2_000, log_end_offset=30)
-    assert not in_sync(progress, 30_001, 30)
+    assert in_sync(progress, 31_000, 30)
+    assert not in_sync(progress, 31_001, 30)
     send(progress, 2_000, end=30)
     progress.acknowledged(20, 3_000, log_end_offset=40)
     assert in_sync(progress, 31_000, 40)

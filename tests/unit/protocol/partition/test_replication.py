@@ -612,3 +612,11 @@ def test_a_leader_wakes_when_a_silent_member_begins_to_lag(leading: Leading) -> 
     assert leading.leader.proposal(LAG_MAX_MS) is None
     assert leading.leader.proposal(LAG_MAX_MS + 1) is not None
     assert leading.leader.wake_ms(LAG_MAX_MS + 1) is None  # In flight, as are the pushes.
+
+
+def test_an_append_after_a_long_silence_takes_nobody_from_the_isr(leading: Leading) -> None:
+    leading.acknowledge(2, 6)
+    leading.append()
+    leading.leader.pushes(10 * LAG_MAX_MS)
+    assert leading.leader.proposal(10 * LAG_MAX_MS) is None
+    assert leading.leader.proposal(11 * LAG_MAX_MS + 1) is not None
