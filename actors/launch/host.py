@@ -33,13 +33,7 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
     MetadataRequest,
 )
-from oncelog.actors.protocol.messages.replication import (
-    ReplicateManyReply,
-    ReplicateManyRequest,
-    ReplicateReply,
-)
 from oncelog.actors.replica.opening import ExpectedLog
-from oncelog.actors.rpc.bundled_pushes import BundledPushes
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
@@ -57,9 +51,6 @@ LOOK_RETRY_MAX_MS: Final = 1_000
 SHARED_ANSWER_MS: Final = 400
 """How long replicas that look at their topic's settings share an answer."""
 
-SYNCED_TOGETHER_MS: Final = 250
-"""How long pushes that came together wait for the slowest of them, once the first is synced."""
-
 BEGUN_AT_ONCE: Final = 50
 """So many replicas are begun before calls to the others are answered again."""
 
@@ -73,9 +64,7 @@ class Host:
 
     def __init__(self, config: HostConfig, surroundings: Surroundings) -> None:
         self.config = config
-        self._within = surroundings.transport
-        pushes = BundledPushes(surroundings.transport, surroundings.die)
-        self.surroundings = surroundings = dataclasses.replace(surroundings, transport=pushes)
+        self.surroundings = surroundings
         self._servers: dict[str, ReplicaServer] = {}
         self._tasks = OwnTasks(surroundings.die)
         self._looking = asyncio.Lock()
@@ -122,23 +111,6 @@ class Host:
         servers = self._servers.values()
         return PingReply(
             offline_replicas=tuple(one for server in servers for one in server.offline_replicas())
-        )
-
-    async def replicate_many(self, request: ReplicateManyRequest) -> ReplicateManyReply:
-        """Take pushes for several replicas; once one is synced the others have little time left."""
-        own = host_actor(self.config.number, self.config.broker_id)
-        timeout_ms = self.config.cluster.internal_call_timeout_ms
-        answers = [
-            self._tasks.spawn(
-                self._within.call(f"{own}/{push.key}", push.request, timeout_ms=timeout_ms)
-            )
-            for push in request.pushes
-        ]
-        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait(answers, timeout=SYNCED_TOGETHER_MS / 1000)
-        late = ReplicateReply(error=ErrorCode.REQUEST_TIMED_OUT)
-        return ReplicateManyReply(
-            replies=tuple(answer.result() if answer.done() else late for answer in answers)
         )
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002

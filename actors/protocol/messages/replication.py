@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
@@ -56,31 +54,3 @@ class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
     high_watermark: int
     log_start_offset: int
     batches: Batches
-
-
-class HeldPush(msgspec.Struct, frozen=True, kw_only=True):
-    """A push to one of the replicas that a host holds; ``key``: see ``interfaces.replica_key``."""
-
-    key: str
-    request: ReplicateRequest
-
-
-class ReplicateManyReply(Reply, frozen=True, kw_only=True):
-    """The answer to each push, in their order.
-
-    ``REQUEST_TIMED_OUT``: not synced yet, while others are. Push it again, by itself.
-    """
-
-    replies: tuple[ReplicateReply, ...] = ()
-
-
-class ReplicateManyRequest(Request[ReplicateManyReply], frozen=True, kw_only=True):
-    """What one host pushes to another at a time, for several partitions.
-
-    If it is lost, all of these pushes are. Late and repeated copies are harmless.
-    """
-
-    method = "replicate_many"
-    reply_type = ReplicateManyReply
-
-    pushes: tuple[HeldPush, ...]
