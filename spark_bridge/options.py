@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.config import COMPRESSION_TYPES
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.ranges import Selection
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
     Offsets,
-    Selection,
     parse_assignment,
     parse_offsets,
 )
@@ -100,34 +100,6 @@ class ReadOptions:
                 raise InvalidSettingError(
                     f"{name} may not be {word} ({never}) in a batch read: nothing could be read"
                 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """A write. ``topic`` ``None``: each row names its own."""
-
-    address: str | None = None
-    topic: str | None = None
-    transactional_id: str | None = None
-    txn_app_id: str | None = None
-    txn_version: int = 0
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
-    compression_type: str = "none"
-
-    def identity(self, run_id: str) -> tuple[str, bytes]:
-        """The transactional id that a run writes under, and the commit token of what it writes.
-
-        With ``txnAppId`` the application has its own transactional id, and the token names the
-        version: a committed version is not written again. Otherwise ``transactional.id`` is used
-        as it is; without one each run has a new id and no token, so that the coordinator may
-        expire it.
-        """
-        if self.txn_app_id is not None:
-            transactional_id = f"{self.transactional_id or 'spark'}-{self.txn_app_id}"
-            return transactional_id, version_token(self.txn_app_id, self.txn_version)
-        if self.transactional_id is not None:
-            return self.transactional_id, run_id.encode()
-        return f"spark-{run_id}", b""
 
 
 # --- parsing ----------------------------------------------------------------------------------

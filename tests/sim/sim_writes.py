@@ -20,10 +20,10 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
+from oncelog.api.distributing.connection import Connection, WritingSettings
+from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext
-from oncelog.spark_bridge.connection import Connection, WritingSettings
-from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.storage.model import TopicPartition
 
 BATCHES_MAX = 2

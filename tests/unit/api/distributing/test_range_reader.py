@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from oncelog.spark_bridge import range_reader
-from oncelog.spark_bridge.offsets import PartitionRange
-from oncelog.spark_bridge.range_reader import read_range
+from oncelog.api.distributing import range_reader
+from oncelog.api.distributing.range_reader import read_range
+from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.storage.exceptions import OffsetOutOfRangeError, RequestTimedOutError
 from oncelog.storage.model import IsolationLevel, TopicPartition
 

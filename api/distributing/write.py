@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.ranges import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
-from oncelog.spark_bridge.connection import Connection
-from oncelog.spark_bridge.offsets import unknown_topic
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.storage.exceptions import InvalidRequestError, UnknownTopicOrPartitionError
 
 if TYPE_CHECKING:

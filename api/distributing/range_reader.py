@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.api.session.routing import Router
-from oncelog.spark_bridge.offsets import PartitionRange
 from oncelog.storage.exceptions import RequestTimedOutError
 from oncelog.storage.model import IsolationLevel
 
