@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.process.ray_environment import prepare_to_join
+from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.api.distributing.connection import Connection
 
 if TYPE_CHECKING:
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE: Final = "ONCELOG_ADDRESS"
 """The default of option ``address``, which a session gives to all its Python processes."""
+
+
+DRIVER_COMMAND: Final = "java"
+"""What Spark's driver runs; its Python processes are its children."""
+
+
+def driver_process(processes: ProcessTable) -> DriverProcess | None:
+    """Spark's driver, the Java ancestor of this planner process."""
+    return processes.ancestor(DRIVER_COMMAND)
 
 
 def default_address() -> str:
@@ -52,6 +63,6 @@ def connect(address: str | None) -> Connection:
         _Cache.cluster = _Cache.connection = None
         ray.shutdown()
     _Cache.cluster = client.connect(wanted)
-    _Cache.connection = Connection(_Cache.cluster.context)
+    _Cache.connection = Connection(_Cache.cluster.context, driver_process)
     _Cache.address = wanted
     return _Cache.connection

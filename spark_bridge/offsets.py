@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from oncelog.api.distributing.ranges import Bounds, PartitionRange
@@ -102,6 +103,7 @@ def plan(
                     topic_partition=topic_partition,
                     start_offset=start_offset,
                     end_offset=end_offset,
+                    topic_id=readable.topic_id,
                 )
             )
     return ranges
@@ -122,7 +124,7 @@ def split(ranges: list[PartitionRange], ranges_min: int) -> list[PartitionRange]
         count = min(item.size, -(-item.size * ranges_min // total))
         cuts = [item.start_offset + item.size * place // count for place in range(count + 1)]
         pieces += [
-            PartitionRange(topic_partition=item.topic_partition, start_offset=start, end_offset=end)
+            replace(item, start_offset=start, end_offset=end)
             for start, end in itertools.pairwise(cuts)
         ]
     return pieces

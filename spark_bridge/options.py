@@ -28,8 +28,6 @@ from oncelog.spark_bridge.offsets import (
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
-    COMMIT_TOKEN_MAX_BYTES,
-    TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
     TopicPartition,
     is_valid_topic_name,
@@ -136,6 +134,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if compression_type not in COMPRESSION_TYPES:
         raise given.refuse("compression.type", "one of " + ", ".join(COMPRESSION_TYPES))
     parsed = WriteOptions(
+        engine="spark",
         address=given.text("address"),
         topic=topic,
         transactional_id=given.text("transactional.id"),
@@ -148,7 +147,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     )
     if given.has("txnAppId") != given.has("txnVersion"):
         raise InvalidSettingError("txnAppId and txnVersion belong together: give both or neither")
-    _check_lengths(parsed)
+    parsed.check_identity()
     return parsed
 
 
@@ -233,18 +232,6 @@ def _check_topic(option: str, topic: str) -> None:
         raise InvalidSettingError(
             f"{option}: {topic!r} is not a topic name: 1 to 249 of letters, digits, '.', '_', '-'"
         )
-
-
-def _check_lengths(options: WriteOptions) -> None:
-    """Ids and tokens are bounded; the id of a run, of 32 characters, fits in any case."""
-    transactional_id, token = options.identity("0" * 32)
-    if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
-        raise InvalidSettingError(
-            f"transactional.id and txnAppId have more than {TRANSACTIONAL_ID_MAX_BYTES} bytes "
-            "together: give shorter ones"
-        )
-    if len(token) > COMMIT_TOKEN_MAX_BYTES:
-        raise InvalidSettingError("txnAppId is too long for a commit token: give a shorter one")
 
 
 def _selection(given: _Given) -> Selection:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.range_reader import read_range
@@ -20,7 +23,10 @@ from oncelog.api.producing.member import (
     end_run,
     new_run_id,
 )
-from oncelog.api.session.offsets import list_offsets
+from oncelog.api.session.offsets import REQUEST_TIMEOUT_MS, is_retriable, list_offsets
+from oncelog.api.session.retry import call_with_retries
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import exception_for
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -32,9 +38,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from oncelog.api.session.context import ClientContext
-
-DRIVER_COMMAND: Final = "java"
-"""What Spark's driver runs; its Python processes are its children."""
 
 PLAN_TIMEOUT_MS: Final = 60_000
 END_TIMEOUT_MS: Final = 300_000
@@ -51,9 +54,16 @@ class WritingSettings:
 
 
 class Connection:
-    """What the hooks of the data source need of a cluster; any method may raise OncelogError."""
+    """What a process of an engine needs of a cluster; any method may raise ``OncelogError``."""
 
-    def __init__(self, context: ClientContext, settings: WritingSettings | None = None) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        driver: Callable[[ProcessTable], DriverProcess | None],
+        settings: WritingSettings | None = None,
+    ) -> None:
+        """``driver`` finds the process that a write ends with, from the process that plans it."""
+        self._driver = driver
         self._router = context.router
         self._loop_thread = context.loop_thread
         self._random = context.random
@@ -71,26 +81,56 @@ class Connection:
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
     ) -> dict[TopicPartition, Bounds]:
         """What can be read now: from the log start to the last stable offset or high watermark."""
-
-        def listed(timestamp: int) -> Mapping[TopicPartition, Any]:
-            return self._loop_thread.run(
-                list_offsets(
-                    self._router,
-                    dict.fromkeys(partitions, timestamp),
-                    isolation_level=isolation_level,
-                    random=self._random,
-                    timeout_ms=PLAN_TIMEOUT_MS,
-                )
-            )
-
-        starts, ends = listed(EARLIEST_TIMESTAMP), listed(LATEST_TIMESTAMP)
+        topics = self._loop_thread.run(self._router.metadata({tp.topic for tp in partitions}))
+        starts, ends = (
+            self.offsets_at(dict.fromkeys(partitions, timestamp), isolation_level)
+            for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+        )
         return {
             topic_partition: Bounds(
-                start_offset=starts[topic_partition].offset,
-                end_offset=ends[topic_partition].offset,
+                start_offset=starts[topic_partition],
+                end_offset=ends[topic_partition],
+                topic_id=topics[topic_partition.topic].topic_id,
             )
             for topic_partition in partitions
         }
+
+    def offsets_at(
+        self, timestamps: Mapping[TopicPartition, int], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The first record at or after each time, in ms since 1970; -1 where there is none yet."""
+        replies = self._loop_thread.run(
+            list_offsets(
+                self._router,
+                timestamps,
+                isolation_level=isolation_level,
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+            )
+        )
+        return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
+
+    def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """How much of each partition's log an offset takes on average, at least 1 byte."""
+
+        async def ask(topic_partition: TopicPartition) -> int:
+            reply = await call_with_retries(
+                lambda: self._router.call_leader(
+                    topic_partition, DescribeReplicaRequest(), timeout_ms=REQUEST_TIMEOUT_MS
+                ),
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+                is_retriable=is_retriable,
+            )
+            if reply.error is not ErrorCode.NONE:
+                raise exception_for(reply.error, reply.detail or f"size of {topic_partition}")
+            offsets = max(1, reply.log_end_offset - reply.log_start_offset)
+            return max(1, reply.size_bytes // offsets)
+
+        async def ask_all() -> list[int]:
+            return await asyncio.gather(*map(ask, partitions))
+
+        return dict(zip(partitions, self._loop_thread.run(ask_all()), strict=True))
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -113,10 +153,7 @@ class Connection:
     # --- writing ------------------------------------------------------------------------------
 
     def begin_run(self, options: WriteOptions) -> Membership:
-        """Begin a new attempt at a whole write, which fences earlier ones.
-
-        It is tied to Spark's driver, the Java ancestor of this planner process.
-        """
+        """Begin a new attempt at a whole write; it fences earlier ones and ends with its driver."""
         run_id = new_run_id(self._random)
         transactional_id, token = options.identity(run_id)
         return self._loop_thread.run(
@@ -127,7 +164,7 @@ class Connection:
                 token=token,
                 transaction_timeout_ms=options.transaction_timeout_ms,
                 run_id=run_id,
-                driver=self._processes.ancestor(DRIVER_COMMAND),
+                driver=self._driver(self._processes),
                 random=self._random,
             )
         )

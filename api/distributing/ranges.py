@@ -16,11 +16,16 @@ from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """Offsets of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive)."""
+    """Offsets of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+
+    ``topic_id`` is that of the topic when the read was planned: in another of its name the offsets
+    mean nothing.
+    """
 
     topic_partition: TopicPartition
     start_offset: int
     end_offset: int
+    topic_id: str = ""
 
     @property
     def size(self) -> int:
@@ -34,6 +39,7 @@ class Bounds:
 
     start_offset: int
     end_offset: int
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

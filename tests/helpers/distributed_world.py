@@ -20,13 +20,18 @@ from oncelog.storage.records.codec import encode_records
 
 
 class OnePartition:
-    """Topic ``t`` with partition 0, in memory. ``is_silent``: fetches find nothing, for ever."""
+    """Topic ``t`` with partition 0, in memory.
+
+    ``is_silent``: fetches find nothing, for ever. ``is_deleted``: the controller knows no topic.
+    """
 
     def __init__(self):
         self.batches = []
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.is_silent = False
+        self.is_deleted = False
+        self.topic_id = "0" * 32
 
     def append(self, *values):
         batch = encode_records([(None, value, 1_000, ()) for value in values])
@@ -42,14 +47,18 @@ class OnePartition:
         return self._metadata() if isinstance(request, MetadataRequest) else self._fetch(request)
 
     def _metadata(self):
+        if self.is_deleted:
+            return MetadataReply()
         partition = PartitionMetadata(
             partition=0, leader=1, leader_epoch=0, replicas=(1,), isr=(1,)
         )
         return MetadataReply(
-            topics=(TopicMetadata(name="t", topic_id="0" * 32, partitions=(partition,)),)
+            topics=(TopicMetadata(name="t", topic_id=self.topic_id, partitions=(partition,)),)
         )
 
     def _fetch(self, request: FetchRequest):
+        if request.topic_id != self.topic_id:
+            return request.failed(ErrorCode.UNKNOWN_TOPIC_ID)
         if request.fetch_offset < self.log_start_offset:
             return request.failed(ErrorCode.OFFSET_OUT_OF_RANGE)
         found = [
