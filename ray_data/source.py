@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 BLOCKS_MAX: Final = 1_000_000
 
+TASK_BYTES_MIN: Final = 8_388_608
+"""The least of a log that a task reads, unless told otherwise: some nine batches of a table.
+
+Tasks that share a batch both fetch it, and Ray Data asks for up to 200 tasks of a megabyte each.
+"""
+
 
 def read(
     topics: str | Sequence[str],
@@ -87,7 +93,11 @@ def read(
         connect(address), names, start_offset, end_offset, IsolationLevel(isolation_level)
     )
     dataset: Dataset = read_datasource(
-        OncelogDatasource(planned, includes_headers=include_headers),
+        OncelogDatasource(
+            planned,
+            includes_headers=include_headers,
+            task_bytes_min=1 if override_num_blocks else TASK_BYTES_MIN,
+        ),
         override_num_blocks=override_num_blocks,
         concurrency=concurrency,
         num_cpus=num_cpus,
@@ -145,9 +155,12 @@ def plan_read(
 class OncelogDatasource(Datasource):
     """A planned read as Ray Data sees it."""
 
-    def __init__(self, planned: ReadPlan, *, includes_headers: bool) -> None:
+    def __init__(
+        self, planned: ReadPlan, *, includes_headers: bool, task_bytes_min: int = TASK_BYTES_MIN
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan = planned
+        self._task_bytes_min = task_bytes_min
         self._schema = read_schema(includes_headers=includes_headers)
 
     def estimate_inmemory_data_size(self) -> int:
@@ -160,8 +173,12 @@ class OncelogDatasource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: DataContext | None = None,  # noqa: ARG002
     ) -> list[ReadTask]:
-        """At most ``parallelism`` tasks; without records one, which tells the columns."""
+        """At most ``parallelism`` tasks, each large enough; at least one, to tell the columns."""
         planned = self._plan
+        log_bytes = sum(
+            item.size * planned.bytes_per_offset[item.topic_partition] for item in planned.ranges
+        )
+        count_max = max(1, min(parallelism, log_bytes // self._task_bytes_min))
         return [
             ReadTask(
                 _reading(share, planned.isolation_level, self._schema),
@@ -175,8 +192,7 @@ class OncelogDatasource(Datasource):
                 schema=self._schema,
                 per_task_row_limit=per_task_row_limit,
             )
-            for share in shares(planned.ranges, planned.bytes_per_offset, max(1, parallelism))
-            or [()]
+            for share in shares(planned.ranges, planned.bytes_per_offset, count_max) or [()]
         ]
 
 

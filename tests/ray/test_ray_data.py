@@ -26,7 +26,11 @@ def _a_task_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(mark: str = "") -> Any:
-    """A dataset of records in blocks of their own; ``mark`` distinguishes their values."""
+    """A dataset of records in blocks of their own; ``mark`` distinguishes their values.
+
+    What they are made of is there, as blocks: Ray Data would tell a sink fused with what makes
+    them those blocks' columns.
+    """
     import pyarrow as pa
     import ray
 
@@ -34,9 +38,8 @@ def numbers(mark: str = "") -> Any:
         values = [f"{mark}{number}" for number in table["id"].to_pylist()]
         return pa.table({"key": pa.array(values), "value": pa.array(values)})
 
-    return ray.data.range(ROWS, override_num_blocks=BLOCKS).map_batches(
-        records, batch_format="pyarrow"
-    )
+    blocks = ray.data.range(ROWS, override_num_blocks=BLOCKS).materialize()
+    return blocks.map_batches(records, batch_format="pyarrow")
 
 
 def expected(mark: str = "") -> Counter[bytes]:
@@ -105,6 +108,28 @@ def test_a_write_that_fails_leaves_nothing_visible_and_holds_up_nobody(
         write_with(FailingSink, numbers("failed-"), topic)
     ray_data.write(numbers("good-"), topic)
     assert values(ray_data.read(topic)) == expected("good-")
+
+
+def test_an_interrupted_write_leaves_nothing_visible_and_holds_up_nobody(
+    cluster: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oncelog.ray_data.sink import OncelogDatasink
+
+    def interrupted(sink: Any, result: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OncelogDatasink, "on_write_complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ray_data.write(numbers("interrupted-"), topic)
+    ray_data.write(numbers("good-"), topic)
+    assert values(ray_data.read(topic)) == expected("good-")
+
+
+def test_a_process_connects_once(cluster: Any) -> None:
+    from oncelog.ray_data.connection import connect
+
+    assert connect() is connect(cluster.address)
 
 
 def test_a_version_is_written_once(cluster: Any, topic: str, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_read_is_planned_up_to_what_its_isolation_allows():
 
 
 def test_there_are_as_many_tasks_as_ray_data_asks_for():
-    made = OncelogDatasource(a_plan(), includes_headers=True)
+    made = OncelogDatasource(a_plan(), includes_headers=True, task_bytes_min=1)
     tasks = made.get_read_tasks(3)
     assert len(tasks) == 3
     sizes = [task.metadata.size_bytes for task in tasks]
@@ -68,6 +68,13 @@ def test_there_are_as_many_tasks_as_ray_data_asks_for():
     assert sum(sizes) == made.estimate_inmemory_data_size()
     # Control batches count as offsets: nobody knows how many rows there are before reading them.
     assert [task.metadata.num_rows for task in tasks] == [None] * 3
+
+
+def test_a_task_has_no_less_of_the_log_than_is_worth_it():
+    # 90 offsets of 100 bytes.
+    made = OncelogDatasource(a_plan(), includes_headers=True, task_bytes_min=4_000)
+    assert len(made.get_read_tasks(200)) == 2
+    assert len(OncelogDatasource(a_plan(), includes_headers=True).get_read_tasks(200)) == 1
 
 
 def test_a_task_reads_its_ranges_as_arrow_blocks_with_the_isolation_of_the_read():
