@@ -72,11 +72,9 @@ def read(
     (without a zone it is UTC), "earliest" or "latest", or ``{topic: {partition: one of these}}``,
     where those not named are read from the earliest or to the latest. A time stands for the
     first record at or after it. The latest is the last stable offset for read_committed, the
-    high watermark for read_uncommitted; an end beyond it is cut to it. Partitions are cut into,
-    and put together to, as many tasks of about equal size as Ray Data asks for, or as
-    ``override_num_blocks`` says. ``address`` is that of ``oncelog.connect``; by default the
-    Ray cluster of this process, or machine. The other arguments are those of
-    ``ray.data.read_datasource``.
+    high watermark for read_uncommitted; an end beyond it is cut to it. ``address`` is that of
+    ``oncelog.connect``; by default the Ray cluster of this process, or machine. The other
+    arguments are those of ``ray.data.read_datasource``.
 
     Raises ``InvalidSettingError`` for an impossible argument, ``UnknownTopicOrPartitionError``
     for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
@@ -89,9 +87,8 @@ def read(
     check_words("include_headers", include_headers, (True, False))
     if override_num_blocks is not None:
         check_count("override_num_blocks", override_num_blocks, low=1, high=BLOCKS_MAX)
-    planned = plan_read(
-        connect(address), names, start_offset, end_offset, IsolationLevel(isolation_level)
-    )
+    level = IsolationLevel(isolation_level)
+    planned = plan_read(connect(address), names, start_offset, end_offset, level)
     dataset: Dataset = read_datasource(
         OncelogDatasource(
             planned,
