@@ -34,7 +34,7 @@ def dataset(rows: int) -> Any:
 
     def values(table: pa.Table) -> pa.Table:
         return pa.table(
-            {"value": pa.array([b"%0100d" % number for number in table["id"].to_pylist()])}
+            {"value": pa.array([f"{number:0100d}" for number in table["id"].to_pylist()])}
         )
 
     return ray.data.range(rows).map_batches(values, batch_format="pyarrow")
@@ -68,11 +68,8 @@ def kafka_side(directory: Path) -> Iterator[tuple[Callable[..., None], Callable[
     try:
 
         def write(rows: Any, topic: str) -> None:
-            (made,) = (
-                AdminClient({"bootstrap.servers": servers})
-                .create_topics([NewTopic(topic, PARTITIONS, 1)])
-                .values()
-            )
+            admin = AdminClient({"bootstrap.servers": servers})
+            (made,) = admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values()
             made.result(60)
             rows.write_kafka(topic, servers)
 
