@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncelog import spark_bridge
+    from oncelog import ray_data, spark_bridge
     from oncelog.actors.protocol.messages.group import OffsetAndMetadata
     from oncelog.actors.protocol.messages.transaction import Run, Winner
     from oncelog.api.admin.admin import Admin
@@ -214,6 +214,7 @@ __all__ = [
     "Winner",
     "connect",
     "init",
+    "ray_data",
     "spark_bridge",
 ]
 
@@ -250,8 +251,8 @@ _EXCEPTIONS = "oncelog.storage.exceptions"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "spark_bridge":
-        return importlib.import_module("oncelog.spark_bridge")
+    if name in ("ray_data", "spark_bridge"):
+        return importlib.import_module(f"oncelog.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'oncelog' has no attribute {name!r}")
     # What is public and has no home of its own here is an exception.

@@ -15,21 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.config import COMPRESSION_TYPES
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.ranges import Selection
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
 from oncelog.spark_bridge.offsets import (
     EARLIEST,
     LATEST,
     Offsets,
-    Selection,
     parse_assignment,
     parse_offsets,
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import (
-    COMMIT_TOKEN_MAX_BYTES,
-    TRANSACTIONAL_ID_MAX_BYTES,
     IsolationLevel,
     TopicPartition,
     is_valid_topic_name,
@@ -102,34 +100,6 @@ class ReadOptions:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
-    """A write. ``topic`` ``None``: each row names its own."""
-
-    address: str | None = None
-    topic: str | None = None
-    transactional_id: str | None = None
-    txn_app_id: str | None = None
-    txn_version: int = 0
-    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
-    compression_type: str = "none"
-
-    def identity(self, run_id: str) -> tuple[str, bytes]:
-        """The transactional id that a run writes under, and the commit token of what it writes.
-
-        With ``txnAppId`` the application has its own transactional id, and the token names the
-        version: a committed version is not written again. Otherwise ``transactional.id`` is used
-        as it is; without one each run has a new id and no token, so that the coordinator may
-        expire it.
-        """
-        if self.txn_app_id is not None:
-            transactional_id = f"{self.transactional_id or 'spark'}-{self.txn_app_id}"
-            return transactional_id, version_token(self.txn_app_id, self.txn_version)
-        if self.transactional_id is not None:
-            return self.transactional_id, run_id.encode()
-        return f"spark-{run_id}", b""
-
-
 # --- parsing ----------------------------------------------------------------------------------
 
 
@@ -164,6 +134,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if compression_type not in COMPRESSION_TYPES:
         raise given.refuse("compression.type", "one of " + ", ".join(COMPRESSION_TYPES))
     parsed = WriteOptions(
+        engine="spark",
         address=given.text("address"),
         topic=topic,
         transactional_id=given.text("transactional.id"),
@@ -176,7 +147,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     )
     if given.has("txnAppId") != given.has("txnVersion"):
         raise InvalidSettingError("txnAppId and txnVersion belong together: give both or neither")
-    _check_lengths(parsed)
+    parsed.check_identity()
     return parsed
 
 
@@ -261,18 +232,6 @@ def _check_topic(option: str, topic: str) -> None:
         raise InvalidSettingError(
             f"{option}: {topic!r} is not a topic name: 1 to 249 of letters, digits, '.', '_', '-'"
         )
-
-
-def _check_lengths(options: WriteOptions) -> None:
-    """Ids and tokens are bounded; the id of a run, of 32 characters, fits in any case."""
-    transactional_id, token = options.identity("0" * 32)
-    if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
-        raise InvalidSettingError(
-            f"transactional.id and txnAppId have more than {TRANSACTIONAL_ID_MAX_BYTES} bytes "
-            "together: give shorter ones"
-        )
-    if len(token) > COMMIT_TOKEN_MAX_BYTES:
-        raise InvalidSettingError("txnAppId is too long for a commit token: give a shorter one")
 
 
 def _selection(given: _Given) -> Selection:

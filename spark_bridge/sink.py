@@ -13,10 +13,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import DistributedWrite
 from oncelog.spark_bridge.connection import connect
-from oncelog.spark_bridge.distributed_write import DistributedWrite
 from oncelog.spark_bridge.errors import one_line_errors
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.spark_bridge.schema import check_write_schema
 from oncelog.storage.exceptions import InvalidSettingError
 

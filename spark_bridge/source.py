@@ -21,9 +21,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
-from oncelog.spark_bridge.offsets import PartitionRange, plan, split
+from oncelog.spark_bridge.offsets import plan, split
 from oncelog.spark_bridge.options import ReadOptions, parse_read_options, parse_write_options
 from oncelog.spark_bridge.schema import arrow_schema, check_read_schema, read_schema, to_spark
 from oncelog.spark_bridge.sink import BatchWriter

@@ -1,6 +1,6 @@
 """The exception that each error code becomes for a user: one class per code.
 
-Only ``api`` and ``spark_bridge`` raise these. Every class pickles; the docstring of each is the
+Only ``api`` and the bridges above it raise these. Every class pickles; the docstring of each is the
 advice that its message falls back to.
 
 One file: a class for each code of the one table, and nothing else.

@@ -92,7 +92,7 @@ def as_table(data: object) -> pa.Table:
             f"and 'partition', each once; the table has {names}"
         )
     for name in names:
-        _check_type(name, data.schema.field(name).type)
+        check_column_type(name, data.schema.field(name).type)
     return data
 
 
@@ -148,7 +148,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _check_type(name: str, kind: pa.DataType) -> None:
+def check_column_type(name: str, kind: pa.DataType) -> None:
+    """Refuse a column of a type that records cannot take: ``TypeError`` says which they can."""
     if name in ("key", "value"):
         is_right, wanted = _is_bytes(kind), "binary or string"
     elif name == "timestamp":

@@ -150,7 +150,7 @@ def join_ray(address: str) -> None:
     place = _host_and_port(address)
     cluster = ray_probe.ray_cluster_at(place, address)
     if ray.is_initialized():
-        if not cluster.endswith(_ray_cluster_id()):
+        if not cluster.endswith(ray_cluster_id()):
             raise ConnectionFailedError(
                 f"this process is connected to the Ray cluster at {ray_address()}, so it cannot "
                 f"use the one at address={address!r}: use another process, or call ray.shutdown() "
@@ -191,7 +191,7 @@ def _host_and_port(address: str) -> str:
         ) from None
 
 
-def _ray_cluster_id() -> bytes:
+def ray_cluster_id() -> bytes:
     """What names the Ray cluster that this process is connected to."""
     from ray._private.worker import global_worker
 

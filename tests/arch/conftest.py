@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("storage", "actors", "api", "spark_bridge", "examples")
+PACKAGES = ("storage", "actors", "api", "ray_data", "spark_bridge", "examples")
 NOT_OURS = re.compile(r"(\.(?!ci\b|gitignore).*|__pycache__|build|dist|.*\.egg-info)")
 """Names left out where there is no git to ask."""
 

@@ -19,6 +19,7 @@ PAGES = (
     "docs/GLOSSARY.md",
     "docs/INVARIANTS.md",
     "docs/OPERATIONS.md",
+    "docs/RAY_DATA.md",
     "docs/TESTING.md",
 )
 DECISION_HEADINGS = (
@@ -183,3 +184,11 @@ def test_every_command_that_a_document_names_exists(root, documents):
     }
     assert {"demo", "test"} <= named
     assert named <= commands
+
+
+def test_the_ray_data_of_readme_is_that_of_the_example(root, documents):
+    section = documents["README.md"].split("\n## From Ray Data\n")[1].split("\n## ")[0]
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    example = (root / "examples/ray_data.py").read_text(encoding="utf-8")
+    missing = [line for line in shown.splitlines() if f"    {line}\n" not in example]
+    assert not missing

@@ -44,7 +44,7 @@ def test_every_source_package_is_installed(settings, project_files):
 
 
 def test_every_module_is_in_a_package(project_files):
-    sources = ("storage/", "actors/", "api/", "spark_bridge/", "examples/")
+    sources = ("storage/", "actors/", "api/", "ray_data/", "spark_bridge/", "examples/")
     directories = {
         name.rpartition("/")[0]
         for name in project_files

@@ -23,10 +23,10 @@ from oncelog.actors.protocol.transaction import runs as transaction_runs
 from oncelog.actors.protocol.transaction import state as transaction_state
 from oncelog.actors.protocol.transaction.runs import Runs
 from oncelog.actors.protocol.transaction.state import TransactionMetadata
+from oncelog.api.distributing import connection
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import DistributedWrite
 from oncelog.api.producing.member import TransactionMember
-from oncelog.spark_bridge import connection
-from oncelog.spark_bridge.distributed_write import DistributedWrite
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.storage.errors import ErrorCode
 
 

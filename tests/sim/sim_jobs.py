@@ -22,8 +22,8 @@ from sim_writes import RowsFailedError, hook, write_rows
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.api.distributing.write import Connect, DistributedWrite
 from oncelog.api.producing.member import Membership, RunEnd
-from oncelog.spark_bridge.distributed_write import Connect, DistributedWrite
 from oncelog.spark_bridge.options import parse_write_options
 from oncelog.storage.exceptions import OncelogError
 

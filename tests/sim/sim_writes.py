@@ -20,10 +20,11 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
+from oncelog.api.distributing.connection import Connection, WritingSettings
+from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext
-from oncelog.spark_bridge.connection import Connection, WritingSettings
-from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
+from oncelog.spark_bridge.connection import driver_process
 from oncelog.storage.model import TopicPartition
 
 BATCHES_MAX = 2
@@ -69,7 +70,7 @@ def _settings(player: Player) -> WritingSettings:
 async def hook(player: Player, step: Callable[[Connect], StepT]) -> StepT:
     """One hook of the driver: to plan, to commit or to abort."""
     thread = SimThread(player.client)
-    connection = Connection(_context(player, thread), _settings(player))
+    connection = Connection(_context(player, thread), driver_process, _settings(player))
     thread.start(lambda: step(lambda _: connection))
     result: StepT = await thread.ended
     return result

@@ -5,11 +5,12 @@ import logging
 import pytest
 
 from oncelog.actors.protocol.messages.transaction import Run
-from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Selection
+from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.api.distributing.ranges import Selection
+from oncelog.spark_bridge.offsets import EARLIEST, LATEST
 from oncelog.spark_bridge.options import (
     parse_read_options,
     parse_write_options,
-    version_token,
 )
 from oncelog.storage.exceptions import InvalidSettingError
 from oncelog.storage.model import IsolationLevel, TopicPartition

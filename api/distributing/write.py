@@ -6,7 +6,7 @@ with the report of one attempt per partition of the rows: it ends the run with t
 the transaction coordinator aborts every other member, whether a failed, retried or speculative
 attempt or one still writing. No task ever commits anything.
 
-With ``txnAppId`` and ``txnVersion`` a repeated write of a committed version writes nothing: its
+With an application and its version a repeated write of a committed version writes nothing: its
 tasks leave their rows unread.
 
 Nothing here knows Spark: any engine with rows as Arrow batches, tasks, and a way to send objects
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.ranges import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
-from oncelog.spark_bridge.connection import Connection
-from oncelog.spark_bridge.offsets import unknown_topic
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.storage.exceptions import InvalidRequestError, UnknownTopicOrPartitionError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class DistributedWrite:
     def plan(cls, connect: Connect, options: WriteOptions) -> DistributedWrite:
         """Check what can be checked before any task starts, and begin a run.
 
-        ``OutdatedVersionError`` for a ``txnVersion`` below the one committed last: the job was
+        ``OutdatedVersionError`` for a version below the one committed last: the job was
         rolled back, or runs twice.
         """
         connection = connect(options.address)
@@ -136,6 +136,9 @@ def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
+        if gathered and batch.schema != gathered[0].schema:
+            yield pa.Table.from_batches(gathered)
+            gathered, size_bytes = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size_bytes += batch.nbytes

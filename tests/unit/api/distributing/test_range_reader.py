@@ -5,19 +5,27 @@ from random import Random
 
 import pytest
 
-from oncelog.spark_bridge import range_reader
-from oncelog.spark_bridge.offsets import PartitionRange
-from oncelog.spark_bridge.range_reader import read_range
-from oncelog.storage.exceptions import OffsetOutOfRangeError, RequestTimedOutError
+from oncelog.api.distributing import range_reader
+from oncelog.api.distributing.range_reader import read_range
+from oncelog.api.distributing.ranges import PartitionRange
+from oncelog.storage.exceptions import (
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
 from oncelog.storage.model import IsolationLevel, TopicPartition
 
 
-def values(partition, start, end):
+def values(partition, start, end, topic_id=""):
     """The values that a read of offsets ``start`` to ``end`` gives, batch by batch."""
 
     async def scenario():
         wanted = PartitionRange(
-            topic_partition=TopicPartition("t", 0), start_offset=start, end_offset=end
+            topic_partition=TopicPartition("t", 0),
+            start_offset=start,
+            end_offset=end,
+            topic_id=topic_id,
         )
         return [
             batch["value"].to_pylist()
@@ -61,3 +69,19 @@ def test_a_leader_that_gives_nothing_for_long_fails_the_read(one_partition, monk
     one_partition.is_silent = True
     with pytest.raises(RequestTimedOutError, match="the leader of t-0 gave nothing"):
         values(one_partition, 0, 1)
+
+
+def test_a_topic_that_vanished_after_the_plan_fails_the_read(one_partition):
+    one_partition.append(b"0")
+    one_partition.is_deleted = True
+    with pytest.raises(UnknownTopicOrPartitionError):
+        values(one_partition, 0, 1)
+
+
+def test_a_topic_of_the_same_name_is_not_read_in_place_of_the_planned_one(one_partition):
+    one_partition.append(b"0")
+    planned = one_partition.topic_id
+    assert flat(values(one_partition, 0, 1, planned)) == [b"0"]
+    one_partition.topic_id = "1" * 32
+    with pytest.raises(UnknownTopicIdError):
+        values(one_partition, 0, 1, planned)

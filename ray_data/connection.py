@@ -1,0 +1,53 @@
+"""One connection to the log per process of Ray: the driver, and each worker for all its tasks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Final
+
+from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.api.distributing.connection import Connection
+
+if TYPE_CHECKING:
+    from oncelog.api.client import Cluster
+
+_lock: Final = threading.Lock()
+
+
+class _Cache:
+    """The connection of this process, if it has one, and the Ray job that it belongs to."""
+
+    job: tuple[bytes, str] | None = None
+    cluster: Cluster | None = None
+    connection: Connection | None = None
+
+
+def this_process(processes: ProcessTable) -> DriverProcess | None:
+    """The driver of a write: the process that calls it, where Ray Data's executor runs."""
+    return processes.process(os.getpid())
+
+
+def connect(address: str | None = None) -> Connection:
+    """This process's connection to the log at ``address``; its own Ray cluster's for ``None``.
+
+    A worker always has one, with the authentication of its cluster. Raises
+    ``ConnectionFailedError`` as ``oncelog.connect`` does.
+    """
+    from oncelog.api import client
+    from oncelog.api.session.connection import join_ray, ray_cluster_id
+
+    with _lock:
+        join_ray(address or "auto")
+        import ray
+
+        job = (ray_cluster_id(), ray.get_runtime_context().get_job_id())
+        if _Cache.connection is None or _Cache.job != job:
+            if _Cache.cluster is not None:
+                _Cache.cluster.close()
+                _Cache.cluster = _Cache.connection = None
+            _Cache.cluster = client.connect()
+            _Cache.connection = Connection(_Cache.cluster.context, this_process)
+            _Cache.job = job
+        return _Cache.connection

@@ -1,0 +1,202 @@
+"""What a read covers, partition by partition, and how its tasks share it. Pure.
+
+A start is inclusive, an end exclusive. Both are an offset, a time or a word, for all partitions, or
+``{topic: {partition: ...}}``, as in ``ray.data.read_kafka``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final, TypeAlias
+
+from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
+from oncelog.storage.model import NO_OFFSET, TopicPartition
+
+Position: TypeAlias = "int | str | datetime"
+"""An offset, a time (without a zone it is UTC), or "earliest" or "latest"."""
+
+Positions: TypeAlias = "Position | Mapping[str, Mapping[int, Position]]"
+
+ROW_OVERHEAD_BYTES: Final = 48
+"""What a row takes in Arrow beyond its bytes in the log, with the name of its topic."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One end of a read: the argument's name, and the only word that it may be."""
+
+    name: str
+    word: str
+
+    def check(self, given: object) -> None:
+        """``InvalidSettingError`` for what is no position at all, wherever a topic's log is."""
+        if not isinstance(given, Mapping):
+            self._check_one(given, self.name)
+            return
+        for topic, partitions in given.items():
+            where = f"{self.name}[{topic!r}]"
+            if not isinstance(topic, str) or not isinstance(partitions, Mapping):
+                raise InvalidSettingError(
+                    f"{where}={partitions!r} is not allowed: give {{topic: {{partition: offset}}}}"
+                )
+            for partition, position in partitions.items():
+                if not _is_whole(partition):
+                    raise InvalidSettingError(f"{where}: {partition!r} is no partition number")
+                self._check_one(position, f"{where}[{partition}]")
+
+    def _check_one(self, position: object, where: str) -> None:
+        if isinstance(position, datetime) or position == self.word or _is_whole(position):
+            return
+        raise InvalidSettingError(
+            f"{where}={position!r} is not allowed: give an offset, a datetime, {self.word!r}, "
+            f"or, for all, {{topic: {{partition: one of these}}}}"
+        )
+
+    def positions(
+        self, given: Positions, chosen: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Position]:
+        """The position of each chosen partition; one that is not named has the word's."""
+        if not isinstance(given, Mapping):
+            return dict.fromkeys(chosen, given)
+        named = {
+            TopicPartition(topic, partition): position
+            for topic, partitions in given.items()
+            for partition, position in partitions.items()
+        }
+        others = sorted(named.keys() - set(chosen))
+        if others:
+            read = ", ".join(map(str, sorted(chosen)[:10]))
+            raise InvalidSettingError(f"{self.name} names {others[0]}, but what is read is {read}")
+        return dict.fromkeys(chosen, self.word) | named
+
+
+START: Final = Side(name="start_offset", word="earliest")
+END: Final = Side(name="end_offset", word="latest")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def times_ms(positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
+    """Those positions that are times, in ms since 1970, rounded up: at or after is meant."""
+    found = {}
+    for topic_partition, position in positions.items():
+        if isinstance(position, datetime):
+            moment = position if position.tzinfo else position.replace(tzinfo=timezone.utc)
+            # Negative ones have meanings of their own.
+            found[topic_partition] = max(0, -((_EPOCH - moment) // timedelta(milliseconds=1)))
+    return found
+
+
+def plan(
+    starts: Mapping[TopicPartition, Position],
+    ends: Mapping[TopicPartition, Position],
+    *,
+    bounds: Mapping[TopicPartition, Bounds],
+    start_times: Mapping[TopicPartition, int],
+    end_times: Mapping[TopicPartition, int],
+) -> list[PartitionRange]:
+    """The ranges to read; partitions without offsets are left out.
+
+    ``start_times`` and ``end_times`` are the offsets of positions that are times, -1 where no
+    record is that late. An end beyond what can be read is cut to it. ``OffsetOutOfRangeError``
+    for a start whose records are deleted or not there yet, ``InvalidSettingError`` for one
+    after the end.
+    """
+    ranges = []
+    for topic_partition, readable in sorted(bounds.items()):
+        start, end = starts[topic_partition], ends[topic_partition]
+        if isinstance(start, int) and isinstance(end, int) and start > end:
+            raise InvalidSettingError(
+                f"start_offset={start} is after end_offset={end} in {topic_partition}"
+            )
+        first = _offset(start, start_times.get(topic_partition, NO_OFFSET), readable)
+        last = _offset(end, end_times.get(topic_partition, NO_OFFSET), readable)
+        if not readable.start_offset <= first <= readable.end_offset:
+            raise OffsetOutOfRangeError(
+                f"start_offset={start} of {topic_partition}: only {readable.start_offset} to "
+                f"{readable.end_offset} can be read; give one of these, 'earliest', or "
+                "{topic: {partition: offset}}"
+            )
+        last = min(last, readable.end_offset)
+        if first < last:
+            ranges.append(
+                PartitionRange(
+                    topic_partition=topic_partition,
+                    start_offset=first,
+                    end_offset=last,
+                    topic_id=readable.topic_id,
+                )
+            )
+    return ranges
+
+
+def _offset(position: Position, offset_of_time: int, readable: Bounds) -> int:
+    if isinstance(position, int):
+        return position
+    if isinstance(position, datetime):
+        if offset_of_time == NO_OFFSET:
+            return readable.end_offset
+        return min(max(offset_of_time, readable.start_offset), readable.end_offset)
+    return readable.start_offset if position == START.word else readable.end_offset
+
+
+def rows_bytes(
+    ranges: Sequence[PartitionRange], bytes_per_offset: Mapping[TopicPartition, int]
+) -> int:
+    """About how much memory the rows take; they take more where logs are compressed."""
+    return sum(
+        item.size * (bytes_per_offset[item.topic_partition] + ROW_OVERHEAD_BYTES) for item in ranges
+    )
+
+
+def shares(
+    ranges: Sequence[PartitionRange],
+    bytes_per_offset: Mapping[TopicPartition, int],
+    count_max: int,
+) -> list[tuple[PartitionRange, ...]]:
+    """``ranges`` in order, cut into at most ``count_max`` shares of about as many bytes each.
+
+    A large partition is cut, small ones share a task. There are fewer only where there are too
+    few offsets. None is empty.
+    """
+    total_bytes = sum(item.size * bytes_per_offset[item.topic_partition] for item in ranges)
+    cut: list[list[PartitionRange]] = [[] for _ in range(count_max)]
+    number, position_bytes = 0, 0
+    for item in ranges:
+        each_bytes = bytes_per_offset[item.topic_partition]
+        start = item.start_offset
+        while start < item.end_offset:
+            taken = item.end_offset - start
+            if number < count_max - 1:
+                room_bytes = total_bytes * (number + 1) // count_max - position_bytes
+                taken = min(taken, room_bytes // each_bytes)
+            if taken <= 0:
+                number += 1
+                continue
+            cut[number].append(replace(item, start_offset=start, end_offset=start + taken))
+            start += taken
+            position_bytes += taken * each_bytes
+    return [tuple(share) for share in cut if share]
+
+
+def check_words(name: str, value: Any, allowed: Collection[object]) -> None:
+    """``InvalidSettingError`` unless ``value`` is one of the values of the argument ``name``."""
+    if value not in allowed:
+        raise InvalidSettingError(
+            f"{name}={value!r} is not allowed: give one of {', '.join(map(repr, allowed))}"
+        )
+
+
+def check_count(name: str, value: Any, *, low: int, high: int) -> None:
+    """``InvalidSettingError`` unless ``value`` is a whole number from ``low`` to ``high``."""
+    if not _is_whole(value) or not low <= value <= high:
+        raise InvalidSettingError(
+            f"{name}={value!r} is not allowed: give a whole number from {low} to {high}"
+        )

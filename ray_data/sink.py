@@ -1,0 +1,199 @@
+"""``oncelog.ray_data.write``: a dataset into topics as one transaction over all its tasks.
+
+Ray Data's sink interface as steps of a ``DistributedWrite``. Each attempt of a task is a member of
+its own; the winners are those whose reports Ray Data returns, one per task, and whatever other
+attempts wrote is aborted. The run is tied to the process that called ``write``: should it die, the
+coordinator aborts the run (ADR 16).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from ray.data import Dataset
+from ray.data.block import Block, BlockAccessor
+from ray.data.datasource import Datasink, WriteResult
+
+from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.api.config import COMPRESSION_TYPES
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import DistributedWrite
+from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
+from oncelog.ray_data.columns import check_names, check_schema
+from oncelog.ray_data.connection import connect
+from oncelog.ray_data.planning import check_count, check_words
+from oncelog.storage.exceptions import InvalidSettingError
+
+if TYPE_CHECKING:
+    from ray.data._internal.execution.interfaces import TaskContext
+
+TASK_BYTES: Final = 33_554_432
+"""The least that Ray Data gives to a task of a write, unless there is no more.
+
+Each task is a member of the transaction, of which there may not be too many. And a sink that names
+a least size is not fused with what makes the rows: a fused task keeps all its rows until it ends.
+"""
+
+_logger = logging.getLogger(__name__)
+
+
+def write(
+    dataset: Dataset,
+    topic: str | None,
+    *,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
+    transactional_id: str | None = None,
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+    compression_type: str = "none",
+    address: str | None = None,
+    concurrency: int | None = None,
+    ray_remote_args: dict[str, Any] | None = None,
+) -> None:
+    """Execute ``dataset`` and write its rows to ``topic``; all are visible on return, or none is.
+
+    Columns: ``value`` (binary or string) and, optionally, ``key`` (the same), ``timestamp`` (ms
+    since 1970, or an Arrow timestamp), ``headers`` (``list<struct<key, value>>``), ``partition``
+    (an integer) and ``topic``, which counts where the argument is ``None``. Null counts as
+    absent. Rows of a task keep their order within a partition.
+
+    With ``txn_app_id`` and ``txn_version`` a rerun is safe: a version that is committed is not
+    executed again, and one below it raises ``OutdatedVersionError``. A write without them that
+    raised after its end was asked for may be committed. ``transaction_timeout_ms`` runs from the
+    first task's first rows to the end. ``address`` is that of ``oncelog.connect``; by default the
+    Ray cluster of this process, or machine. ``concurrency`` and ``ray_remote_args`` are those of
+    ``Dataset.write_datasink``.
+
+    Raises ``InvalidSettingError`` for an impossible argument or column, and
+    ``UnknownTopicOrPartitionError``, before any task runs where that can be known; errors of
+    tasks as Ray Data does. Then nothing is visible.
+    """
+    options = write_options(
+        topic=topic,
+        txn_app_id=txn_app_id,
+        txn_version=txn_version,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=transaction_timeout_ms,
+        compression_type=compression_type,
+    )
+    _check_dataset(dataset, topic)
+    connect(address)
+    planned = DistributedWrite.plan(connect, options)
+    if planned.membership.is_committed:
+        _logger.info("%s version %s is committed already", txn_app_id, txn_version)
+        return
+    try:
+        dataset.write_datasink(
+            OncelogDatasink(planned), concurrency=concurrency, ray_remote_args=ray_remote_args
+        )
+    except Exception:
+        raise
+    except BaseException:
+        # Ray Data tells its sink of errors, but not of an interrupt.
+        planned.abort(connect)
+        raise
+
+
+def write_options(
+    *,
+    topic: str | None,
+    txn_app_id: str | None,
+    txn_version: int | None,
+    transactional_id: str | None,
+    transaction_timeout_ms: int,
+    compression_type: str,
+) -> WriteOptions:
+    """The arguments of a write, checked; ``InvalidSettingError`` names the one that is wrong."""
+    for name, text in (
+        ("topic", topic),
+        ("txn_app_id", txn_app_id),
+        ("transactional_id", transactional_id),
+    ):
+        if text is not None and (not isinstance(text, str) or not text.strip()):
+            raise InvalidSettingError(f"{name}={text!r} is not allowed: give text, or None")
+    check_words("compression_type", compression_type, COMPRESSION_TYPES)
+    check_count("transaction_timeout_ms", transaction_timeout_ms, low=1, high=2**31 - 1)
+    if (txn_app_id is None) != (txn_version is None):
+        raise InvalidSettingError(
+            f"txn_app_id={txn_app_id!r} and txn_version={txn_version!r} belong together: give both "
+            "or neither"
+        )
+    if txn_version is not None:
+        check_count("txn_version", txn_version, low=0, high=2**63 - 1)
+    options = WriteOptions(
+        engine="ray-data",
+        topic=topic,
+        transactional_id=transactional_id,
+        txn_app_id=txn_app_id,
+        txn_version=txn_version or 0,
+        transaction_timeout_ms=transaction_timeout_ms,
+        compression_type=compression_type,
+    )
+    options.check_identity()
+    return options
+
+
+def _check_dataset(dataset: Dataset, topic: str | None) -> None:
+    if not isinstance(dataset, Dataset):
+        raise InvalidSettingError(
+            f"dataset is a {type(dataset).__name__}: give a ray.data.Dataset, as of "
+            "ray.data.from_arrow"
+        )
+    errors_max = dataset.context.max_errored_blocks
+    if errors_max:
+        raise InvalidSettingError(
+            f"DataContext.max_errored_blocks={errors_max} would commit a write without the rows of "
+            "tasks that failed: set it to 0"
+        )
+    schema = dataset.schema(fetch_if_missing=False)
+    if schema is not None:
+        check(schema.base_schema, topic)
+
+
+def check(schema: Any, topic: str | None) -> None:
+    """Check the columns of a schema of Ray Data; what pandas holds shows its types in the tasks."""
+    if isinstance(schema, pa.Schema):
+        check_schema(schema, topic)
+    else:
+        check_names(list(schema.names), topic)
+
+
+class OncelogDatasink(Datasink["Winner | None"]):
+    """One write as Ray Data sees it; pickled into its tasks."""
+
+    def __init__(self, planned: DistributedWrite) -> None:
+        self._write = planned
+
+    @property
+    def min_bytes_per_write(self) -> int:
+        """See ``TASK_BYTES``."""
+        return TASK_BYTES
+
+    def on_write_start(self, schema: Any | None = None) -> None:
+        """Check the columns of the first block, before any task of the write runs."""
+        if schema is not None:
+            check(schema, self._write.options.topic)
+
+    def write(self, blocks: Iterable[Block], ctx: TaskContext) -> Winner | None:  # noqa: ARG002
+        """Write the blocks of one task attempt as they come; all is acknowledged on return."""
+        return self._write.write(connect, batches(blocks, self._write.options.topic))
+
+    def on_write_complete(self, write_result: WriteResult[Winner | None]) -> None:
+        """Commit the attempts that were reported, and abort all others."""
+        self._write.commit(connect, write_result.write_returns)
+
+    def on_write_failed(self, error: Exception) -> None:  # noqa: ARG002
+        """Abort the run, unless it is committed. Never raises."""
+        self._write.abort(connect)
+
+
+def batches(blocks: Iterable[Block], topic: str | None) -> Iterator[pa.RecordBatch]:
+    """The rows of ``blocks``, whose columns are checked again: blocks may differ."""
+    for block in blocks:
+        table = BlockAccessor.for_block(block).to_arrow()
+        if table.num_rows:
+            check_schema(table.schema, topic)
+            yield from table.to_batches()

@@ -1,0 +1,215 @@
+"""``oncelog.ray_data.read``: a topic as a dataset, planned when it is called.
+
+The plan is frozen in the dataset, so each execution of it reads the same records: call ``read``
+again to see newer ones. Tasks run wherever Ray puts them, each on the connection of its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ray.data import Dataset, read_datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from oncelog.api.distributing.connection import Connection
+from oncelog.api.distributing.ranges import PartitionRange, Selection
+from oncelog.ray_data.columns import read_schema, to_block
+from oncelog.ray_data.connection import connect
+from oncelog.ray_data.planning import (
+    END,
+    START,
+    Positions,
+    check_count,
+    check_words,
+    plan,
+    rows_bytes,
+    shares,
+    times_ms,
+)
+from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray.data.context import DataContext
+
+BLOCKS_MAX: Final = 1_000_000
+
+TASK_BYTES_MIN: Final = 8_388_608
+"""The least of a log that a task reads, unless told otherwise: some nine batches of a table.
+
+Tasks that share a batch both fetch it, and Ray Data asks for up to 200 tasks of a megabyte each.
+"""
+
+
+def read(
+    topics: str | Sequence[str],
+    *,
+    start_offset: Positions = "earliest",
+    end_offset: Positions = "latest",
+    isolation_level: str = "read_committed",
+    include_headers: bool = True,
+    address: str | None = None,
+    override_num_blocks: int | None = None,
+    concurrency: int | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    label_selector: dict[str, str] | None = None,
+    resources: dict[str, float] | None = None,
+    runtime_env: dict[str, Any] | None = None,
+) -> Dataset:
+    """A dataset of the records of ``topics`` that can be read now, one row each.
+
+    Columns: ``key`` and ``value`` (binary), ``topic``, ``partition``, ``offset``, ``timestamp``
+    (ms since 1970), ``timestamp_type`` (0 the producer's, 1 the log's) and, with
+    ``include_headers``, ``headers`` (``list<struct<key, value>>``).
+
+    ``start_offset`` (inclusive) and ``end_offset`` (exclusive) are an offset, a ``datetime``
+    (without a zone it is UTC), "earliest" or "latest", or ``{topic: {partition: one of these}}``,
+    where those not named are read from the earliest or to the latest. A time stands for the
+    first record at or after it. The latest is the last stable offset for read_committed, the
+    high watermark for read_uncommitted; an end beyond it is cut to it. ``address`` is that of
+    ``oncelog.connect``; by default the Ray cluster of this process, or machine. The other
+    arguments are those of ``ray.data.read_datasource``.
+
+    Raises ``InvalidSettingError`` for an impossible argument, ``UnknownTopicOrPartitionError``
+    for a topic that does not exist, and ``OffsetOutOfRangeError`` for a start whose records are
+    deleted or not there yet. A task fails if its records vanish meanwhile.
+    """
+    names = _checked_topics(topics)
+    START.check(start_offset)
+    END.check(end_offset)
+    check_words("isolation_level", isolation_level, [level.value for level in IsolationLevel])
+    check_words("include_headers", include_headers, (True, False))
+    if override_num_blocks is not None:
+        check_count("override_num_blocks", override_num_blocks, low=1, high=BLOCKS_MAX)
+    level = IsolationLevel(isolation_level)
+    planned = plan_read(connect(address), names, start_offset, end_offset, level)
+    dataset: Dataset = read_datasource(
+        OncelogDatasource(
+            planned,
+            includes_headers=include_headers,
+            task_bytes_min=1 if override_num_blocks else TASK_BYTES_MIN,
+        ),
+        override_num_blocks=override_num_blocks,
+        concurrency=concurrency,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        memory=memory,
+        label_selector=label_selector,
+        resources=resources,
+        runtime_env=runtime_env,
+    )
+    return dataset
+
+
+def _checked_topics(topics: str | Sequence[str]) -> tuple[str, ...]:
+    names = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidSettingError(
+            f"topics={topics!r} is not allowed: give a topic or a list of them"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """What to read, and about how many bytes of its log an offset of each partition takes."""
+
+    ranges: tuple[PartitionRange, ...]
+    bytes_per_offset: Mapping[TopicPartition, int]
+    isolation_level: IsolationLevel
+
+
+def plan_read(
+    connection: Connection,
+    topics: tuple[str, ...],
+    start_offset: Positions,
+    end_offset: Positions,
+    isolation_level: IsolationLevel,
+) -> ReadPlan:
+    """Ask the cluster what there is, and decide what is read of it."""
+    chosen = Selection(topics=topics).choose(connection.partition_counts())
+    starts, ends = START.positions(start_offset, chosen), END.positions(end_offset, chosen)
+    ranges = plan(
+        starts,
+        ends,
+        bounds=connection.bounds(chosen, isolation_level),
+        start_times=connection.offsets_at(times_ms(starts), isolation_level),
+        end_times=connection.offsets_at(times_ms(ends), isolation_level),
+    )
+    return ReadPlan(
+        ranges=tuple(ranges),
+        bytes_per_offset=connection.bytes_per_offset([item.topic_partition for item in ranges]),
+        isolation_level=isolation_level,
+    )
+
+
+class OncelogDatasource(Datasource):
+    """A planned read as Ray Data sees it."""
+
+    def __init__(
+        self, planned: ReadPlan, *, includes_headers: bool, task_bytes_min: int = TASK_BYTES_MIN
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._plan = planned
+        self._task_bytes_min = task_bytes_min
+        self._schema = read_schema(includes_headers=includes_headers)
+
+    def estimate_inmemory_data_size(self) -> int:
+        """About how many bytes the rows take; Ray Data chooses the number of tasks by it."""
+        return rows_bytes(self._plan.ranges, self._plan.bytes_per_offset)
+
+    def get_read_tasks(
+        self,
+        parallelism: int,
+        per_task_row_limit: int | None = None,
+        data_context: DataContext | None = None,  # noqa: ARG002
+    ) -> list[ReadTask]:
+        """At most ``parallelism`` tasks, each large enough; at least one, to tell the columns."""
+        planned = self._plan
+        log_bytes = sum(
+            item.size * planned.bytes_per_offset[item.topic_partition] for item in planned.ranges
+        )
+        count_max = max(1, min(parallelism, log_bytes // self._task_bytes_min))
+        return [
+            ReadTask(
+                _reading(share, planned.isolation_level, self._schema),
+                BlockMetadata(
+                    # Markers and aborted records have offsets, so only reading tells.
+                    num_rows=None,
+                    size_bytes=rows_bytes(share, planned.bytes_per_offset),
+                    input_files=None,
+                    exec_stats=None,
+                ),
+                schema=self._schema,
+                per_task_row_limit=per_task_row_limit,
+            )
+            for share in shares(planned.ranges, planned.bytes_per_offset, count_max) or [()]
+        ]
+
+
+def _reading(
+    share: tuple[PartitionRange, ...], isolation_level: IsolationLevel, schema: pa.Schema
+) -> Callable[[], Iterator[pa.Table]]:
+    def read_share() -> Iterator[pa.Table]:
+        return blocks(connect, share, isolation_level, schema)
+
+    return read_share
+
+
+def blocks(
+    connect: Callable[[], Connection],
+    share: tuple[PartitionRange, ...],
+    isolation_level: IsolationLevel,
+    schema: pa.Schema,
+) -> Iterator[pa.Table]:
+    """The records of a share as blocks, one range after the other, at least an empty one."""
+    yield schema.empty_table()
+    for wanted in share:
+        for columns in connect().read(wanted, isolation_level):
+            yield to_block(columns, wanted.topic_partition, schema)
