@@ -136,13 +136,12 @@ class Nodes:
         )
 
     def close(self) -> None:
+        """End every process of every node at once: nothing of them is needed any more."""
         for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for one in (process.pid, *descendants_of(process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            process.wait(timeout=DEADLINE_S)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
