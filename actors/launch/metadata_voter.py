@@ -158,7 +158,7 @@ class MetadataVoter:
         silent_ms = loop_ms() - self._heard_ms - cluster.controller_session_timeout_ms
         if silent_ms <= 0:
             return False
-        voters = copy.voters_in_log()
+        voters = copy.voters()
         if not may_stand(copy.state, voters, own):
             return False
         if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS + self._spread_ms:

@@ -251,6 +251,16 @@ class MetadataCopy(MetadataLog):
             isr=(_ANOTHER,),
         )
 
+    def voters(self) -> tuple[int, ...]:
+        """``voters_in_log``; none if the disk refuses now, or the copy goes offline for it."""
+        try:
+            return self.voters_in_log()
+        except CorruptDataError as error:
+            self._go_offline(f"cannot tell the voters in {self.directory.path}: {error}")
+        except OSError as error:
+            self._note_refusal("read", error)
+        return ()
+
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Vote for a candidate, or not."""
         async with self._turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,30 @@ def test_the_voters_are_the_last_that_the_log_names(tmp_path: Path) -> None:
         founder = BrokerRegistered(broker_id=1, data_dir="/d")
         await copy.replicate(pushed(0, founder, VotersChanged(voters=(1, 2))))
         assert copy.voters_in_log() == (1, 2)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(errno.EMFILE, "too many"), True),
+        (OSError(errno.EIO, "broken"), False),
+        (CorruptDataError("damaged"), False),
+    ],
+)
+def test_a_log_that_cannot_be_read_names_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, passes: bool
+) -> None:
+    """What passes is read again; for the rest the copy is offline, until it begins anew."""
+
+    async def scenario(copy: MetadataCopy) -> None:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(copy, "replay", fail)
+        assert copy.voters() == ()
+        assert (copy.failure is None) == passes
 
     play(tmp_path, scenario)
 
