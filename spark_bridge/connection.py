@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.ray_environment import prepare_to_join
-from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import (
     Membership,
@@ -24,9 +24,10 @@ from oncelog.api.producing.member import (
     new_run_id,
 )
 from oncelog.api.session.offsets import list_offsets
-from oncelog.spark_bridge.offsets import Bounds, PartitionRange
+from oncelog.spark_bridge.offsets import Bounds, PartitionRange, unknown_topic
 from oncelog.spark_bridge.options import WriteOptions
 from oncelog.spark_bridge.range_reader import read_range
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -65,6 +66,14 @@ class WritingSettings:
     end_timeout_ms: int = END_TIMEOUT_MS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run that may begin: its id, and the process that it ends with, if that is known."""
+
+    run_id: str
+    driver: DriverProcess | None
+
+
 class Connection:
     """What the hooks of the data source need of a cluster; any method may raise OncelogError."""
 
@@ -81,6 +90,13 @@ class Connection:
         """How many partitions each topic has, internal topics too."""
         topics = self._loop_thread.run(self._router.all_topics())
         return {name: len(topic.partitions) for name, topic in topics.items()}
+
+    def check_topic(self, topic: str) -> None:
+        """``UnknownTopicOrPartitionError``, with the topics there are, if ``topic`` is unknown."""
+        if topic not in self._loop_thread.run(self._router.metadata((topic,))):
+            topics = self.partition_counts()
+            if topic not in topics:
+                raise UnknownTopicOrPartitionError(unknown_topic(topic, topics))
 
     def bounds(
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
@@ -127,13 +143,18 @@ class Connection:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def begin_run(self, options: WriteOptions) -> Membership:
-        """Begin a new attempt at a whole write, which fences earlier ones.
+    def plan_run(self) -> PlannedRun:
+        """A new attempt at a whole write; asks nobody.
 
         It is tied to Spark's driver, the Java ancestor of this planner process.
         """
-        run_id = new_run_id(self._random)
-        transactional_id, token = options.identity(run_id)
+        return PlannedRun(
+            run_id=new_run_id(self._random), driver=self._processes.ancestor(DRIVER_COMMAND)
+        )
+
+    def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
+        """Begin a planned run, which fences earlier ones; begun again, it is the same run."""
+        transactional_id, token = options.identity(planned.run_id)
         return self._loop_thread.run(
             begin_run(
                 self._router,
@@ -141,8 +162,8 @@ class Connection:
                 transactional_id,
                 token=token,
                 transaction_timeout_ms=options.transaction_timeout_ms,
-                run_id=run_id,
-                driver=self._processes.ancestor(DRIVER_COMMAND),
+                run_id=planned.run_id,
+                driver=planned.driver,
                 random=self._random,
             )
         )

@@ -114,13 +114,22 @@ class WriteOptions:
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     compression_type: str = "none"
 
+    def check_stream(self) -> None:
+        """Refuse what names one write only: each batch of a stream is a version of its query."""
+        if self.txn_app_id is not None:
+            raise InvalidSettingError(
+                f"txnAppId={self.txn_app_id!r} and txnVersion={self.txn_version} would name every "
+                "batch of the stream: leave them out, its query and batch ids are used; or give "
+                "them to a batch write inside foreachBatch"
+            )
+
     def identity(self, run_id: str) -> tuple[str, bytes]:
         """The transactional id that a run writes under, and the commit token of what it writes.
 
         With ``txnAppId`` the application has its own transactional id, and the token names the
         version: a committed version is not written again. Otherwise ``transactional.id`` is used
         as it is; without one each run has a new id and no token, so that the coordinator may
-        expire it.
+        expire it. A batch of a stream is a version of its query.
         """
         if self.txn_app_id is not None:
             transactional_id = f"{self.transactional_id or 'spark'}-{self.txn_app_id}"

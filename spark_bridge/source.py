@@ -26,7 +26,7 @@ from oncelog.spark_bridge.errors import one_line_errors
 from oncelog.spark_bridge.offsets import PartitionRange, plan, split
 from oncelog.spark_bridge.options import ReadOptions, parse_read_options, parse_write_options
 from oncelog.spark_bridge.schema import arrow_schema, check_read_schema, read_schema, to_spark
-from oncelog.spark_bridge.sink import BatchWriter
+from oncelog.spark_bridge.sink import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,11 +67,12 @@ class OncelogDataSource(DataSource):
 
     def streamWriter(  # noqa: N802
         self,
-        schema: StructType,  # noqa: ARG002
+        schema: StructType,
         overwrite: bool,  # noqa: ARG002
     ) -> DataSourceStreamWriter:
-        """Refused: there is no streaming sink yet."""
-        raise ValueError("oncelog: streaming is not built yet: write in batches, with df.write")
+        """The writer of one micro-batch: made to plan it, and again to commit or abort it."""
+        with one_line_errors():
+            return StreamWriter.prepare(parse_write_options(self.options), schema)
 
 
 class RangePartition(InputPartition):

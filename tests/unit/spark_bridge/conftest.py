@@ -17,7 +17,10 @@ from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
 from oncelog.actors.protocol.messages.transaction import Run, Winner
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.api.session.routing import Router
+from oncelog.spark_bridge.connection import PlannedRun
+from oncelog.spark_bridge.offsets import unknown_topic
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import encode_records
 
@@ -114,18 +117,31 @@ class FakeConnection:
         self.send_error = None
         self.end_error = None
         self.begin_error = None
+        self.check_error = None
         self.is_committed = False
+        self.planned_count = 0
+        self.run_number = 0
+        self.begun = None
 
-    def partition_counts(self):
-        return {"t": 1}
+    def check_topic(self, topic):
+        if self.check_error:
+            raise self.check_error
+        if topic != "t":
+            raise UnknownTopicOrPartitionError(unknown_topic(topic, ["t"]))
 
-    def begin_run(self, options):
+    def plan_run(self):
+        self.planned_count += 1
+        return PlannedRun(run_id=f"r{self.planned_count}", driver=None)
+
+    def begin_run(self, options, planned):
         if self.begin_error:
             raise self.begin_error
-        transactional_id, token = options.identity("r")
+        self.run_number += self.begun != planned.run_id
+        self.begun = planned.run_id
+        transactional_id, token = options.identity(planned.run_id)
         return Membership(
             transactional_id=transactional_id,
-            run=Run(number=1, id="r"),
+            run=Run(number=self.run_number, id=planned.run_id),
             token=token,
             is_committed=self.is_committed,
         )
