@@ -6,6 +6,7 @@ connection of their predecessor. It is never made in the daemon itself.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.ray_environment import prepare_to_join
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import (
@@ -23,11 +26,21 @@ from oncelog.api.producing.member import (
     end_run,
     new_run_id,
 )
-from oncelog.api.session.offsets import list_offsets
-from oncelog.spark_bridge.offsets import Bounds, PartitionRange, unknown_topic
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.offsets import commit_offsets, list_offsets
+from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff
+from oncelog.spark_bridge.offsets import (
+    Bounds,
+    Offsets,
+    PartitionRange,
+    Position,
+    Timestamps,
+    unknown_topic,
+)
 from oncelog.spark_bridge.range_reader import read_range
-from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.spark_bridge.stream_offsets import TopicIds
+from oncelog.spark_bridge.write_options import WriteOptions
+from oncelog.storage.exceptions import OncelogError, UnknownTopicOrPartitionError
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -48,6 +61,9 @@ DRIVER_COMMAND: Final = "java"
 """What Spark's driver runs; its Python processes are its children."""
 
 PLAN_TIMEOUT_MS: Final = 60_000
+PROGRESS_TIMEOUT_MS: Final = 2_000
+"""How long a stream waits to show its progress, which is only for those who look at it."""
+
 END_TIMEOUT_MS: Final = 300_000
 """How long to retry the end of a write: a failure makes Spark fail the whole job."""
 
@@ -86,15 +102,27 @@ class Connection:
 
     # --- planning -----------------------------------------------------------------------------
 
-    def partition_counts(self) -> dict[str, int]:
-        """How many partitions each topic has, internal topics too."""
-        topics = self._loop_thread.run(self._router.all_topics())
-        return {name: len(topic.partitions) for name, topic in topics.items()}
+    def topics(self) -> Mapping[str, TopicMetadata]:
+        """Every topic, internal ones too."""
+        return self._loop_thread.run(self._all_topics())
+
+    async def _all_topics(self) -> Mapping[str, TopicMetadata]:
+        """Asked for until the controller answers, which may be about to be restarted."""
+        backoff, loop = Backoff(DEFAULT_BACKOFF, self._random), asyncio.get_running_loop()
+        deadline_s = loop.time() + PLAN_TIMEOUT_MS / 1_000
+        while True:
+            try:
+                return await self._router.all_topics()
+            except OncelogError as error:
+                delay_s = backoff.delay_ms(error.code) / 1_000
+                if not error.retriable or loop.time() + delay_s > deadline_s:
+                    raise
+            await asyncio.sleep(delay_s)
 
     def check_topic(self, topic: str) -> None:
         """``UnknownTopicOrPartitionError``, with the topics there are, if ``topic`` is unknown."""
         if topic not in self._loop_thread.run(self._router.metadata((topic,))):
-            topics = self.partition_counts()
+            topics = self.topics()
             if topic not in topics:
                 raise UnknownTopicOrPartitionError(unknown_topic(topic, topics))
 
@@ -102,26 +130,77 @@ class Connection:
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
     ) -> dict[TopicPartition, Bounds]:
         """What can be read now: from the log start to the last stable offset or high watermark."""
-
-        def listed(timestamp: int) -> Mapping[TopicPartition, Any]:
-            return self._loop_thread.run(
-                list_offsets(
-                    self._router,
-                    dict.fromkeys(partitions, timestamp),
-                    isolation_level=isolation_level,
-                    random=self._random,
-                    timeout_ms=PLAN_TIMEOUT_MS,
-                )
-            )
-
-        starts, ends = listed(EARLIEST_TIMESTAMP), listed(LATEST_TIMESTAMP)
+        starts = self.starts(partitions)
+        ends = self.ends(partitions, isolation_level)
         return {
             topic_partition: Bounds(
-                start_offset=starts[topic_partition].offset,
-                end_offset=ends[topic_partition].offset,
+                start_offset=starts[topic_partition], end_offset=ends[topic_partition]
             )
             for topic_partition in partitions
         }
+
+    def starts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition that can be read."""
+        return self._offsets(dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
+
+    def ends(
+        self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The offset after the last that can be read of each partition."""
+        return self._offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
+
+    def resolve(
+        self, option: str, wanted: Position, partitions: Sequence[TopicPartition]
+    ) -> int | Offsets:
+        """A position without times; ``option`` is what it was given by."""
+        if not isinstance(wanted, Timestamps):
+            return wanted
+        found = self._offsets(wanted.of(option, partitions))
+        return wanted.matched(
+            option, {tp: None if offset < 0 else offset for tp, offset in found.items()}
+        )
+
+    def _offsets(
+        self,
+        timestamps: Mapping[TopicPartition, int],
+        isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[TopicPartition, int]:
+        replies = self._loop_thread.run(
+            list_offsets(
+                self._router,
+                timestamps,
+                isolation_level=isolation_level,
+                random=self._random,
+                timeout_ms=PLAN_TIMEOUT_MS,
+            )
+        )
+        return {topic_partition: reply.offset for topic_partition, reply in replies.items()}
+
+    def now_ms(self) -> float:
+        """Milliseconds since any one moment."""
+        return self._loop_thread.run(_now_ms())
+
+    def wait(self, delay_ms: float) -> None:
+        """Wait so long."""
+        self._loop_thread.run(asyncio.sleep(delay_ms / 1_000))
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def show_progress(self, group_id: str, positions: Offsets, topic_ids: TopicIds) -> None:
+        """Commit ``positions`` for a group without members, for whoever looks at its lag."""
+        offsets = {
+            tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
+            for tp, offset in positions.items()
+        }
+        self._loop_thread.run(
+            commit_offsets(
+                self._router,
+                ConsumerGroupMetadata(group_id=group_id),
+                offsets,
+                random=self._random,
+                timeout_ms=PROGRESS_TIMEOUT_MS,
+            )
+        )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -168,12 +247,14 @@ class Connection:
             )
         )
 
-    def member(self, membership: Membership, compression_type: str) -> TransactionMember:
+    def member(
+        self, membership: Membership, producer_settings: Mapping[str, Any]
+    ) -> TransactionMember:
         """A member of a write for one task attempt, not enlisted yet."""
         return TransactionMember(
             self._router,
             self._loop_thread,
-            self._producer_settings(compression_type=compression_type),
+            self._producer_settings(**producer_settings),
             membership,
             random=self._random,
         )
@@ -195,6 +276,10 @@ class Connection:
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
         return dataclasses.replace(self._settings.producer, **settings)
+
+
+async def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1_000
 
 
 async def _next(batches: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
 from oncelog.spark_bridge.connection import Connection
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.exceptions import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class DistributedWrite:
         if first is None:
             return None
         connection = connect(self.options.address)
-        with connection.member(self.membership, self.options.compression_type) as member:
+        with connection.member(self.membership, self.options.producer_settings) as member:
             if not member.enlist():
                 return None
             self._send(member, first)

@@ -28,7 +28,7 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.spark_bridge.connection import PlannedRun
 from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.exceptions import (
     IllegalStateError,
     OncelogError,

@@ -26,8 +26,8 @@ from oncelog.spark_bridge.micro_batch_write import (
     MicroBatchReport,
     MicroBatchWrite,
 )
-from oncelog.spark_bridge.options import WriteOptions
 from oncelog.spark_bridge.schema import check_write_schema
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.exceptions import IllegalStateError, InvalidSettingError
 
 if TYPE_CHECKING:

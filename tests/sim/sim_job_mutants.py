@@ -26,7 +26,7 @@ from oncelog.actors.protocol.transaction.state import TransactionMetadata
 from oncelog.api.producing.member import TransactionMember
 from oncelog.spark_bridge import connection
 from oncelog.spark_bridge.distributed_write import DistributedWrite
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.errors import ErrorCode
 
 

@@ -24,7 +24,7 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.spark_bridge.distributed_write import Connect, DistributedWrite
-from oncelog.spark_bridge.options import parse_write_options
+from oncelog.spark_bridge.write_options import parse_write_options
 from oncelog.storage.exceptions import OncelogError
 
 HOUR_MS = 3_600_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -165,10 +165,12 @@ class NotedConnection(Connection):
         self._task = task
         self._rows = rows
 
-    def member(self, membership: Membership, compression_type: str) -> TransactionMember:
+    def member(
+        self, membership: Membership, producer_settings: Mapping[str, Any]
+    ) -> TransactionMember:
         """See ``Connection.member``."""
         noted: Any = _NotedMember(
-            self._task, self._rows, membership, super().member(membership, compression_type)
+            self._task, self._rows, membership, super().member(membership, producer_settings)
         )
         return noted  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from oncelog.spark_bridge.distributed_write import DistributedWrite, rows_by_topic
-from oncelog.spark_bridge.options import WriteOptions
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.exceptions import InvalidRequestError
 
 

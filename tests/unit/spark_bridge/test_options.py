@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from oncelog.actors.protocol.messages.transaction import Run
-from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Selection
-from oncelog.spark_bridge.options import (
-    parse_read_options,
+from oncelog.spark_bridge.offsets import LATEST, Selection
+from oncelog.spark_bridge.read_options import parse_read_options
+from oncelog.spark_bridge.write_options import (
     parse_write_options,
     version_token,
 )
@@ -31,10 +31,10 @@ def write(**options):
 def test_a_read_of_topics_takes_committed_data_from_the_start_to_the_end():
     options = read(subscribe="a, b")
     assert options.selection == Selection(topics=("a", "b"))
-    assert (options.starting, options.ending) == (EARLIEST, LATEST)
+    assert (options.starting, options.ending) == (None, LATEST)
     assert options.isolation_level is IsolationLevel.READ_COMMITTED
     assert options.fails_on_data_loss
-    assert options.includes_headers
+    assert not options.includes_headers
 
 
 def test_load_with_a_path_is_short_for_subscribe():
@@ -79,7 +79,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one():
         ("failOnDataLoss", "maybe", "true or false"),
         ("minPartitions", "0", "a whole number from 1 to"),
         ("minPartitions", "1.5", "a whole number from 1 to"),
-        ("isolation.level", "serializable", "read_committed or read_uncommitted"),
+        ("isolation.level", "serializable", "one of read_committed, read_uncommitted"),
         ("startingOffsets", "yesterday", "earliest, latest, or JSON"),
     ],
 )

@@ -9,8 +9,8 @@ from pyspark.sql.types import StructType
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.spark_bridge import sink
-from oncelog.spark_bridge.options import parse_write_options, version_token
 from oncelog.spark_bridge.sink import BATCH_ID, QUERY_ID, BatchWriter, StreamWriter, TaskReport
+from oncelog.spark_bridge.write_options import parse_write_options, version_token
 from oncelog.storage.exceptions import (
     InvalidSettingError,
     InvalidTxnStateError,
