@@ -22,8 +22,10 @@ from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext
-from oncelog.spark_bridge.connection import Connection, WritingSettings
+from oncelog.spark_bridge.connection import Connection, PlannedRun, WritingSettings
 from oncelog.spark_bridge.distributed_write import GATHER_BYTES, Connect, DistributedWrite
+from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchReport, MicroBatchWrite
+from oncelog.spark_bridge.write_options import WriteOptions
 from oncelog.storage.model import TopicPartition
 
 BATCHES_MAX = 2
@@ -76,43 +78,65 @@ async def hook(player: Player, step: Callable[[Connect], StepT]) -> StepT:
 
 
 async def write_rows(
-    task: Player, pickled: bytes, part: Write, *, is_sound: bool = False
-) -> Winner | None:
+    task: Player,
+    pickled: bytes,
+    part: Write,
+    batch: MicroBatch | None = None,
+    *,
+    is_sound: bool = False,
+) -> Winner | MicroBatchReport | None:
     """One task attempt: what it tells the driver. Its records are noted as those of ``part``.
 
-    Of one that ``is_sound`` there is a row, at once.
+    Of one that ``is_sound`` there is a row, at once. ``batch`` is that of a query, if it is one.
     """
     thread = SimThread(task.client)
-    write: DistributedWrite = pickle.loads(pickled)
+    write: DistributedWrite | MicroBatchWrite = pickle.loads(pickled)
     rows = Rows(task, thread, write, part)
     batches = rows.one() if is_sound else rows.batches()
     connection = NotedConnection(task, thread, rows)
     gather_bytes = task.random.choice((1, GATHER_BYTES, GATHER_BYTES))
-    thread.start(
-        lambda: pickle.dumps(write.write(lambda _: connection, batches, gather_bytes=gather_bytes))
-    )
-    winner: Winner | None = pickle.loads(await thread.ended)
-    return winner
+
+    def written() -> bytes:
+        if isinstance(write, DistributedWrite):
+            return pickle.dumps(write.write(connect, batches, gather_bytes=gather_bytes))
+        assert batch is not None
+        return pickle.dumps(write.write(connect, batch, batches, gather_bytes=gather_bytes))
+
+    def connect(_: str | None) -> Connection:
+        return connection
+
+    thread.start(written)
+    told: Winner | MicroBatchReport | None = pickle.loads(await thread.ended)
+    return told
+
+
+def owner_in(name: str, membership: Membership) -> str:
+    """Who writes a batch of a query: a run that begins anew after another is another one."""
+    return f"{name} as number {membership.run.number}"
 
 
 class Rows:
     """What one task attempt has to write; it comes in batches, some of them late, or never."""
 
     def __init__(
-        self, task: Player, thread: SimThread, write: DistributedWrite, part: Write
+        self,
+        task: Player,
+        thread: SimThread,
+        write: DistributedWrite | MicroBatchWrite,
+        part: Write,
     ) -> None:
         self.part = part
         self._task = task
         self._thread = thread
         self._topic = write.options.topic
-        self._is_committed = write.membership.is_committed
+        self.is_committed = isinstance(write, DistributedWrite) and write.membership.is_committed
         self._records: dict[tuple[str, str], SentRecord] = {}
         """By topic and value."""
         self._numbers = itertools.count()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, as Spark gives them to a task."""
-        if self._is_committed:
+        if self.is_committed:
             raise AssertionError("a task has read its rows although their version is committed")
         chance = self._task.random
         kind = chance.random()
@@ -164,6 +188,13 @@ class NotedConnection(Connection):
         super().__init__(_context(task, thread), _settings(task))
         self._task = task
         self._rows = rows
+
+    def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
+        """See ``Connection.begin_run``; it is a task of a query that begins here."""
+        membership = super().begin_run(options, planned)
+        self._rows.is_committed = membership.is_committed
+        self._rows.part.owner = owner_in(self._rows.part.owner, membership)
+        return membership
 
     def member(
         self, membership: Membership, producer_settings: Mapping[str, Any]
