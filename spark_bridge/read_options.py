@@ -77,14 +77,15 @@ READ_OPTIONS: Final = OptionNames(
 class ReadOptions:
     """A read. ``starting`` ``None``: a batch starts at earliest, a stream at latest.
 
-    ``address`` ``None`` stands for the default, of reads as of writes. ``offsets_max`` and
-    ``offsets_min`` are those of one micro-batch, ``None`` for any number.
+    ``ending`` ``None``: at latest. ``address`` ``None`` stands for the default, of reads as of
+    writes. ``offsets_max`` and ``offsets_min`` are those of one micro-batch, ``None`` for any
+    number.
     """
 
     selection: Selection
     address: str | None = None
     starting: Position | None = None
-    ending: Position = LATEST
+    ending: Position | None = None
     fails_on_data_loss: bool = True
     partitions_min: int = 1
     range_size_max: int = _INT64_MAX
@@ -108,7 +109,7 @@ class ReadOptions:
 
     def check_stream(self) -> None:
         """Refuse an end, which a stream has not."""
-        if self.ending != LATEST:
+        if self.ending is not None:
             raise InvalidSettingError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batches: "
                 "leave them out; trigger(availableNow=True) reads what there is, and stops"
@@ -129,7 +130,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         selection=_selection(given),
         address=given.text("address"),
         starting=_position(given, "starting"),
-        ending=_ending(given),
+        ending=_position(given, "ending"),
         fails_on_data_loss=given.boolean("failOnDataLoss", default=True),
         partitions_min=given.integer("minPartitions", default=1, low=1, high=1_000_000),
         range_size_max=given.integer(
@@ -188,11 +189,6 @@ def _position(given: GivenOptions, edge: str) -> Position | None:
     if text is not None:
         return Timestamps(wanted_ms=parse_timestamps(name, text), fails_without_match=fails)
     return _offsets(given, f"{edge}Offsets")
-
-
-def _ending(given: GivenOptions) -> Position:
-    ending = _position(given, "ending")
-    return LATEST if ending is None else ending
 
 
 def _offsets(given: GivenOptions, name: str) -> Position | None:

@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
 from oncelog.spark_bridge.micro_batch_read import MicroBatchReads
-from oncelog.spark_bridge.offsets import EARLIEST, PartitionRange, plan, split
+from oncelog.spark_bridge.offsets import EARLIEST, LATEST, PartitionRange, plan, split
 from oncelog.spark_bridge.read_options import ReadOptions, parse_read_options
 from oncelog.spark_bridge.schema import arrow_schema, check_read_schema, read_schema, to_spark
 from oncelog.spark_bridge.sink import BatchWriter, StreamWriter
@@ -110,10 +110,11 @@ class BatchReader(DataSourceReader):
             counts = {name: len(item.partitions) for name, item in connection.topics().items()}
             chosen = options.selection.choose(counts)
             starting = EARLIEST if options.starting is None else options.starting
+            ending = LATEST if options.ending is None else options.ending
             ranges = plan(
                 connection.bounds(chosen, options.isolation_level),
                 starting=connection.resolve("startingOffsets", starting, chosen),
-                ending=connection.resolve("endingOffsets", options.ending, chosen),
+                ending=connection.resolve("endingOffsets", ending, chosen),
                 fails_on_data_loss=options.fails_on_data_loss,
             )
             ranges = split(ranges, options.partitions_min, options.range_size_max)
