@@ -9,18 +9,74 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from oncelog.api.distributing.ranges import Bounds, PartitionRange
 from oncelog.storage.exceptions import InvalidSettingError, OffsetOutOfRangeError
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import NO_OFFSET, TopicPartition
 
 LATEST: Final = -1
 EARLIEST: Final = -2
 
+MARK: Final = "@"
+"""How keys begin that a stream adds to its offsets; no topic's name has it."""
+
 Offsets = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timestamps:
+    """Where to start or end by time: at the first record that is not older.
+
+    ``wanted_ms`` is the time of all partitions, or of each of them. A partition without such a
+    record is read from, or to, its end, unless ``fails_without_match``.
+    """
+
+    wanted_ms: int | Mapping[TopicPartition, int]
+    fails_without_match: bool
+
+    def of(
+        self, option: str, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, int]:
+        """The time for each of ``partitions``, all of which must have one."""
+        if isinstance(self.wanted_ms, int):
+            return dict.fromkeys(partitions, self.wanted_ms)
+        _check_complete(f"{option}ByTimestamp", self.wanted_ms, partitions)
+        return self.wanted_ms
+
+    def matched(self, option: str, found: Mapping[TopicPartition, int | None]) -> Offsets:
+        """The offsets that were found; ``OffsetOutOfRangeError`` for none, if that fails."""
+        missing = sorted(tp for tp, offset in found.items() if offset is None)
+        if missing and self.fails_without_match:
+            raise OffsetOutOfRangeError(
+                f"{option}: no record of {_names(missing)} is as late as that: give an earlier "
+                f"time, or {option}ByTimestampStrategy=latest to take the end"
+            )
+        return {tp: LATEST if offset is None else offset for tp, offset in found.items()}
+
+
+Position = int | Offsets | Timestamps
+"""``EARLIEST`` or ``LATEST`` of all partitions, an offset of each, or times."""
+
+
+def resolve(
+    option: str,
+    wanted: Position,
+    partitions: Collection[TopicPartition],
+    offsets_at: Callable[[Mapping[TopicPartition, int]], Offsets],
+) -> int | Offsets:
+    """A position without times; ``option`` is what it was given by.
+
+    ``offsets_at`` knows the first offset at or after a time in each partition, -1 for none.
+    """
+    if not isinstance(wanted, Timestamps):
+        return wanted
+    found = offsets_at(wanted.of(option, partitions))
+    return wanted.matched(
+        option, {tp: None if offset == NO_OFFSET else offset for tp, offset in found.items()}
+    )
 
 
 # --- JSON -------------------------------------------------------------------------------------
@@ -28,16 +84,35 @@ Offsets = Mapping[TopicPartition, int]
 
 def parse_offsets(option: str, text: str) -> dict[TopicPartition, int]:
     """Offsets from JSON; ``InvalidSettingError`` names ``option`` and what is wrong with it."""
-    offsets = {}
+    offsets = _parse_numbers(option, text)
+    for offset in offsets.values():
+        if offset < EARLIEST:
+            raise _refuse(option, text, f"{offset!r} is no offset, -1 (latest), -2 (earliest)")
+    return offsets
+
+
+def parse_timestamps(option: str, text: str) -> dict[TopicPartition, int]:
+    """Times in milliseconds from JSON of the same form."""
+    timestamps = _parse_numbers(option, text)
+    for timestamp_ms in timestamps.values():
+        if timestamp_ms < 0:
+            raise _refuse(option, text, f"{timestamp_ms} is no time in milliseconds")
+    return timestamps
+
+
+def _parse_numbers(option: str, text: str) -> dict[TopicPartition, int]:
+    numbers = {}
     for topic, partitions in _parse_object(option, text).items():
+        if topic.startswith(MARK):
+            # The offsets of a stream's checkpoint may be given as they are.
+            continue
         if not isinstance(partitions, dict):
             raise _refuse(option, text, f"topic {topic!r} needs an object of partitions")
-        for partition, offset in partitions.items():
-            is_number = isinstance(offset, int) and not isinstance(offset, bool)
-            if not is_number or offset < EARLIEST:
-                raise _refuse(option, text, f"{offset!r} is no offset, -1 (latest), -2 (earliest)")
-            offsets[_topic_partition(option, text, topic, partition)] = offset
-    return offsets
+        for partition, number in partitions.items():
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise _refuse(option, text, f"{number!r} is no offset, and no time")
+            numbers[_topic_partition(option, text, topic, partition)] = number
+    return numbers
 
 
 def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
@@ -87,12 +162,11 @@ def plan(
     ``OffsetOutOfRangeError`` when an offset asked for cannot be read (any more, or yet) and
     ``fails_on_data_loss``; otherwise the range is cut to what can be read.
     """
-    _check_complete("startingOffsets", starting, bounds.keys())
-    _check_complete("endingOffsets", ending, bounds.keys())
+    starts = resolved("startingOffsets", starting, bounds)
+    ends = resolved("endingOffsets", ending, bounds)
     ranges = []
     for topic_partition, readable in sorted(bounds.items()):
-        start_offset = _resolve(topic_partition, starting, readable)
-        end_offset = _resolve(topic_partition, ending, readable)
+        start_offset, end_offset = starts[topic_partition], ends[topic_partition]
         if fails_on_data_loss:
             _check_readable(topic_partition, start_offset, end_offset, readable)
         start_offset = max(start_offset, readable.start_offset)
@@ -109,25 +183,35 @@ def plan(
     return ranges
 
 
-def split(ranges: list[PartitionRange], ranges_min: int) -> list[PartitionRange]:
+def split(
+    ranges: list[PartitionRange], ranges_min: int, size_max: int = 2**63
+) -> list[PartitionRange]:
     """Cut ``ranges`` into at least ``ranges_min``, if there are offsets enough; same offsets.
 
-    A range is cut into as many pieces as its share of all offsets calls for, so that the pieces
-    are about equally large.
+    None has more than ``size_max`` offsets. A range is cut into as many pieces as its share of all
+    offsets calls for, so that the pieces are about equally large.
     """
-    if len(ranges) >= ranges_min:
-        return ranges
     total = sum(item.size for item in ranges)
+    wanted = ranges_min if len(ranges) < ranges_min else 0
     pieces: list[PartitionRange] = []
     for item in ranges:
         # Rounded up: a few more than the minimum are fine, fewer are not.
-        count = min(item.size, -(-item.size * ranges_min // total))
+        count = min(item.size, -(-item.size * wanted // total))
+        count = max(count, -(-item.size // size_max))
         cuts = [item.start_offset + item.size * place // count for place in range(count + 1)]
         pieces += [
             replace(item, start_offset=start, end_offset=end)
             for start, end in itertools.pairwise(cuts)
         ]
     return pieces
+
+
+def resolved(
+    option: str, wanted: int | Offsets, bounds: Mapping[TopicPartition, Bounds]
+) -> dict[TopicPartition, int]:
+    """Each partition's offset, for its first or last one too; ``wanted`` must name them all."""
+    _check_complete(option, wanted, bounds.keys())
+    return {tp: _resolve(tp, wanted, readable) for tp, readable in bounds.items()}
 
 
 def _check_complete(
@@ -171,5 +255,6 @@ def _check_readable(
             raise OffsetOutOfRangeError(
                 f"the read of {topic_partition} is to {word} at offset {offset}, but only "
                 f"{readable.start_offset} to {readable.end_offset} can be read: give other "
-                "offsets, or failOnDataLoss=false to read what there is"
+                "offsets (a stream: a new checkpoint), or failOnDataLoss=false to read what "
+                "there is"
             )

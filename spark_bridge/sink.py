@@ -1,4 +1,4 @@
-"""``df.write.format("oncelog")``: Spark's sink interface as steps of a ``DistributedWrite``.
+"""``df.write`` and ``df.writeStream``: Spark's sink interface as steps of a distributed write.
 
 A run is tied to Spark's driver: if the driver dies, the coordinator aborts the run.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from oncelog.actors.protocol.messages.transaction import Winner
@@ -17,11 +22,22 @@ from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
+from oncelog.spark_bridge.micro_batch_write import (
+    MicroBatch,
+    MicroBatchReport,
+    MicroBatchWrite,
+)
 from oncelog.spark_bridge.schema import check_write_schema
-from oncelog.storage.exceptions import InvalidSettingError
+from oncelog.spark_bridge.write_options import check_stream
+from oncelog.storage.exceptions import IllegalStateError, InvalidSettingError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+"""Local properties that Spark gives to each task of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +79,62 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Abort the run, unless it is committed. Never raises."""
         self._write.abort(connect)
+
+
+@dataclass(frozen=True)
+class StreamTaskReport(WriterCommitMessage):
+    """What a task attempt of a micro-batch wrote, and in which run."""
+
+    report: MicroBatchReport
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The writer of one micro-batch.
+
+    Spark makes one to plan the batch, which is pickled into its tasks, and another one to commit
+    or abort it. Output mode complete appends the whole result each time, as Kafka's sink does.
+    """
+
+    def __init__(self, write: MicroBatchWrite) -> None:
+        self._write = write
+
+    @classmethod
+    def prepare(cls, options: WriteOptions, schema: StructType) -> StreamWriter:
+        """Check the options and the schema of the rows, and plan the write."""
+        check_stream(options)
+        check_write_schema(schema, options.topic)
+        return cls(MicroBatchWrite.plan(connect, options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StreamTaskReport:
+        """Write the rows of one task attempt, unless their batch is committed already."""
+        with one_line_errors():
+            return StreamTaskReport(self._write.write(connect, _micro_batch(), iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Commit the batch with the attempts that sent the messages, one per Spark partition."""
+        with one_line_errors():
+            self._write.commit(connect, _stream_reports(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Abort the batch, unless it is committed. Never raises."""
+        self._write.abort(connect, _stream_reports(messages))
+
+
+def _stream_reports(messages: list[WriterCommitMessage | None]) -> list[MicroBatchReport]:
+    return [message.report for message in messages if isinstance(message, StreamTaskReport)]
+
+
+def _micro_batch() -> MicroBatch:
+    """The batch of the task that this process runs."""
+    context = TaskContext.get()
+    query_id, batch_id = (
+        context.getLocalProperty(name) if context is not None else None
+        for name in (QUERY_ID, BATCH_ID)
+    )
+    if query_id is None or batch_id is None:
+        raise IllegalStateError(
+            f"this version of Spark does not tell its tasks {QUERY_ID} and {BATCH_ID}, so a batch "
+            "that comes again would be written again: write with foreachBatch, txnAppId and "
+            "txnVersion"
+        )
+    return MicroBatch(query_id=query_id, batch_id=int(batch_id))

@@ -1,15 +1,15 @@
-"""The data source ``oncelog`` as Spark sees it, and its batch reader.
+"""The data source ``oncelog`` as Spark sees it, and its readers, of batches and of streams.
 
 Spark calls each hook in a Python process of its own choice: ``schema``, ``reader`` and
 ``partitions`` in planner workers, ``read`` in an executor, for each task attempt on a fresh copy.
 So these objects hold only parsed options, and each hook uses the connection of its own process.
-The plan of ``partitions`` is frozen in the DataFrame: ``load()`` again to see newer records.
+The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -19,22 +19,31 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
-from oncelog.spark_bridge.offsets import plan, split
-from oncelog.spark_bridge.options import ReadOptions, parse_read_options, parse_write_options
+from oncelog.spark_bridge.micro_batch_read import MicroBatchReads
+from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Offsets, plan, resolve, split
+from oncelog.spark_bridge.read_options import ReadOptions, parse_read_options
 from oncelog.spark_bridge.schema import arrow_schema, check_read_schema, read_schema, to_spark
-from oncelog.spark_bridge.sink import BatchWriter
+from oncelog.spark_bridge.sink import BatchWriter, StreamWriter
+from oncelog.spark_bridge.write_options import parse_write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class OncelogDataSource(DataSource):
-    """``spark.read.format("oncelog")`` and ``df.write.format("oncelog")``."""
+    """Format ``oncelog`` of ``read``, ``write``, ``readStream`` and ``writeStream``."""
 
     @classmethod
     def name(cls) -> str:
@@ -62,17 +71,23 @@ class OncelogDataSource(DataSource):
                 parse_write_options(self.options), schema, is_overwrite=overwrite
             )
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        """Refused: there is no streaming source yet."""
-        raise ValueError("oncelog: streaming is not built yet: read in batches, with spark.read")
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The reader of a stream; ``schema`` may have only some of the columns."""
+        with one_line_errors():
+            options = parse_read_options(self.options)
+            options.check_stream()
+            check_read_schema(schema)
+            return StreamReader(options, schema)
 
     def streamWriter(  # noqa: N802
         self,
-        schema: StructType,  # noqa: ARG002
+        schema: StructType,
         overwrite: bool,  # noqa: ARG002
     ) -> DataSourceStreamWriter:
-        """Refused: there is no streaming sink yet."""
-        raise ValueError("oncelog: streaming is not built yet: write in batches, with df.write")
+        """The writer of one micro-batch: made to plan it, and again to commit or abort it."""
+        # Output mode complete, which is ``overwrite``, appends its result as in Kafka's sink.
+        with one_line_errors():
+            return StreamWriter.prepare(parse_write_options(self.options), schema)
 
 
 class RangePartition(InputPartition):
@@ -94,21 +109,95 @@ class BatchReader(DataSourceReader):
         with one_line_errors():
             connection = connect(options.address)
             chosen = options.selection.choose(connection.partition_counts())
+            starting = EARLIEST if options.starting is None else options.starting
+            ending = LATEST if options.ending is None else options.ending
+
+            def offsets_at(times: Offsets) -> Offsets:
+                return connection.offsets_at(times, options.isolation_level)
+
             ranges = plan(
                 connection.bounds(chosen, options.isolation_level),
-                starting=options.starting,
-                ending=options.ending,
+                starting=resolve("startingOffsets", starting, chosen, offsets_at),
+                ending=resolve("endingOffsets", ending, chosen, offsets_at),
                 fails_on_data_loss=options.fails_on_data_loss,
             )
-            return [RangePartition(item) for item in split(ranges, options.partitions_min)]
+            ranges = split(ranges, options.partitions_min, options.range_size_max)
+            return [RangePartition(item) for item in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range. Spark makes up a partition ``None`` when there is no other."""
-        wanted = partition.value
-        if wanted is None:
-            return
-        schema = arrow_schema(self._schema)
+        yield from _read(self._options, self._schema, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads micro-batches, each as far as the checkpoint says.
+
+    All hooks but ``read`` are called on one object, for as long as the query runs; ``read`` on
+    copies in the executors.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._reads = MicroBatchReads(connect, options)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Stop at what there is now."""
+        self._reads.end_here()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What ``maxOffsetsPerTrigger`` says, or ``minOffsetsPerTrigger`` alone."""
+        if self._options.offsets_max is not None:
+            return ReadMaxRows(self._options.offsets_max)
+        if self._options.offsets_min:
+            return ReadMinRows(self._options.offsets_min)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Nothing: where a stream starts is told by its first ``latestOffset``, which is logged."""
+        return {}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """How far the batch after ``start`` goes; ``start`` itself if there is nothing to read.
+
+        Of a trigger that is to read all at once the limits do not count.
+        """
+        is_limited = not isinstance(limit, ReadAllAvailable)
         with one_line_errors():
-            connection = connect(self._options.address)
-            for columns in connection.read(wanted, self._options.isolation_level):
-                yield to_spark(columns, wanted.topic_partition, schema)
+            end = self._reads.following(
+                start,
+                offsets_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+                offsets_min=self._options.offsets_min if is_limited else 0,
+            )
+            return dict(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """How far there was something to read at the last look, for ``lastProgress``."""
+        latest = self._reads.latest()
+        return None if latest is None else dict(latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The ranges of one batch, from offsets that the checkpoint has."""
+        with one_line_errors():
+            return [RangePartition(item) for item in self._reads.ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one range."""
+        yield from _read(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show the progress to the group, if there is one: the batch up to ``end`` is done."""
+        with one_line_errors():
+            self._reads.show(end)
+
+
+def _read(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    wanted = partition.value
+    if wanted is None:
+        return
+    columns_schema = arrow_schema(schema)
+    with one_line_errors():
+        for columns in connect(options.address).read(wanted, options.isolation_level):
+            yield to_spark(columns, wanted.topic_partition, columns_schema)

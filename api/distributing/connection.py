@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.process.process_table import ProcessTable
+from oncelog.actors.protocol.messages.cluster import TopicMetadata
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.range_reader import read_range
-from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.ranges import Bounds, PartitionRange, unknown_topic
 from oncelog.api.producing.member import (
     Membership,
     RunEnd,
@@ -23,10 +25,20 @@ from oncelog.api.producing.member import (
     end_run,
     new_run_id,
 )
-from oncelog.api.session.offsets import REQUEST_TIMEOUT_MS, is_retriable, list_offsets
-from oncelog.api.session.retry import call_with_retries
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.api.session.offsets import (
+    REQUEST_TIMEOUT_MS,
+    commit_offsets,
+    is_retriable,
+    list_offsets,
+)
+from oncelog.api.session.retry import DEFAULT_BACKOFF, Backoff, call_with_retries
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import exception_for
+from oncelog.storage.exceptions import (
+    OncelogError,
+    UnknownTopicOrPartitionError,
+    exception_for,
+)
 from oncelog.storage.model import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -40,8 +52,12 @@ if TYPE_CHECKING:
     from oncelog.api.session.context import ClientContext
 
 PLAN_TIMEOUT_MS: Final = 60_000
+
+PROGRESS_TIMEOUT_MS: Final = 2_000
+"""How long a stream waits to show its progress, which is only for those who look at it."""
+
 END_TIMEOUT_MS: Final = 300_000
-"""How long to retry the end of a write: a failure makes Spark fail the whole job."""
+"""How long to retry the end of a write: a failure makes the engine fail the whole job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +67,14 @@ class WritingSettings:
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     plan_timeout_ms: int = PLAN_TIMEOUT_MS
     end_timeout_ms: int = END_TIMEOUT_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """A run that may begin: its id, and the process that it ends with, if that is known."""
+
+    run_id: str
+    driver: DriverProcess | None
 
 
 class Connection:
@@ -72,20 +96,41 @@ class Connection:
 
     # --- planning -----------------------------------------------------------------------------
 
+    def topics(self) -> Mapping[str, TopicMetadata]:
+        """Every topic, internal ones too."""
+        return self._loop_thread.run(self._all_topics())
+
+    async def _all_topics(self) -> Mapping[str, TopicMetadata]:
+        """Asked for until the controller answers, which may be about to be restarted."""
+        backoff, loop = Backoff(DEFAULT_BACKOFF, self._random), asyncio.get_running_loop()
+        deadline_s = loop.time() + PLAN_TIMEOUT_MS / 1_000
+        while True:
+            try:
+                return await self._router.all_topics()
+            except OncelogError as error:
+                delay_s = backoff.delay_ms(error.code) / 1_000
+                if not error.retriable or loop.time() + delay_s > deadline_s:
+                    raise
+            await asyncio.sleep(delay_s)
+
     def partition_counts(self) -> dict[str, int]:
         """How many partitions each topic has, internal topics too."""
-        topics = self._loop_thread.run(self._router.all_topics())
-        return {name: len(topic.partitions) for name, topic in topics.items()}
+        return {name: len(topic.partitions) for name, topic in self.topics().items()}
+
+    def check_topic(self, topic: str) -> None:
+        """``UnknownTopicOrPartitionError``, with the topics there are, if ``topic`` is unknown."""
+        if topic not in self._loop_thread.run(self._router.metadata((topic,))):
+            topics = self.topics()
+            if topic not in topics:
+                raise UnknownTopicOrPartitionError(unknown_topic(topic, topics))
 
     def bounds(
         self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
     ) -> dict[TopicPartition, Bounds]:
         """What can be read now: from the log start to the last stable offset or high watermark."""
         topics = self._loop_thread.run(self._router.metadata({tp.topic for tp in partitions}))
-        starts, ends = (
-            self.offsets_at(dict.fromkeys(partitions, timestamp), isolation_level)
-            for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
-        )
+        starts = self.offsets_at(dict.fromkeys(partitions, EARLIEST_TIMESTAMP), isolation_level)
+        ends = self.ends(partitions, isolation_level)
         return {
             topic_partition: Bounds(
                 start_offset=starts[topic_partition],
@@ -94,6 +139,12 @@ class Connection:
             )
             for topic_partition in partitions
         }
+
+    def ends(
+        self, partitions: Sequence[TopicPartition], isolation_level: IsolationLevel
+    ) -> dict[TopicPartition, int]:
+        """The offset after the last that can be read of each partition."""
+        return self.offsets_at(dict.fromkeys(partitions, LATEST_TIMESTAMP), isolation_level)
 
     def offsets_at(
         self, timestamps: Mapping[TopicPartition, int], isolation_level: IsolationLevel
@@ -132,6 +183,37 @@ class Connection:
 
         return dict(zip(partitions, self._loop_thread.run(ask_all()), strict=True))
 
+    def now_ms(self) -> float:
+        """Milliseconds since any one moment."""
+        return self._loop_thread.run(_now_ms())
+
+    def wait(self, delay_ms: float) -> None:
+        """Wait so long."""
+        self._loop_thread.run(asyncio.sleep(delay_ms / 1_000))
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def show_progress(
+        self,
+        group_id: str,
+        positions: Mapping[TopicPartition, int],
+        topic_ids: Mapping[str, str],
+    ) -> None:
+        """Commit ``positions`` for a group without members, for whoever looks at its lag."""
+        offsets = {
+            tp: OffsetAndMetadata(offset=offset, topic_id=topic_ids[tp.topic])
+            for tp, offset in positions.items()
+        }
+        self._loop_thread.run(
+            commit_offsets(
+                self._router,
+                ConsumerGroupMetadata(group_id=group_id),
+                offsets,
+                random=self._random,
+                timeout_ms=PROGRESS_TIMEOUT_MS,
+            )
+        )
+
     # --- reading ------------------------------------------------------------------------------
 
     def read(
@@ -152,10 +234,13 @@ class Connection:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def begin_run(self, options: WriteOptions) -> Membership:
-        """Begin a new attempt at a whole write; it fences earlier ones and ends with its driver."""
-        run_id = new_run_id(self._random)
-        transactional_id, token = options.identity(run_id)
+    def plan_run(self) -> PlannedRun:
+        """A new attempt at a whole write, which ends with its driver; asks nobody."""
+        return PlannedRun(run_id=new_run_id(self._random), driver=self._driver(self._processes))
+
+    def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
+        """Begin a planned run, which fences earlier ones; begun again, it is the same run."""
+        transactional_id, token = options.identity(planned.run_id)
         return self._loop_thread.run(
             begin_run(
                 self._router,
@@ -163,18 +248,20 @@ class Connection:
                 transactional_id,
                 token=token,
                 transaction_timeout_ms=options.transaction_timeout_ms,
-                run_id=run_id,
-                driver=self._driver(self._processes),
+                run_id=planned.run_id,
+                driver=planned.driver,
                 random=self._random,
             )
         )
 
-    def member(self, membership: Membership, compression_type: str) -> TransactionMember:
+    def member(
+        self, membership: Membership, producer_settings: Mapping[str, Any]
+    ) -> TransactionMember:
         """A member of a write for one task attempt, not enlisted yet."""
         return TransactionMember(
             self._router,
             self._loop_thread,
-            self._producer_settings(compression_type=compression_type),
+            self._producer_settings(**producer_settings),
             membership,
             random=self._random,
         )
@@ -196,6 +283,10 @@ class Connection:
 
     def _producer_settings(self, **settings: Any) -> ProducerSettings:
         return dataclasses.replace(self._settings.producer, **settings)
+
+
+async def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1_000
 
 
 async def _next(batches: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.producing.member import TRANSACTION_TIMEOUT_MS
@@ -12,7 +14,10 @@ from oncelog.storage.model import COMMIT_TOKEN_MAX_BYTES, TRANSACTIONAL_ID_MAX_B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. ``topic`` ``None``: each row names its own. ``engine`` names those without an id."""
+    """A write. ``topic`` ``None``: each row names its own. ``engine`` names those without an id.
+
+    ``producer`` are settings of ``ProducerSettings`` that differ from its defaults.
+    """
 
     engine: str = "write"
     address: str | None = None
@@ -22,6 +27,12 @@ class WriteOptions:
     txn_version: int = 0
     transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
     compression_type: str = "none"
+    producer: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def producer_settings(self) -> dict[str, Any]:
+        """What each task's producer is told."""
+        return {"compression_type": self.compression_type, **self.producer}
 
     def identity(self, run_id: str) -> tuple[str, bytes]:
         """The transactional id that a run writes under, and the commit token of what it writes.
@@ -29,7 +40,7 @@ class WriteOptions:
         With ``txn_app_id`` the application has its own transactional id, and the token names the
         version: a committed version is not written again. Otherwise ``transactional_id`` is used
         as it is; without one each run has a new id and no token, so that the coordinator may
-        expire it.
+        expire it. A batch of a stream is a version of its query.
         """
         if self.txn_app_id is not None:
             transactional_id = f"{self.transactional_id or self.engine}-{self.txn_app_id}"

@@ -1,4 +1,4 @@
-"""Reads one range of one partition as Arrow batches, fetching ahead while Spark consumes."""
+"""Reads one range of one partition as Arrow batches, fetching ahead while its task consumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 STALL_TIMEOUT_MS: Final = 120_000
-"""How long a read may stall before it fails, for Spark to retry the task."""
+"""How long a read may stall before it fails, for the engine to retry the task."""
 
 PARTITION_FETCH_BYTES: Final = 1_900_000
 """One reply; a larger one would go through the object store, not inside the actor call."""

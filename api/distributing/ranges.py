@@ -7,7 +7,7 @@ have offsets too, so a range may hold fewer records than offsets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from oncelog.storage.exceptions import UnknownTopicOrPartitionError
@@ -50,16 +50,20 @@ class Selection:
     partitions: tuple[TopicPartition, ...] = ()
     pattern: str | None = None
 
-    def choose(self, partition_counts: Mapping[str, int]) -> list[TopicPartition]:
+    def choose(
+        self, partition_counts: Mapping[str, int], *, lost: Collection[str] = ()
+    ) -> list[TopicPartition]:
         """The chosen ones of the topics that exist, with their partition counts; in order.
 
-        Raises ``UnknownTopicOrPartitionError`` for a topic or partition that does not exist. A
-        pattern may match nothing; it never matches an internal topic.
+        Raises ``UnknownTopicOrPartitionError`` for a topic or partition that does not exist,
+        unless its topic is known to be ``lost``: then it is left out. A pattern may match nothing;
+        it never matches an internal topic.
         """
         if self.partitions:
-            for topic_partition in self.partitions:
+            there = [item for item in self.partitions if item.topic not in lost]
+            for topic_partition in there:
                 _check_exists(topic_partition, partition_counts)
-            return sorted(self.partitions)
+            return sorted(there)
         topics: Iterable[str] = self.topics
         if self.pattern is not None:
             matches = re.compile(self.pattern).fullmatch
@@ -67,7 +71,7 @@ class Selection:
                 name for name in partition_counts if name not in INTERNAL_TOPICS and matches(name)
             ]
         chosen = []
-        for topic in sorted(topics):
+        for topic in sorted(set(topics) - set(lost)):
             _check_exists(TopicPartition(topic, 0), partition_counts)
             chosen += [TopicPartition(topic, place) for place in range(partition_counts[topic])]
         return chosen

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.ranges import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
-from oncelog.storage.exceptions import InvalidRequestError, UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import InvalidRequestError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,10 +54,9 @@ class DistributedWrite:
         """
         connection = connect(options.address)
         if options.topic is not None:
-            topics = connection.partition_counts()
-            if options.topic not in topics:
-                raise UnknownTopicOrPartitionError(unknown_topic(options.topic, topics))
-        return cls(options=options, membership=connection.begin_run(options))
+            connection.check_topic(options.topic)
+        membership = connection.begin_run(options, connection.plan_run())
+        return cls(options=options, membership=membership)
 
     # --- in the tasks -------------------------------------------------------------------------
 
@@ -81,7 +79,7 @@ class DistributedWrite:
         if first is None:
             return None
         connection = connect(self.options.address)
-        with connection.member(self.membership, self.options.compression_type) as member:
+        with connection.member(self.membership, self.options.producer_settings) as member:
             if not member.enlist():
                 return None
             self._send(member, first)

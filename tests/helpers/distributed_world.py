@@ -1,8 +1,9 @@
-"""A cluster of one partition behind ``Transport``, and a connection that only notes writes."""
+"""Clusters in memory behind ``Transport``, and a connection that only notes writes."""
 
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,
@@ -10,11 +11,27 @@ from oncelog.actors.protocol.messages.cluster import (
     PartitionMetadata,
     TopicMetadata,
 )
-from oncelog.actors.protocol.messages.partition import FetchReply, FetchRequest
+from oncelog.actors.protocol.messages.group import OffsetCommitReply, OffsetCommitRequest
+from oncelog.actors.protocol.messages.partition import (
+    FetchReply,
+    FetchRequest,
+    ListOffsetsReply,
+    ListOffsetsRequest,
+)
 from oncelog.actors.protocol.messages.transaction import Run, Winner
+from oncelog.api.distributing.connection import Connection, PlannedRun
+from oncelog.api.distributing.ranges import unknown_topic
 from oncelog.api.producing.member import Membership, RunEnd
+from oncelog.api.session.context import ClientContext
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.exceptions import UnknownTopicOrPartitionError
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    TopicPartition,
+)
 from oncelog.storage.records.batch import parse_header, patch
 from oncelog.storage.records.codec import encode_records
 
@@ -77,6 +94,82 @@ class OnePartition:
         )
 
 
+class Topics:
+    """Topics in memory, behind ``Transport``: an id, and for each partition a start and an end."""
+
+    def __init__(self):
+        self.ids = {}
+        self.bounds = {}
+        self.times = {}
+        """By partition: time in milliseconds → the first offset that is not older."""
+        self.committed = []
+        self.is_away = 0
+        """How many questions to the controller fail."""
+
+    def make(self, name, *bounds, topic_id=None):
+        self.ids[name] = topic_id or f"id of {name}"
+        self.bounds.update((TopicPartition(name, at), pair) for at, pair in enumerate(bounds))
+
+    def remove(self, name):
+        del self.ids[name]
+        self.bounds = {tp: pair for tp, pair in self.bounds.items() if tp.topic != name}
+
+    async def call(self, actor, request, *, timeout_ms):
+        await asyncio.sleep(0)
+        if isinstance(request, OffsetCommitRequest):
+            self.committed.append((request.group_id, dict(request.offsets)))
+            return OffsetCommitReply()
+        if isinstance(request, ListOffsetsRequest):
+            return self._listed(request)
+        if self.is_away:
+            self.is_away -= 1
+            return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        wanted = self.ids if request.topics is None else self.ids.keys() & set(request.topics)
+        wanted = {*wanted, CONSUMER_OFFSETS_TOPIC}
+        return MetadataReply(topics=tuple(map(self._topic, wanted)), offsets_partitions=1)
+
+    def _topic(self, name):
+        count = sum(tp.topic == name for tp in self.bounds) or 1
+        partitions = tuple(
+            PartitionMetadata(partition=at, leader=1, leader_epoch=0, replicas=(1,), isr=(1,))
+            for at in range(count)
+        )
+        return TopicMetadata(name=name, topic_id=self.ids.get(name, "-"), partitions=partitions)
+
+    def _listed(self, request):
+        start, end = self.bounds[request.topic_partition]
+        known = {EARLIEST_TIMESTAMP: start, LATEST_TIMESTAMP: end}
+        known |= self.times.get(request.topic_partition, {})
+        return ListOffsetsReply(offset=known.get(request.timestamp_ms, -1))
+
+
+class TimedConnection(Connection):
+    """A connection that waits in no time; ``meanwhile`` are called then, one for each wait."""
+
+    def __init__(self, topics, loop_thread):
+        super().__init__(
+            ClientContext(
+                router=Router(topics, clock=None),
+                loop_thread=loop_thread,
+                random=Random(1),
+                processes=None,
+            ),
+            driver=lambda processes: None,
+        )
+        self.clock_ms = 0
+        self.meanwhile = []
+        self.wait_count = 0
+
+    def now_ms(self):
+        return self.clock_ms
+
+    def wait(self, delay_ms):
+        self.clock_ms += delay_ms
+        self.wait_count += 1
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+
 class FakeMember:
     """Collects what is sent; its winner counts the rows."""
 
@@ -120,23 +213,37 @@ class FakeConnection:
         self.send_error = None
         self.end_error = None
         self.begin_error = None
+        self.check_error = None
         self.is_committed = False
+        self.planned_count = 0
+        self.run_number = 0
+        self.begun = None
 
-    def partition_counts(self):
-        return {"t": 1}
+    def check_topic(self, topic):
+        if self.check_error:
+            raise self.check_error
+        if topic != "t":
+            raise UnknownTopicOrPartitionError(unknown_topic(topic, ["t"]))
 
-    def begin_run(self, options):
+    def plan_run(self):
+        self.planned_count += 1
+        return PlannedRun(run_id=f"r{self.planned_count}", driver=None)
+
+    def begin_run(self, options, planned):
         if self.begin_error:
             raise self.begin_error
-        transactional_id, token = options.identity("r")
+        self.run_number += self.begun != planned.run_id
+        self.begun = planned.run_id
+        transactional_id, token = options.identity(planned.run_id)
         return Membership(
             transactional_id=transactional_id,
-            run=Run(number=1, id="r"),
+            run=Run(number=self.run_number, id=planned.run_id),
             token=token,
             is_committed=self.is_committed,
         )
 
-    def member(self, membership, compression_type):
+    def member(self, membership, producer_settings):
+        self.producer_settings = producer_settings
         self.members.append(FakeMember(self))
         return self.members[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
@@ -27,6 +28,7 @@ from oncelog.api.distributing import connection
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite
 from oncelog.api.producing.member import TransactionMember
+from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchWrite
 from oncelog.storage.errors import ErrorCode
 
 
@@ -129,6 +131,19 @@ def _rows_read_ahead() -> Any:
     return mock.patch.object(DistributedWrite, "write", write)
 
 
+def _batches_never_recognised() -> Any:
+    """A batch that comes again has a higher number than before, one of its run's own."""
+    real = MicroBatchWrite.write
+    numbers: dict[str, int] = {}
+
+    def write(self: MicroBatchWrite, connect: Any, batch: MicroBatch, rows: Any, **how: Any) -> Any:
+        number = numbers.setdefault(self.run.run_id, len(numbers) + 1)
+        renumbered = dataclasses.replace(batch, batch_id=number)
+        return real(self, connect, renumbered, rows, **how)
+
+    return mock.patch.object(MicroBatchWrite, "write", write)
+
+
 JOB_MUTANTS = (
     Saboteur(
         name="tokens remembered",
@@ -177,6 +192,12 @@ JOB_MUTANTS = (
         sabotage=_rows_read_ahead,
         checker="World",
         changes=ALONE | {"jobs": 3},
+    ),
+    Saboteur(
+        name="batches recognised when they come again",
+        sabotage=_batches_never_recognised,
+        checker="RepeatedTokens",
+        changes=ALONE | {"queries": 2},
     ),
     Saboteur(
         name="versions kept by producers",

@@ -5,6 +5,10 @@ and each of these one or more task attempts, which are separate processes: one t
 killed is followed by another, and sometimes a second one runs beside it. The report of the
 first one counts; the others have lost, and may keep writing after the end. Sometimes a driver takes
 its own run for dead and begins a newer one beside it, or dies and leaves it open.
+
+A driver may also run a query: its batches are written one after another, each again until its
+driver knows that it is committed. A process that commits or aborts one knows only what its tasks
+have told. Several drivers run the same query, as two do on one checkpoint.
 """
 
 from __future__ import annotations
@@ -14,17 +18,19 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from sim_history import Outcome, Write
 from sim_process import Client
 from sim_stage import Life, Player, Stage
-from sim_writes import RowsFailedError, hook, write_rows
+from sim_writes import RowsFailedError, hook, owner_in, write_rows
 
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.distributing.write import Connect, DistributedWrite
-from oncelog.api.producing.member import Membership, RunEnd
-from oncelog.spark_bridge.options import parse_write_options
+from oncelog.api.producing.member import RunEnd
+from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchReport, MicroBatchWrite
+from oncelog.spark_bridge.write_options import parse_write_options
 from oncelog.storage.exceptions import OncelogError
 
 HOUR_MS = 3_600_000
@@ -33,6 +39,9 @@ LONG_TIMEOUT_MS = 900_000
 
 SHARED = "shared"
 """The application whose versions all drivers write."""
+
+QUERY = "query"
+"""The query that several drivers run, on one checkpoint."""
 
 SHARED_ID = f"spark-{SHARED}"
 """The transactional id that its runs write under."""
@@ -50,6 +59,10 @@ SECOND_ATTEMPTS = 0.15
 """How often a partition has two attempts from the beginning."""
 
 
+Told = Winner | MicroBatchReport | None
+"""What a task tells its driver."""
+
+
 @dataclass(slots=True)
 class Attempt:
     """One task attempt: what it wrote, and what it told its driver, if it did."""
@@ -57,7 +70,7 @@ class Attempt:
     client: Client
     part: Write
     has_reported: bool = False
-    winner: Winner | None = None
+    told: Told = None
 
     @property
     def has_failed(self) -> bool:
@@ -78,6 +91,12 @@ class Job:
         """What names the version, which is to be written once; nothing without a version."""
         return version_token(self.app, self.version) if self.app else b""
 
+    @property
+    def batch(self) -> MicroBatch | None:
+        """Which batch of the query it is, if it is one."""
+        is_batch = self.app == QUERY
+        return MicroBatch(query_id=QUERY, batch_id=self.version) if is_batch else None
+
 
 @dataclass(slots=True)
 class RunPlan:
@@ -85,20 +104,15 @@ class RunPlan:
 
     name: str
     job: Job
-    membership: Membership
+    transactional_id: str
     pickled: bytes
     partitions: list[list[Attempt]] = field(default_factory=list)
 
     @property
     def write(self) -> DistributedWrite:
-        """The write as whoever gets it unpickles it."""
+        """The write of a job that is no batch of a query, as whoever gets it unpickles it."""
         write: DistributedWrite = pickle.loads(self.pickled)
         return write
-
-    @property
-    def transactional_id(self) -> str:
-        """What the run writes under."""
-        return self.membership.transactional_id
 
     @property
     def reported(self) -> list[Attempt]:
@@ -108,6 +122,17 @@ class RunPlan:
             for attempts in self.partitions
         )
         return [attempt for attempt in found if attempt is not None]
+
+    @property
+    def is_known_committed(self) -> bool:
+        """Whether there was nothing to write any more when it began."""
+        if self.job.batch is None:
+            return self.write.membership.is_committed
+        reports = [attempt.told for attempt in self.reported]
+        return any(
+            isinstance(report, MicroBatchReport) and report.membership.is_committed
+            for report in reports
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -123,6 +148,21 @@ def planner(name: str) -> Life:
     of drivers are off by an hour, ahead or behind.
     """
 
+    return _driver(lambda player, chance: _next_job(player, name, chance))
+
+
+def querier() -> Life:
+    """Runs the query that others run too: the next batch, or the last one once more."""
+
+    def next_batch(player: Player, chance: Random) -> Job:
+        next_id = player.stage.next_versions.setdefault(QUERY, 1)
+        options = {"transaction.timeout.ms": str(LONG_TIMEOUT_MS)}
+        return _version(QUERY, max(next_id - chance.choice((0, 0, 0, 1)), 1), options)
+
+    return _driver(next_batch)
+
+
+def _driver(next_job: Callable[[Player, Random], Job]) -> Life:
     async def life(player: Player) -> None:
         world = player.stage.world
         # Of its own: whatever else is drawn stays as it is.
@@ -130,7 +170,7 @@ def planner(name: str) -> Life:
         # Not by a jump: no record has this clock, so nothing need wait for it when all are set.
         world.clock_offsets_ms[player.client.name] = chance.choice((-HOUR_MS, 0, HOUR_MS))
         while player.is_on:
-            job = _next_job(player, name, chance)
+            job = next_job(player, chance)
             for _ in range(player.random.randint(1, 3) if job.app else 1):
                 if not player.is_on:
                     break
@@ -169,7 +209,8 @@ def _next_job(player: Player, name: str, chance: Random) -> Job:
 
 
 def _version(app: str, version: int, options: dict[str, str]) -> Job:
-    options = options | {"txnAppId": app, "txnVersion": str(version)}
+    if app != QUERY:
+        options = options | {"txnAppId": app, "txnVersion": str(version)}
     return Job(options=options, app=app, version=version)
 
 
@@ -186,9 +227,9 @@ async def _run(player: Player, job: Job) -> bool:
     except OncelogError as error:
         player.stage.world.note(f"a run did not begin: {error!r}")
         return False
-    if plan.membership.is_committed:
-        player.stage.counts["writes skipped"] += 1
     await _run_tasks(player, plan)
+    if plan.is_known_committed:
+        player.stage.counts["writes skipped"] += 1
     if player.random.random() < 0.15:
         # Taken for dead: a newer run begins, and this one ends beside it when it likes.
         player.client.spawn(_end_late(player, plan))
@@ -204,11 +245,12 @@ async def _end_late(player: Player, plan: RunPlan) -> None:
 async def _planned(player: Player, job: Job) -> RunPlan:
     name = f"run {player.new_owner()}"
     options = parse_write_options(job.options)
-    pickled = await hook(
-        player, lambda connect: pickle.dumps(DistributedWrite.plan(connect, options))
-    )
-    write: DistributedWrite = pickle.loads(pickled)
-    return RunPlan(name, job, write.membership, pickled)
+    kind = DistributedWrite if job.batch is None else MicroBatchWrite
+    pickled = await hook(player, lambda connect: pickle.dumps(kind.plan(connect, options)))
+    write = pickle.loads(pickled)
+    if isinstance(write, DistributedWrite):
+        return RunPlan(name, job, write.membership.transactional_id, pickled)
+    return RunPlan(name, job, f"spark-{job.app}", pickled)
 
 
 async def last_writes(stage: Stage, client: Client) -> None:
@@ -286,7 +328,9 @@ async def _attempt(task: Player, plan: RunPlan, attempt: Attempt) -> None:
 
 
 async def _report(task: Player, plan: RunPlan, attempt: Attempt, *, is_sound: bool = False) -> None:
-    attempt.winner = await write_rows(task, plan.pickled, attempt.part, is_sound=is_sound)
+    attempt.told = await write_rows(
+        task, plan.pickled, attempt.part, plan.job.batch, is_sound=is_sound
+    )
     attempt.has_reported = True
 
 
@@ -303,7 +347,7 @@ async def _end(player: Player, plan: RunPlan) -> bool:
         outcome, end = await _commit(player, plan, write)
     else:
         write = player.history.begin(plan.name, plan.transactional_id)
-        await hook(player, plan.write.abort)
+        await hook(player, _aborting(plan))
         outcome, end = Outcome.FAIL, None
     player.ended(write, outcome, is_visible=end is not None and end.visible)
     if player.random.random() < 0.3:
@@ -313,7 +357,11 @@ async def _end(player: Player, plan: RunPlan) -> bool:
 
 def _merged(player: Player, plan: RunPlan) -> Write:
     """What is to become visible: the records of the attempts that count."""
-    write = player.history.begin(plan.name, plan.transactional_id, token=plan.job.token)
+    (told, *_) = (attempt.told for attempt in plan.reported)
+    owner = plan.name
+    if isinstance(told, MicroBatchReport):
+        owner = owner_in(plan.name, told.membership)
+    write = player.history.begin(owner, plan.transactional_id, token=plan.job.token)
     for attempt in plan.reported:
         player.history.merge(attempt.part, write)
     return write
@@ -325,7 +373,7 @@ async def _commit(player: Player, plan: RunPlan, write: Write) -> tuple[Outcome,
         end = await hook(player, _committing(plan))
     except OncelogError as error:
         player.stage.world.note(f"a commit failed: {error!r}")
-        await hook(player, plan.write.abort)
+        await hook(player, _aborting(plan))
         return Outcome.UNKNOWN, None
     if not end.was_committed_before:
         player.stage.counts["commits of drivers"] += 1
@@ -335,15 +383,30 @@ async def _commit(player: Player, plan: RunPlan, write: Write) -> tuple[Outcome,
 
 def _committing(plan: RunPlan) -> Callable[[Connect], RunEnd]:
     """The commit, with the reports that there are by now."""
-    reports = [attempt.winner for attempt in plan.reported]
-    return lambda connect: plan.write.commit(connect, reports)
+    reports: Any = [attempt.told for attempt in plan.reported]
+    if plan.job.batch is None:
+        return lambda connect: plan.write.commit(connect, reports)
+    return lambda connect: _anew(plan, connect).commit(connect, reports)
+
+
+def _aborting(plan: RunPlan) -> Callable[[Connect], object]:
+    """The abort, with the reports that there are by now."""
+    reports: Any = [attempt.told for attempt in plan.reported]
+    if plan.job.batch is None:
+        return plan.write.abort
+    return lambda connect: _anew(plan, connect).abort(connect, reports)
+
+
+def _anew(plan: RunPlan, connect: Connect) -> MicroBatchWrite:
+    """What Spark makes for the end of a batch: it has the options alone."""
+    return MicroBatchWrite.plan(connect, parse_write_options(plan.job.options))
 
 
 async def _end_again(player: Player, plan: RunPlan, *, may_commit: bool) -> None:
     """The same commit again, or an abort after the end: neither changes anything."""
     await player.pause(1_000)
     if not may_commit or player.random.random() < 0.5:
-        await hook(player, plan.write.abort)
+        await hook(player, _aborting(plan))
         return
     try:
         await hook(player, _committing(plan))

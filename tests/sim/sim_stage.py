@@ -49,6 +49,8 @@ class WorkloadPlan:
     rogues: int = 0
     plain_writers: int = 0
     jobs: int = 0
+    queries: int = 0
+    """How many drivers run the one query that there is."""
     operators: int = 0
     remakers: int = 0
     copiers: int = 0

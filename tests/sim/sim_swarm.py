@@ -18,7 +18,7 @@ from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_export import judged, write_history
 from sim_history import History, LogEnd
-from sim_jobs import SHARED_ID, last_writes, planner
+from sim_jobs import SHARED_ID, last_writes, planner, querier
 from sim_launcher import founded_disks
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
@@ -140,6 +140,7 @@ def drawn_scenario(seed: int) -> Scenario:
             remakers=Random(f"remakers {seed}").choice((0, 0, 1)),
             plain_writers=random.choice((0, 1)),
             jobs=random.choice((0, 0, 1, 2)),
+            queries=Random(f"queries {seed}").choice((0, 0, 1, 2)),
             copiers=copiers,
             processors=processors,
             readers=random.choice((1, 2)),
@@ -313,6 +314,8 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"plain-{number}", plain_writer)
     for number in range(plan.jobs):
         cast.add(f"planner-{number}", planner(f"job-{number}"))
+    for number in range(plan.queries):
+        cast.add(f"querier-{number}", querier())
     for number in range(plan.copiers):
         cast.add(f"copier-{number}", copier(f"copier-{number}"))
     for number in range(plan.processors):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -20,11 +20,13 @@ from sim_threads import SimThread
 
 from oncelog.actors.protocol.messages.transaction import DriverProcess, Winner
 from oncelog.api.config import ProducerSettings
-from oncelog.api.distributing.connection import Connection, WritingSettings
+from oncelog.api.distributing.connection import Connection, PlannedRun, WritingSettings
+from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
 from oncelog.api.producing.member import Membership, TransactionMember
 from oncelog.api.session.context import ClientContext
 from oncelog.spark_bridge.connection import driver_process
+from oncelog.spark_bridge.micro_batch_write import MicroBatch, MicroBatchReport, MicroBatchWrite
 from oncelog.storage.model import TopicPartition
 
 BATCHES_MAX = 2
@@ -77,43 +79,65 @@ async def hook(player: Player, step: Callable[[Connect], StepT]) -> StepT:
 
 
 async def write_rows(
-    task: Player, pickled: bytes, part: Write, *, is_sound: bool = False
-) -> Winner | None:
+    task: Player,
+    pickled: bytes,
+    part: Write,
+    batch: MicroBatch | None = None,
+    *,
+    is_sound: bool = False,
+) -> Winner | MicroBatchReport | None:
     """One task attempt: what it tells the driver. Its records are noted as those of ``part``.
 
-    Of one that ``is_sound`` there is a row, at once.
+    Of one that ``is_sound`` there is a row, at once. ``batch`` is that of a query, if it is one.
     """
     thread = SimThread(task.client)
-    write: DistributedWrite = pickle.loads(pickled)
+    write: DistributedWrite | MicroBatchWrite = pickle.loads(pickled)
     rows = Rows(task, thread, write, part)
     batches = rows.one() if is_sound else rows.batches()
     connection = NotedConnection(task, thread, rows)
     gather_bytes = task.random.choice((1, GATHER_BYTES, GATHER_BYTES))
-    thread.start(
-        lambda: pickle.dumps(write.write(lambda _: connection, batches, gather_bytes=gather_bytes))
-    )
-    winner: Winner | None = pickle.loads(await thread.ended)
-    return winner
+
+    def written() -> bytes:
+        if isinstance(write, DistributedWrite):
+            return pickle.dumps(write.write(connect, batches, gather_bytes=gather_bytes))
+        assert batch is not None
+        return pickle.dumps(write.write(connect, batch, batches, gather_bytes=gather_bytes))
+
+    def connect(_: str | None) -> Connection:
+        return connection
+
+    thread.start(written)
+    told: Winner | MicroBatchReport | None = pickle.loads(await thread.ended)
+    return told
+
+
+def owner_in(name: str, membership: Membership) -> str:
+    """Who writes a batch of a query: a run that begins anew after another is another one."""
+    return f"{name} as number {membership.run.number}"
 
 
 class Rows:
     """What one task attempt has to write; it comes in batches, some of them late, or never."""
 
     def __init__(
-        self, task: Player, thread: SimThread, write: DistributedWrite, part: Write
+        self,
+        task: Player,
+        thread: SimThread,
+        write: DistributedWrite | MicroBatchWrite,
+        part: Write,
     ) -> None:
         self.part = part
         self._task = task
         self._thread = thread
         self._topic = write.options.topic
-        self._is_committed = write.membership.is_committed
+        self.is_committed = isinstance(write, DistributedWrite) and write.membership.is_committed
         self._records: dict[tuple[str, str], SentRecord] = {}
         """By topic and value."""
         self._numbers = itertools.count()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, as Spark gives them to a task."""
-        if self._is_committed:
+        if self.is_committed:
             raise AssertionError("a task has read its rows although their version is committed")
         chance = self._task.random
         kind = chance.random()
@@ -162,14 +186,23 @@ class NotedConnection(Connection):
     """The connection of a task, whose member notes what it does."""
 
     def __init__(self, task: Player, thread: SimThread, rows: Rows) -> None:
-        super().__init__(_context(task, thread), _settings(task))
+        super().__init__(_context(task, thread), driver_process, _settings(task))
         self._task = task
         self._rows = rows
 
-    def member(self, membership: Membership, compression_type: str) -> TransactionMember:
+    def begin_run(self, options: WriteOptions, planned: PlannedRun) -> Membership:
+        """See ``Connection.begin_run``; it is a task of a query that begins here."""
+        membership = super().begin_run(options, planned)
+        self._rows.is_committed = membership.is_committed
+        self._rows.part.owner = owner_in(self._rows.part.owner, membership)
+        return membership
+
+    def member(
+        self, membership: Membership, producer_settings: Mapping[str, Any]
+    ) -> TransactionMember:
         """See ``Connection.member``."""
         noted: Any = _NotedMember(
-            self._task, self._rows, membership, super().member(membership, compression_type)
+            self._task, self._rows, membership, super().member(membership, producer_settings)
         )
         return noted  # type: ignore[no-any-return]
 

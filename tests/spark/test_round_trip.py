@@ -123,7 +123,7 @@ def test_records_come_back_as_they_were_written(spark, topic):
         """
     )
     write(frame, topic, **{"transactional.id": "load"})
-    records = read(spark, topic).orderBy("timestamp")
+    records = read(spark, topic, includeHeaders=True).orderBy("timestamp")
     assert records.columns[:4] == ["key", "value", "topic", "partition"]
     first, second = records.collect()
     assert (bytes(first.key), bytes(first.value)) == (b"a", b"one")

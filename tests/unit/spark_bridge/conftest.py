@@ -1,10 +1,12 @@
-"""Schemas of Spark, and a connection that only notes writes."""
+"""Schemas of Spark, topics in memory, and a connection that only notes writes."""
 
 from __future__ import annotations
 
 import pytest
-from distributed_world import FakeConnection
+from distributed_world import FakeConnection, TimedConnection, Topics
 from pyspark.sql.types import StructType
+
+from oncelog.api.session.event_loop import LoopThread
 
 
 def new_struct(**columns):
@@ -19,6 +21,20 @@ def new_struct(**columns):
 def struct():
     """Makes a schema."""
     return new_struct
+
+
+@pytest.fixture
+def topics():
+    """Topics in memory, none yet."""
+    return Topics()
+
+
+@pytest.fixture
+def timed_connection(topics):
+    """The real connection to ``topics``, in its own time."""
+    loop_thread = LoopThread("test")
+    yield TimedConnection(topics, loop_thread)
+    loop_thread.close()
 
 
 @pytest.fixture

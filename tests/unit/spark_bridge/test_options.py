@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.protocol.transaction.commit_versions import version_token
 from oncelog.api.distributing.ranges import Selection
-from oncelog.spark_bridge.offsets import EARLIEST, LATEST
-from oncelog.spark_bridge.options import (
-    parse_read_options,
+from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Timestamps
+from oncelog.spark_bridge.read_options import READ_OPTIONS, parse_read_options
+from oncelog.spark_bridge.write_options import (
+    WRITE_OPTIONS,
     parse_write_options,
 )
 from oncelog.storage.exceptions import InvalidSettingError
@@ -32,10 +34,10 @@ def write(**options):
 def test_a_read_of_topics_takes_committed_data_from_the_start_to_the_end():
     options = read(subscribe="a, b")
     assert options.selection == Selection(topics=("a", "b"))
-    assert (options.starting, options.ending) == (EARLIEST, LATEST)
+    assert (options.starting, options.ending) == (None, None)
     assert options.isolation_level is IsolationLevel.READ_COMMITTED
     assert options.fails_on_data_loss
-    assert options.includes_headers
+    assert not options.includes_headers
 
 
 def test_load_with_a_path_is_short_for_subscribe():
@@ -80,7 +82,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one():
         ("failOnDataLoss", "maybe", "true or false"),
         ("minPartitions", "0", "a whole number from 1 to"),
         ("minPartitions", "1.5", "a whole number from 1 to"),
-        ("isolation.level", "serializable", "read_committed or read_uncommitted"),
+        ("isolation.level", "serializable", "one of read_committed, read_uncommitted"),
         ("startingOffsets", "yesterday", "earliest, latest, or JSON"),
     ],
 )
@@ -180,3 +182,107 @@ def test_applications_that_share_a_transactional_id_do_not_share_a_transaction()
         for app_id in ("a", "b")
     }
     assert ids == {"load-a", "load-b"}
+
+
+# --- the page for users -----------------------------------------------------------------------
+
+
+def tables_of_the_page():
+    """The tables of the page: first cell → second cell of each row."""
+    page = Path(__file__).parents[3] / "docs" / "SPARK.md"
+    tables = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            name, text = line.strip("|").split("|")
+            tables[-1][name.strip().strip("`")] = text.strip()
+        elif line.startswith("| "):
+            tables.append({})
+    return tables
+
+
+def test_the_page_has_every_option_and_no_other():
+    read_rows, write_rows, *others = tables_of_the_page()
+    for options, rows in ((READ_OPTIONS, read_rows), (WRITE_OPTIONS, write_rows)):
+        assert [*options.accepted, *options.aliases] == list(rows)
+        assert all(rows[alias] == f"as `{name}`" for alias, name in options.aliases.items())
+    read_refused, write_refused, read_ignored, write_ignored = others
+    assert (read_refused, write_refused) == (READ_OPTIONS.refused, WRITE_OPTIONS.refused)
+    assert list(read_ignored) == list(READ_OPTIONS.ignored)
+    assert list(write_ignored) == list(WRITE_OPTIONS.ignored)
+
+
+@pytest.mark.parametrize(
+    ("parse", "own", "names"),
+    [(read, {"subscribe": "a"}, READ_OPTIONS), (write, {"topic": "a"}, WRITE_OPTIONS)],
+    ids=["read", "write"],
+)
+def test_what_is_refused_says_what_to_do_and_what_is_ignored_is_logged(parse, own, names, caplog):
+    for name, advice in names.refused.items():
+        with pytest.raises(InvalidSettingError, match=f"{name}='x' is not allowed: {advice}"):
+            parse(**own, **{name: "x"})
+    for name in names.ignored:
+        parse(**own, **{name.replace("*", "x"): "y"})
+        assert name.lower().replace("*", "x") in caplog.text
+
+
+# --- streams, times and limits ----------------------------------------------------------------
+
+
+def test_one_time_goes_before_times_and_these_before_offsets():
+    a0 = TopicPartition("a", 0)
+    given = {"subscribe": "a", "startingOffsets": "earliest"}
+    assert read(**given).starting == EARLIEST
+    given["startingOffsetsByTimestamp"] = '{"a":{"0":7}}'
+    assert read(**given).starting == Timestamps(wanted_ms={a0: 7}, fails_without_match=True)
+    given |= {"startingTimestamp": "9", "startingOffsetsByTimestampStrategy": "latest"}
+    assert read(**given).starting == Timestamps(wanted_ms=9, fails_without_match=False)
+    ending = read(subscribe="a", endingTimestamp="9").ending
+    assert ending == Timestamps(wanted_ms=9, fails_without_match=False)
+
+
+@pytest.mark.parametrize("option", [{"endingOffsets": "latest"}, {"endingTimestamp": "1"}], ids=str)
+def test_a_stream_has_no_end(option):
+    with pytest.raises(InvalidSettingError, match="are for batches: leave them out"):
+        read(subscribe="a", **option).check_stream()
+    read(subscribe="a", startingOffsets="latest").check_stream()
+
+
+@pytest.mark.parametrize(("text", "delay_ms"), [("15m", 900_000), ("2s", 2_000), ("70", 70)])
+def test_a_delay_has_a_unit(text, delay_ms):
+    assert read(subscribe="a", maxTriggerDelay=text).trigger_delay_max_ms == delay_ms
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"maxTriggerDelay": "soon"}, "a whole number and one of ms, s, m"),
+        ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1"),
+        ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "at most maxOffsetsPerTr"),
+        ({"kafka.group.id": "x" * 1_025}, "bytes"),
+        ({"startingOffsetsByTimestamp": '{"a":{"0":-2}}'}, "no time in milliseconds"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(option, text):
+    with pytest.raises(InvalidSettingError, match=text):
+        read(subscribe="a", **option)
+
+
+def test_the_producers_of_tasks_are_set_as_in_kafka():
+    options = write(**{"topic": "a", "kafka.linger.ms": "20", "kafka.acks": "all"})
+    assert options.producer_settings == {"compression_type": "none", "linger_ms": 20}
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ({"kafka.acks": "1"}, "kafka.acks='1' is not allowed: all"),
+        ({"kafka.enable.idempotence": "false"}, "every write is a transaction"),
+        ({"kafka.linger.ms": "soon"}, "a whole number from 0"),
+        ({"kafka.delivery.timeout.ms": "1"}, "at least linger_ms"),
+        ({"paths": '["a","b"]'}, "a write has one topic"),
+    ],
+)
+def test_settings_of_producers_that_cannot_be_are_refused(option, text):
+    with pytest.raises(InvalidSettingError, match=text):
+        write(**option)

@@ -1,0 +1,200 @@
+"""The reads of a stream: how far each micro-batch goes, and which ranges that are.
+
+Spark asks over and over how far the next batch may go, from where the last one ended, and notes
+the answer in the checkpoint before a task runs; then it asks which ranges lie between. The answer
+to the second question is taken from the two offsets alone, so that a batch that comes again after
+a crash reads the same records. Nothing here imports Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from oncelog.api.distributing.ranges import Bounds, PartitionRange
+from oncelog.api.distributing.write import Connect
+from oncelog.spark_bridge.offsets import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    plan,
+    resolve,
+    resolved,
+    split,
+)
+from oncelog.spark_bridge.read_options import ReadOptions
+from oncelog.spark_bridge.stream_offsets import (
+    StreamOffset,
+    TopicIds,
+    check_not_before,
+    check_topics,
+    limited,
+    nested,
+)
+from oncelog.storage.exceptions import OncelogError
+from oncelog.storage.model import TopicPartition
+
+LONG_POLL_MS: Final = 1_000
+"""How long a stream with nothing to read waits for something before it says so."""
+
+LOOK_EVERY_MS: Final = 100
+"""How often it looks meanwhile."""
+
+Stored = Mapping[str, Any]
+"""An offset as the checkpoint has it; empty before the first batch."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MicroBatchReads:
+    """One stream, for as long as its query runs. Belongs to one thread."""
+
+    def __init__(self, connect: Connect, options: ReadOptions) -> None:
+        self._connect = connect
+        self._options = options
+        self._is_ending = False
+        self._target: Offsets | None = None
+        self._latest: Offsets | None = None
+        self._last_batch_ms: float | None = None
+
+    def end_here(self) -> None:
+        """Go no further than what there is at the next question, in as many batches as it takes."""
+        self._is_ending, self._target = True, None
+
+    def following(self, stored: Stored, *, offsets_max: int | None, offsets_min: int = 0) -> Stored:
+        """How far the batch after ``stored`` goes; ``stored`` itself if there is nothing to read.
+
+        Waits up to ``LONG_POLL_MS`` for something, and up to ``maxTriggerDelay`` between batches
+        for ``offsets_min``. Raises what ``check_topics`` and ``check_not_before`` do for records
+        that are gone, if that is to fail, and ``UnknownTopicOrPartitionError`` for a topic that
+        there never was.
+        """
+        connection = self._connect(self._options.address)
+        start = StreamOffset.parse(stored)
+        topic_ids, chosen = self._chosen(start)
+        known = {tp: start.positions[tp] for tp in chosen if start.has(tp, topic_ids)}
+        starts = self._starts([tp for tp in chosen if tp not in known], is_first=not stored)
+        read_ids = {tp.topic: topic_ids[tp.topic] for tp in chosen}
+        begun_ms = now_ms = connection.now_ms()
+        while True:
+            positions = known | starts
+            ends = self._ends(positions)
+            positions = {tp: min(position, ends[tp]) for tp, position in positions.items()}
+            end = StreamOffset(
+                positions=limited(positions, ends, offsets_max),
+                topic_ids=read_ids,
+                starts=starts,
+            )
+            is_new = (end.positions, end.topic_ids) != (start.positions, start.topic_ids)
+            backlog = sum(ends.values()) - sum(positions.values())
+            is_enough = backlog >= offsets_min or self._is_due(now_ms)
+            if not stored or (is_new and (is_enough or self._is_ending)):
+                self._last_batch_ms = now_ms
+                return end.to_json()
+            if self._is_ending or now_ms >= begun_ms + LONG_POLL_MS:
+                return stored
+            connection.wait(LOOK_EVERY_MS)
+            now_ms = connection.now_ms()
+
+    def _is_due(self, now_ms: float) -> bool:
+        """Whether a batch may be as small as it likes: the last one was too long ago."""
+        last_ms = self._last_batch_ms
+        return last_ms is None or now_ms - last_ms >= self._options.trigger_delay_max_ms
+
+    def _chosen(self, start: StreamOffset) -> tuple[TopicIds, list[TopicPartition]]:
+        """The ids of all topics, and what is read of them."""
+        topics = self._connect(self._options.address).topics()
+        topic_ids = {name: topic.topic_id for name, topic in topics.items()}
+        lost = start.lost_topics(topic_ids)
+        if lost and self._options.fails_on_data_loss:
+            check_topics(start, topic_ids)
+        for topic in lost:
+            _logger.warning("topic %r, which the stream has read, is gone or another now", topic)
+        counts = {name: len(topic.partitions) for name, topic in topics.items()}
+        return topic_ids, self._options.selection.choose(
+            counts, lost=[topic for topic in lost if topic not in counts]
+        )
+
+    def _starts(self, new: list[TopicPartition], *, is_first: bool) -> dict[TopicPartition, int]:
+        """Where partitions begin that were not read before: a later one at its first record."""
+        if not new:
+            return {}
+        connection = self._connect(self._options.address)
+        starting = self._options.starting if is_first else EARLIEST
+        wanted = resolve(
+            "startingOffsets",
+            LATEST if starting is None else starting,
+            new,
+            lambda times: connection.offsets_at(times, self._options.isolation_level),
+        )
+        return resolved("startingOffsets", wanted, self._bounds(new))
+
+    def _ends(self, positions: Offsets) -> dict[TopicPartition, int]:
+        """How far each partition may be read by now."""
+        connection = self._connect(self._options.address)
+        ends = connection.ends(list(positions), self._options.isolation_level)
+        self._latest = ends
+        if self._options.fails_on_data_loss:
+            check_not_before(positions, ends)
+        if not self._is_ending:
+            return ends
+        if self._target is None:
+            self._target = ends
+        # A partition that came later is left to the next query.
+        return {tp: min(end, self._target.get(tp, positions[tp])) for tp, end in ends.items()}
+
+    def latest(self) -> Stored | None:
+        """How far there was something to read at the last look; ``None`` before the first."""
+        return None if self._latest is None else nested(self._latest)
+
+    def ranges(self, stored_start: Stored, stored_end: Stored) -> list[PartitionRange]:
+        """What to read between two answers: the second one was given for the first.
+
+        Raises as ``following``, and ``OffsetOutOfRangeError`` for records that were deleted.
+        """
+        connection = self._connect(self._options.address)
+        start, end = StreamOffset.parse(stored_start), StreamOffset.parse(stored_end)
+        topic_ids = {name: topic.topic_id for name, topic in connection.topics().items()}
+        if self._options.fails_on_data_loss:
+            check_topics(end, topic_ids)
+        ends = {tp: offset for tp, offset in end.positions.items() if end.has(tp, topic_ids)}
+        starts = {
+            tp: start.positions[tp]
+            if start.has(tp, end.topic_ids)
+            else end.starts.get(tp, EARLIEST)
+            for tp in ends
+        }
+        ranges = plan(
+            self._bounds(list(ends)),
+            starting=starts,
+            ending=ends,
+            fails_on_data_loss=self._options.fails_on_data_loss,
+        )
+        # From the checkpoint: a topic that is made again meanwhile has other records.
+        ranges = [
+            replace(item, topic_id=end.topic_ids[item.topic_partition.topic]) for item in ranges
+        ]
+        return split(ranges, self._options.partitions_min, self._options.range_size_max)
+
+    def _bounds(self, partitions: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        connection = self._connect(self._options.address)
+        return connection.bounds(partitions, self._options.isolation_level)
+
+    def show(self, stored: Stored) -> None:
+        """Show how far the query has read as the progress of its group, if it has one.
+
+        Only the checkpoint counts: what cannot be shown now is logged, and shown the next time.
+        """
+        if self._options.group_id is None:
+            return
+        reached = StreamOffset.parse(stored)
+        try:
+            self._connect(self._options.address).show_progress(
+                self._options.group_id, reached.positions, reached.topic_ids
+            )
+        except OncelogError as error:
+            _logger.warning(
+                "the progress of group %r cannot be shown: %s", self._options.group_id, error
+            )

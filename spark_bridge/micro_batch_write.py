@@ -1,0 +1,143 @@
+"""The writes of a stream: each micro-batch is one distributed write, and one version of the query.
+
+The application is the query, the version the number of the batch, so a batch that comes again
+after its commit is not written again: Spark notes its own commit only after ours. Both are known
+in the tasks alone. So the planner of a batch only *plans* its run; each task begins it before it
+reads a row, which is the same run for all of them, and tells its driver which one that was. The
+commit is made by a process that knows nothing but these reports.
+
+| the batch is | in the tasks | at the commit |
+|---|---|---|
+| the next | its run begins, and fences every other | its winners and the version, as one |
+| the last committed | rows are left unread | succeeds, changes nothing |
+| an earlier one | ``OutdatedVersionError`` | - |
+
+Of two drivers with one checkpoint the one that began last can commit, and only if no task of the
+other begins between: the reports of one batch must all be of one run. Nothing here
+imports Spark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oncelog.actors.protocol.messages.transaction import Winner
+from oncelog.api.distributing.connection import PlannedRun
+from oncelog.api.distributing.options import WriteOptions
+from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
+from oncelog.api.producing.member import Membership, RunEnd
+from oncelog.storage.exceptions import (
+    IllegalStateError,
+    OncelogError,
+    OutdatedVersionError,
+    ProducerFencedError,
+    UnknownTopicOrPartitionError,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Which batch of which query: both are the same when it comes again, after a restart too."""
+
+    query_id: str
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchReport:
+    """What a task attempt tells: the run it was in, and what it wrote there, if anything."""
+
+    membership: Membership
+    winner: Winner | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchWrite:
+    """One attempt at one micro-batch; pickled into its tasks, not into its commit."""
+
+    options: WriteOptions
+    run: PlannedRun
+
+    @classmethod
+    def plan(cls, connect: Connect, options: WriteOptions) -> MicroBatchWrite:
+        """Check what can be checked before any task starts. Changes nothing in the cluster.
+
+        The process that is to commit plans as well, in vain: so only a topic that is known to be
+        missing is refused here, and what cannot be asked now is left to the tasks.
+        """
+        connection = connect(options.address)
+        if options.topic is not None:
+            try:
+                connection.check_topic(options.topic)
+            except UnknownTopicOrPartitionError:
+                raise
+            except OncelogError as error:
+                if not error.retriable:
+                    raise
+        return cls(options=options, run=connection.plan_run())
+
+    def write(
+        self,
+        connect: Connect,
+        batch: MicroBatch,
+        batches: Iterable[pa.RecordBatch],
+        *,
+        gather_bytes: int = GATHER_BYTES,
+    ) -> MicroBatchReport:
+        """Write the rows of one task attempt; all of them are acknowledged on return.
+
+        ``OutdatedVersionError`` if a later batch of the query is committed.
+        """
+        options = dataclasses.replace(
+            self.options, txn_app_id=batch.query_id, txn_version=batch.batch_id
+        )
+        try:
+            membership = connect(options.address).begin_run(options, self.run)
+        except OutdatedVersionError as error:
+            raise OutdatedVersionError(
+                f"batch {batch.batch_id} of query {batch.query_id} is older than what is "
+                f"committed: {error}. Its checkpoint was rolled back, or is used twice: go on "
+                "with the newest copy of it, or with a new checkpoint as a new query, which "
+                "writes again what this one has written"
+            ) from error
+        write = DistributedWrite(options=options, membership=membership)
+        winner = write.write(connect, batches, gather_bytes=gather_bytes)
+        return MicroBatchReport(membership=membership, winner=winner)
+
+    def commit(self, connect: Connect, reports: Sequence[MicroBatchReport]) -> RunEnd:
+        """Commit the members in the reports, one of each task, and the version of their batch.
+
+        Safe to repeat. ``ProducerFencedError`` if they are not all of one run: another driver has
+        begun the batch meanwhile.
+        """
+        if not reports:
+            raise IllegalStateError("a micro-batch without a report of any task has no identity")
+        memberships = _memberships(reports)
+        committed = [membership for membership in memberships if membership.is_committed]
+        if not committed and len(memberships) > 1:
+            raise ProducerFencedError(
+                "another driver writes the same batch of the same query: let only one query use "
+                "a checkpoint at a time"
+            )
+        (membership, *_) = committed or memberships
+        write = DistributedWrite(options=self.options, membership=membership)
+        return write.commit(connect, [report.winner for report in reports])
+
+    def abort(self, connect: Connect, reports: Sequence[MicroBatchReport]) -> None:
+        """Abort the batch, unless it is committed; then nothing changes. Never raises.
+
+        Without a report nobody knows what to abort: see ``DistributedWrite.abort``.
+        """
+        for membership in _memberships(reports):
+            if not membership.is_committed:
+                DistributedWrite(options=self.options, membership=membership).abort(connect)
+
+
+def _memberships(reports: Sequence[MicroBatchReport]) -> list[Membership]:
+    return list(dict.fromkeys(report.membership for report in reports))
