@@ -58,7 +58,7 @@ def test_a_log_whose_node_is_away_is_unavailable_and_comes_back_whole(nodes: Nod
     wait_for(lambda: "is away" in nodes.run("topics", "list").stderr, "the news of its death")
     refused = nodes.run("start", "--data-dir", data_dir)
     assert refused.returncode == 1
-    assert "No node has it there now" in refused.stderr
+    assert "no node has the data of cluster" in refused.stderr
     assert nodes.run("consume", "t", "--from-beginning", "--timeout-ms", "1000").returncode == 1
     assert list((nodes.root / "head").iterdir()) == []
     nodes.start_node("node", NODE_ADDRESS)
