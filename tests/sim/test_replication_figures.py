@@ -117,7 +117,7 @@ def test_an_election_and_fewer_in_sync_than_the_minimum_are_told(world: World) -
     world.kill_node(LEADER)
     world.run_for(10.0)
     assert told(world, "controller")["leader_elections"] > before
-    world.kill_node(3)
+    world.pause(f"{REPLICA}3")
     world.run_for(10.0)
     assert replica(world, 1)["under_min_isr"] == 1
 
