@@ -90,11 +90,8 @@ def _anybody_is_elected() -> Iterator[None]:
 
 
 @contextmanager
-def any_epoch(*, of_metadata: bool) -> Iterator[None]:
-    """Followers take what leaders of older epochs push, as if it were their leader's.
-
-    ``of_metadata``: voters take it from older controllers, and only they do.
-    """
+def any_epoch() -> Iterator[None]:
+    """Voters take what controllers of older epochs push, as if it were the newest one's."""
     decide, done, acknowledge = (
         FollowerReplication.decide,
         FollowerReplication.done,
@@ -102,14 +99,11 @@ def any_epoch(*, of_metadata: bool) -> Iterator[None]:
     )
 
     def of_now(self: FollowerReplication, request: ReplicateRequest) -> ReplicateRequest:
-        is_metadata = request.topic_partition.topic == CLUSTER_METADATA_TOPIC
-        if is_metadata is not of_metadata:
-            return request
-        if request.leader_epoch >= self.known_epoch:
-            if is_metadata:
-                self._leader = request.leader
+        if request.topic_partition.topic != CLUSTER_METADATA_TOPIC:
             return request
         self._leader = request.leader
+        if request.leader_epoch >= self.known_epoch:
+            return request
         return structs.replace(
             request, leader_epoch=self.known_epoch, epoch_start_offset=request.previous_end_offset
         )
@@ -149,15 +143,6 @@ def _unchecked_copies() -> Iterator[None]:
         mock.patch.object(following, "crc_matches", return_value=True),
     ):
         yield
-
-
-def _unmatched() -> Any:
-    """Followers take what follows their log, whatever its leader has before that."""
-    return mock.patch.object(
-        following,
-        "_agrees",
-        lambda log, request: request.previous_end_offset <= log.end_offset,
-    )
 
 
 @contextmanager
@@ -201,12 +186,6 @@ REPLICATED: dict[str, Any] = {
 
 REPLICA_MUTANTS = (
     Saboteur(
-        name="followers compare what is before",
-        sabotage=_unmatched,
-        checker="UnequalReplicas",
-        changes=REPLICATED,
-    ),
-    Saboteur(
         name="a shrink of the ISR waits for the controller",
         sabotage=_shrinks_at_once,
         checker="MissingCopies",
@@ -235,11 +214,6 @@ REPLICA_MUTANTS = (
         sabotage=_anybody_is_elected,
         checker="MissingCopies",
         changes=REPLICATED,
-    ),
-    Saboteur(
-        name="followers refuse older leaders",
-        sabotage=lambda: any_epoch(of_metadata=False),
-        changes=REPLICATED | {"delay": 0.2, "delay_max_ms": 5_000.0, "duplicate": 0.3},
     ),
     Saboteur(
         name="a new disk is probed anew",

@@ -189,7 +189,7 @@ def test_a_controller_that_was_followed_answers_nothing_unless_voters_obey_older
     is_obeyed: bool,
 ) -> None:
     """1. It is asked while it hangs. 2. Another leads. 3. It goes on, and has to be confirmed."""
-    sabotage = any_epoch(of_metadata=True) if is_obeyed else contextlib.nullcontext()
+    sabotage = any_epoch() if is_obeyed else contextlib.nullcontext()
     with sabotage, watched_world() as (world, _):
         old = forgotten(world)
         world.loop.pause(old)
