@@ -188,7 +188,7 @@ class Membership:
                 await asyncio.gather(*map(self._ask_actors_of, unheard))
 
     async def _ask_actors_of(self, broker_id: int) -> None:
-        actors = set(map(holder_of, self._placed_on(broker_id)))
+        actors = dict.fromkeys(map(holder_of, self._placed_on(broker_id)))
         replies = await asyncio.gather(
             *(
                 self._transport.call(actor, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
