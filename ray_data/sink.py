@@ -89,10 +89,8 @@ def write(
         dataset.write_datasink(
             OncelogDatasink(planned), concurrency=concurrency, ray_remote_args=ray_remote_args
         )
-    except Exception:
-        raise
     except BaseException:
-        # Ray Data tells its sink of errors, but not of an interrupt.
+        # Ray Data tells its sink of most errors, and not of an interrupt; once more does no harm.
         planned.abort(connect)
         raise
 

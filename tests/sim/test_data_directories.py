@@ -18,6 +18,7 @@ from oncelog.actors.config import data_directories
 from oncelog.actors.protocol.partition.log_directory import possible_directories
 from oncelog.actors.replica import log_directories
 from oncelog.actors.replica.replica import Replica
+from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.log.topic_id_file import read_topic_id
 from oncelog.storage.model import TopicPartition
 
@@ -96,7 +97,7 @@ async def _send(client: Any, partition: int, text: str) -> bool:
         future = await producer.send("solo", text.encode(), partition=partition)
         await producer.flush()
         await future
-    except Exception:
+    except OncelogError:
         return False
     else:
         return True
