@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from oncelog.actors.controller.membership import Execute
@@ -18,7 +19,12 @@ from oncelog.actors.protocol.cluster.log import (
     encode_cluster_record,
 )
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
-from oncelog.actors.protocol.cluster.quorum import learners, next_voters, voters_without
+from oncelog.actors.protocol.cluster.quorum import (
+    learners,
+    may_leave,
+    next_voters,
+    voters_without,
+)
 from oncelog.actors.protocol.effects import Decision
 from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest, VoterMetadata
 from oncelog.actors.replica.data_directory import founders_directory
@@ -46,6 +52,8 @@ class Voters:
         self._log = log
         self._clock = clock
         self._execute = execute
+        self.leave: Callable[[], None] | None = None
+        """Ends this controller for good, to be followed by another voter's, as soon as one can."""
 
     async def begin(self) -> bool:
         """Commit all that is in the log, by a first record of this epoch; whether that is done.
@@ -70,13 +78,21 @@ class Voters:
         return await self._log.confirm(timeout_ms) is ErrorCode.NONE
 
     async def watch(self) -> None:
-        """Add voters, one at a time; a task of its own."""
+        """Add voters, one at a time, and leave the rest to them if need be; a task of its own."""
         while True:
             await asyncio.sleep(VOTERS_LOOK_MS / 1000)
             if len(self._machine.broker_states) > 1:
                 # The third follows the second at once: of two voters neither may be away.
                 while await self.look():
                     pass
+                if self.leave is not None and self._may_leave():
+                    self.leave()
+
+    def _may_leave(self) -> bool:
+        log = self._log
+        if log is None or log.quorum is None or not log.quorum.is_settled:
+            return False
+        return may_leave(self._machine.voters, log.broker_id, log.quorum.caught_up())
 
     async def look(self) -> bool:
         """Have copies made where voters are wanted; add one that has caught up, if there is one."""

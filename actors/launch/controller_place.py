@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray._private.state import state as ray_state
@@ -17,6 +17,9 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE
 from oncelog.actors.launch.home import Home, is_away, read_home, write_home
 from oncelog.actors.pin import BROKER_LABEL, BY_LABEL, Pin, broker_of
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+HEAD: Final = "node:__internal_head__"
+"""The resource by which Ray marks the node of its head."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,6 +50,10 @@ class RayControllerPlace:
         except (RayError, OSError, RuntimeError) as error:
             _logger.warning("Ray does not say where the controller is: %s", error)
             return False
+
+    async def is_on_head(self) -> bool:
+        """See ``ControllerPlace``."""
+        return await asyncio.to_thread(is_on_head)
 
     async def is_here(self) -> bool:
         """See ``ControllerPlace``."""
@@ -98,6 +105,16 @@ class RayControllerPlace:
                 pin=pin,
             )
         )
+
+
+def is_on_head() -> bool:
+    """Whether this process is on the node of Ray's head; false if Ray does not say."""
+    try:
+        own = ray.get_runtime_context().get_node_id()
+        return any(node["NodeID"] == own and HEAD in node["Resources"] for node in ray.nodes())
+    except (RayError, OSError, RuntimeError) as error:
+        _logger.warning("Ray does not say whether this is its head: %s", error)
+        return False
 
 
 def _waits_for_nothing(found: _Found) -> bool:

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.launch.controller_place import is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
@@ -35,6 +36,7 @@ class ControllerProcess(ReplicaProcess):
             token_bytes=secrets.token_bytes,
             machine_size=machine_size(),
             resign=resign,
+            is_on_head=is_on_head(),
         )
 
 

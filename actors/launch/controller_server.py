@@ -38,7 +38,8 @@ class ControllerServer(Controller, ReplicaServer):
     """The controller: its own log, and an epoch that the voters of that log have given it.
 
     ``resign`` ends the process for good: this broker's log does not let it be the controller, and
-    another's may.
+    another's may. Or ``is_on_head``: while Ray's head is away no actor starts, so nobody could
+    follow a controller that is there.
     """
 
     replica_class = MetadataReplica
@@ -52,6 +53,7 @@ class ControllerServer(Controller, ReplicaServer):
         token_bytes: Callable[[int], bytes],
         machine_size: MachineSize = SMALL_MACHINE,
         resign: Callable[[], None] | None = None,
+        is_on_head: bool = False,
     ) -> None:
         ReplicaServer.__init__(self, config, surroundings)
         self.metadata_log = cast("MetadataReplica", self.replica)
@@ -70,6 +72,8 @@ class ControllerServer(Controller, ReplicaServer):
             machine_size=machine_size,
             metadata_log=self.metadata_log,
         )
+        if is_on_head:
+            self._voters.leave = lambda: self._resign("it is on Ray's head, and others are not")
         self.cluster_figures = ControllerFigures(
             machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
         )

@@ -29,6 +29,9 @@ _logger = logging.getLogger(__name__)
 NEXT_IN_ORDER_MS: Final = 1_000
 """How much later each voter takes over than the one before it in order, whom it leaves the time."""
 
+LAST_IN_ORDER_MS: Final = 5_000
+"""How much later the one on Ray's head does: it would only leave again."""
+
 MENDED_LOOK_MS: Final = 5_000
 """How soon a copy is begun again that the disk refused: it may be mended."""
 
@@ -44,6 +47,10 @@ class ControllerPlace(Protocol):
         """Whether it is on this broker's node, alive or about to be."""
         ...
 
+    async def is_on_head(self) -> bool:
+        """Whether this broker's node is Ray's head, from which a controller leaves if it can."""
+        ...
+
     async def start(self) -> None:
         """Start it on this broker's node, unless another one is alive."""
         ...
@@ -57,6 +64,10 @@ class NoPlace:
         return False
 
     async def is_here(self) -> bool:
+        """See ``ControllerPlace``."""
+        return False
+
+    async def is_on_head(self) -> bool:
         """See ``ControllerPlace``."""
         return False
 
@@ -162,6 +173,8 @@ class MetadataVoter:
         if not may_stand(copy.state, voters, own):
             return False
         if silent_ms <= voters.index(own) * NEXT_IN_ORDER_MS + self._spread_ms:
+            return False
+        if silent_ms <= LAST_IN_ORDER_MS and await self._place.is_on_head():
             return False
         if not await self._place.is_gone():
             return False

@@ -42,8 +42,8 @@ WORKERS: Final = 2
 RECORDS_PER_POLL: Final = 1_000
 COMMIT_INTERVAL_MS: Final = 250
 """Long enough that a kill most often meets an open transaction."""
-NODE_VICTIM: Final = 2
-"""The broker whose node is killed. Broker 1 has the controller and this program's own node."""
+NODE_VICTIM: Final = 3
+"""The broker whose node is killed. 1 has this program's own node, 2 most often the controller."""
 
 SEED_LIMIT: Final = 1_000_000
 STATUS_POLL_S: Final = 0.25

@@ -43,6 +43,15 @@ class Commands:
         self._host = host
         self._program: subprocess.Popen[bytes] | None = None
 
+    def end(self) -> None:
+        """End the program; the next command begins another one."""
+        if self._program is not None:
+            assert self._program.stdin is not None
+            self._program.stdin.close()
+            self._program.kill()
+            self._program.wait()
+            self._program = None
+
     def run(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
         """Exit status, output and errors; OSError if the program ends, or does not answer."""
         program = self._program
@@ -57,9 +66,7 @@ class Commands:
         is_answered = select.select([program.stdout], [], [], timeout_s)[0]
         line = program.stdout.readline() if is_answered else b""
         if not line:
-            program.stdin.close()
-            program.kill()
-            self._program = None
+            self.end()
             raise OSError(f"{self._host.name}: oncelog {shlex.join(arguments)}: no answer")
         status, output, errors = json.loads(line)
         return status, output, errors
@@ -171,6 +178,10 @@ class HostsCluster:
             raise OSError(f"oncelog {shlex.join(arguments)}: {status}\n{output}\n{errors}")
         return output
 
+    def end_commands(self) -> None:
+        """The program on the head that runs commands belongs to a Ray node that has ended."""
+        self._commands.pop(self.head.name).end()
+
     def _command(self, *arguments: str, timeout_s: float = COMMAND_S) -> tuple[int, str, str]:
         commands = self._commands.setdefault(self.head.name, Commands(self.head))
         return commands.run(*arguments, "--address=auto", timeout_s=timeout_s)
@@ -213,7 +224,8 @@ class HostsCluster:
             are_alive = set(self._states(status).values()) == {"alive"}
             return are_alive and bool(status["serving"])
 
-        wait_for(serve, "all brokers alive and every partition serving", JOINED_S)
+        what = "all brokers alive and every partition serving"
+        wait_for(serve, what, JOINED_S, instead=self.status)
 
     def wait_until_gone(self, host: Host) -> None:
         marks = ("gone", "fenced")

@@ -99,11 +99,19 @@ def fake_clock() -> Path | None:
     return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
-def wait_for(is_true: Callable[[], bool], what: str, within_s: float = COMMAND_S) -> None:
+def wait_for(
+    is_true: Callable[[], bool],
+    what: str,
+    within_s: float = COMMAND_S,
+    *,
+    instead: Callable[[], object] | None = None,
+) -> None:
+    """Until that is so; ``instead`` tells what is so where it takes too long."""
     deadline = time.monotonic() + within_s
     while not is_true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {within_s:.0f} s")
+            found = f"; instead: {instead()}" if instead is not None else ""
+            raise TimeoutError(f"{what}: not within {within_s:.0f} s{found}")
         threading.Event().wait(LOOK_S)
 
 

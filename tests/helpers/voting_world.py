@@ -45,6 +45,7 @@ class Node:
         self.number = number
         self.is_up = True
         self.is_isolated = False
+        self.is_head = False
         self.controller: ControllerServer | None = None
         self.broker: Broker | None = None
         self.data_dir = world.root / str(number)
@@ -87,6 +88,9 @@ class Node:
         holder = self.world.holder
         return holder is None or not holder.is_up
 
+    async def is_on_head(self) -> bool:
+        return self.is_head
+
     async def is_here(self) -> bool:
         return self.world.holder is self
 
@@ -123,6 +127,7 @@ class Node:
             launcher=self,
             token_bytes=random.Random(self.number).randbytes,
             resign=self.resign,
+            is_on_head=self.is_head,
         )
 
     def start_broker(self) -> None:
@@ -218,13 +223,19 @@ class VotingWorld:
 
 
 def play(
-    root: Path, scenario: Callable[[VotingWorld], Coroutine[Any, Any, None]], *, count: int = 3
+    root: Path,
+    scenario: Callable[[VotingWorld], Coroutine[Any, Any, None]],
+    *,
+    count: int = 3,
+    head: int = 0,
 ) -> None:
-    """A scenario in a cluster that broker 1 founds; all others join."""
+    """A scenario in a cluster that broker 1 founds; all others join. ``head`` is on Ray's head."""
 
     async def body() -> None:
         world = VotingWorld(root, count)
         one = world.nodes[1]
+        if head:
+            world.nodes[head].is_head = True
         prepare(RealFileSystem(), one.data_dir, broker_id=1, new_cluster_id=CLUSTER_ID)
         one.start_controller()
         await world.until_serving()

@@ -276,6 +276,7 @@ class Trial:
         self.head.run("sh", "-c", "kill -KILL $(pgrep -x raylet)")
         assert "but not its head: stop Ray here, then ray up" in self._why_no_up()
         self.head.run("ray", "stop")
+        self.cluster.end_commands()
         self.cluster.up()
         return self._back(self._begin_writing("after-node"))
 
@@ -371,7 +372,7 @@ class Trial:
         cluster.wait_until_all_serve()
         all_s = time.monotonic() - since
         assert cluster.number_of(self.head) == number
-        again = SteadyWriter(cluster, other, "steady-head", COPIED, range(PARTITIONS))
+        again = SteadyWriter(cluster, other, "steady-again", COPIED, range(PARTITIONS))
         said = self._went_on(again, pause_s=math.inf)
         return (
             f"commits for {went_on_s:.1f} s more, workers end in {ended_s:.0f} s, `ray up` takes "

@@ -27,6 +27,9 @@ class Controllers:
     controller_node: int
     """Where it is, or was last."""
 
+    head_node: int
+    """Where Ray's head is: while that is dead no actor starts. ``ELSEWHERE`` never dies."""
+
     def disk_name(self, name: str) -> str:
         """By which name the disk of an actor is kept."""
         return broker_actor(self.controller_node) if name == CONTROLLER_ACTOR else name
@@ -91,6 +94,10 @@ class SimPlace:
         await self._pass_time()
         return self._world.is_controller_gone()
 
+    async def is_on_head(self) -> bool:
+        """See ``ControllerPlace``."""
+        return self._broker_id == self._world.head_node
+
     async def is_here(self) -> bool:
         """See ``ControllerPlace``."""
         config = self._world._configs.get(CONTROLLER_ACTOR)
@@ -107,4 +114,5 @@ class SimPlace:
             self._world.start_controller(self._broker_id)
 
     async def _pass_time(self) -> None:
+        await self._world.until_ray_answers()
         await asyncio.sleep(self._random.uniform(*self._world.settings.launch_ms) / 1_000)

@@ -76,6 +76,7 @@ class SimLauncher:
         return self._world.actor_names()
 
     async def _pass_time(self, share: float = 1.0) -> None:
+        await self._world.until_ray_answers()
         delay_ms = self._process.random.uniform(*self._world.settings.launch_ms)
         await asyncio.sleep(delay_ms * share / 1_000)
 

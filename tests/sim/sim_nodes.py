@@ -7,6 +7,7 @@ copied.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from sim_disk import SimDisk
@@ -19,6 +20,7 @@ from oncelog.actors.replica.data_directory import read_identity, write_identity
 
 FOUNDER_NODE = 1
 
+LOOK_FOR_HEAD_S = 0.5
 ELSEWHERE = 0
 """Where clients and the driver are: a node of no broker, which never dies."""
 
@@ -52,8 +54,14 @@ class Nodes:
         return [process for process in processes if process.node == number]
 
     def can_start_on(self, number: int) -> bool:
-        """Whether a process can begin there now."""
-        return number not in self.dead_nodes and number not in self.stopped_nodes
+        """Whether a process can begin there now: none of Ray's while its head is dead."""
+        needed = {number, self.head_node} if number != ELSEWHERE else {number}
+        return not needed & self.dead_nodes and number not in self.stopped_nodes
+
+    async def until_ray_answers(self) -> None:
+        """Return once Ray's head lives: it answers nobody before."""
+        while self.head_node in self.dead_nodes:
+            await asyncio.sleep(LOOK_FOR_HEAD_S)
 
     # --- death and stops ----------------------------------------------------------------------
 
@@ -76,7 +84,8 @@ class Nodes:
         if number in self.dead_nodes:
             self.tell("world", f"* node {number} starts")
             self.dead_nodes.remove(number)
-            self._start_missing(number)
+            for one in self.living_nodes() if number == self.head_node else (number,):
+                self._start_missing(one)
 
     def stop_node(self, number: int) -> None:
         """SIGSTOP of everything on the node; what dies meanwhile stays dead until ``cont_node``."""

@@ -113,6 +113,7 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.failed_directories: dict[int, set[Path]] = {}
         self.lost_nodes: set[int] = set()
         self.controller_node = FOUNDER_NODE
+        self.head_node = ELSEWHERE
         self.disks: dict[str, SimDisk] = {}
         """By ``disk_name``."""
         self.away_disks: dict[str, SimDisk] = {}
@@ -297,6 +298,7 @@ class World(Faults, Nodes, Controllers, Readiness):
                 launcher=SimLauncher(self, process, config),
                 token_bytes=process.random.randbytes,
                 resign=lambda: self.resign(process),
+                is_on_head=config.broker_id == self.head_node,
             )
             process.answer_with(controller)
         else:

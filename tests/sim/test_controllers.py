@@ -108,6 +108,34 @@ def test_the_controller_dies_with_its_node_and_another_goes_on_with_all(world: W
     assert are_equal(world)
 
 
+def test_the_head_is_away_and_the_others_go_on() -> None:
+    """1. The controller has left the node of Ray's head. 2. That dies, and with it all that starts
+    actors. 3. Others lead what it led, and are written to. 4. It is back, and follows.
+    """
+    with watching() as watch, World(seed=3, topics={"a": 3}, settings=replicated(3)) as world:
+        world.head_node = 1
+        world.kill("controller")
+        until_taken_over(world, 1)
+        until(world, world.has_three_voters)
+        assert all(write(world, ["before"]))
+        world.kill_node(1)
+        began_s = world.now_s
+        for number in range(3):
+            assert all(write(world, [f"amid {number}"], number))
+        assert world.now_s - began_s < 10
+        assert {leader(world, number) for number in range(3)} <= {2, 3}
+        world.start_node(1)
+        create(world, "b")
+        world.quiesce()
+        assert are_equal(world)
+        assert [read(world, number) for number in range(3)] == [
+            ["before", "amid 0"],
+            ["amid 1"],
+            ["amid 2"],
+        ]
+    assert watch.violations == []
+
+
 def test_a_controller_that_hung_decides_nothing_once_it_goes_on(world: World) -> None:
     """1. The older one has recorded something that nobody has, and hangs. 2. Another leads.
     3. It goes on: its pushes, those on their way too, are refused, and it ends.

@@ -204,6 +204,11 @@ def next_voters(
     return (*voters, learning[0])
 
 
+def may_leave(voters: Collection[int], own: int, caught_up: Collection[int]) -> bool:
+    """Whether the controller can end at any moment: each other voter could follow it at once."""
+    return len(voters) == VOTERS_MAX and set(voters) - {own} <= set(caught_up)
+
+
 def voters_without(voters: Sequence[int], broker_id: int) -> tuple[int, ...] | None:
     """The voters once one has lost its disk; None if too few would be left to go on alone."""
     left = tuple(voter for voter in voters if voter != broker_id)

@@ -54,6 +54,41 @@ def test_another_broker_takes_over_with_all_that_was_acknowledged(tmp_path: Path
     play(tmp_path, scenario)
 
 
+def test_the_controller_leaves_the_node_of_the_head_once_others_can_follow(tmp_path: Path) -> None:
+    """1. Three voters: it leaves the head. 2. Those elsewhere die: the head's has it again.
+    3. They are back: it leaves again, and does not come back.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.until_serving() == 2
+        assert (world.starts, world.resigned) == ([1, 2], [1])
+        assert await world.create("a") is ErrorCode.NONE
+        world.nodes[2].kill()
+        assert await world.until_serving() == 3
+        world.nodes[3].kill()
+        world.nodes[2].is_up = True
+        world.nodes[2].start_broker()
+        assert await world.until_serving() in (1, 2)
+        world.nodes[3].is_up = True
+        world.nodes[3].start_broker()
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(60)
+        assert await world.until_serving() == 2
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario, head=1)
+
+
+def test_one_that_nobody_could_follow_at_once_stays_on_the_head(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        world.nodes[3].is_up = False
+        await asyncio.sleep(60)
+        assert (world.starts, world.resigned) == ([1], [])
+
+    play(tmp_path, scenario, head=1)
+
+
 def test_one_voter_of_three_changes_nothing(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         await world.until_voters(1, 2, 3)

@@ -12,6 +12,7 @@ from oncelog.actors.protocol.cluster.quorum import (
     decide_vote,
     learners,
     majority_of,
+    may_leave,
     may_stand,
     next_voters,
     voters_without,
@@ -246,3 +247,11 @@ def test_a_voter_without_its_disk_is_taken_off_if_two_are_left() -> None:
     assert voters_without((1, 2, 3), 2) == (1, 3)
     assert voters_without((1, 3), 3) is None
     assert voters_without((1,), 1) is None
+
+
+def test_a_controller_may_leave_once_either_other_voter_could_follow() -> None:
+    assert may_leave((1, 2, 3), 1, {2, 3})
+    assert may_leave((1, 2, 3), 2, {1, 2, 3})
+    assert not may_leave((1, 2, 3), 1, {1, 3})
+    assert not may_leave((1, 2), 1, {2})
+    assert not may_leave((1,), 1, set())
