@@ -135,6 +135,16 @@ def leader_address(topic: TopicMetadata, partition: PartitionMetadata) -> str | 
 
 
 CONTROLLER_ACTOR = "controller"
-LOG_ACTORS = (CONTROLLER_ACTOR, "broker:", "partitions:", "partition:", "transaction:", "group:")
+BROKER_ACTORS = "broker:"
+"""How the names of brokers' own actors begin."""
+
+LOG_ACTORS = (
+    CONTROLLER_ACTOR,
+    BROKER_ACTORS,
+    "partitions:",
+    "partition:",
+    "transaction:",
+    "group:",
+)
 """How the names of actors that hold logs begin."""
 NAMESPACE = "oncelog"

@@ -83,7 +83,7 @@ def serve(args: argparse.Namespace) -> None:
 def shut_down(cluster: Cluster) -> None:
     """Stop the log, even if its controller is restarting or the log is already stopped."""
     for attempts_left in reversed(range(SHUTDOWN_ATTEMPTS)):
-        if not connection.has_controller():
+        if not connection.has_log():
             _logger.info("the log was stopped before")
             connection.forget_discovery(Path(cluster.data_dir))
             return

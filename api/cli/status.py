@@ -177,7 +177,7 @@ def status(args: argparse.Namespace) -> int:
     found = find(args)
     quiet_libraries()
     connection.join_ray(found.address)
-    if not connection.has_controller():
+    if not connection.has_log():
         raise CliError(
             f"the Ray cluster at {connection.ray_address()} runs no oncelog",
             f"start it there with `oncelog start --address {connection.ray_address()}`",

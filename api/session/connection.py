@@ -25,6 +25,7 @@ from oncelog.actors.config import (
     build_settings,
 )
 from oncelog.actors.interfaces import (
+    BROKER_ACTORS,
     CONTROLLER_ACTOR,
     LOG_ACTORS,
     NAMESPACE,
@@ -331,14 +332,16 @@ def _is_alive(discovery: Discovery) -> bool:
 # --- the log ----------------------------------------------------------------------------------
 
 
-def has_controller() -> bool:
-    """Whether an actor with the controller's name runs in this Ray cluster."""
+def has_log() -> bool:
+    """Whether the controller runs in this Ray cluster, or brokers do: they start the next one."""
     import ray
+
+    from oncelog.actors.launch.launch import running_actors
 
     try:
         ray.get_actor(CONTROLLER_ACTOR, NAMESPACE)
     except ValueError:
-        return False
+        return any(name.startswith(BROKER_ACTORS) for name in running_actors())
     return True
 
 
@@ -363,7 +366,7 @@ def is_log_started() -> bool:
     """
     from oncelog.actors.launch import home
 
-    if not has_controller():
+    if not has_log():
         return False
     known = home.read_home()
     return known is None or not home.is_lost(known)

@@ -34,7 +34,7 @@ def init(data_dir, *, num_cpus, dashboard_port, **settings):
     print("up", num_cpus, dashboard_port, settings, flush=True)
     return Cluster()
 
-connection.has_controller = lambda: True
+connection.has_log = lambda: True
 sys.modules["oncelog.api.client"] = types.SimpleNamespace(init=init)
 import oncelog.api
 oncelog.api.client = sys.modules["oncelog.api.client"]
@@ -126,7 +126,7 @@ class Failing:
 @pytest.fixture
 def no_wait(monkeypatch):
     monkeypatch.setattr(head, "SHUTDOWN_RETRY_S", 0.0)
-    monkeypatch.setattr(connection, "has_controller", lambda: True)
+    monkeypatch.setattr(connection, "has_log", lambda: True)
 
 
 def test_a_controller_that_restarts_is_asked_again_to_stop(no_wait, tmp_path):
@@ -150,7 +150,7 @@ def test_an_error_that_stays_is_not_tried_again(no_wait, tmp_path):
 
 
 def test_a_log_that_was_stopped_before_leaves_nothing_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(connection, "has_controller", lambda: False)
+    monkeypatch.setattr(connection, "has_log", lambda: False)
     word = connection.Discovery(address="h:1", dashboard_url="", process_id=1)
     connection.write_discovery(tmp_path, word)
     cluster = Failing(tmp_path)
