@@ -46,7 +46,7 @@ _KEEPALIVE: Final = {
     "TCP_KEEPIDLE": 2,
     "TCP_KEEPINTVL": 1,
     "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 8_000,
+    "TCP_USER_TIMEOUT": 4_000,
 }
 """In seconds, the last in milliseconds: how soon a machine that vanished silently counts as gone.
 

@@ -8,6 +8,7 @@ still be the one that decided. Repeating a marker is harmless.
 |---|---|
 | NONE | done |
 | anything else, or nothing | ask the controller who leads now, wait, send again |
+| nothing yet, and another leads | give the call up, as above |
 | - and the controller knows no such partition | its topic was deleted: done |
 | INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED | ask the controller for the newest epoch |
 | - and that is not ours | somebody newer decides: drop it all |
@@ -31,6 +32,7 @@ from typing import Final
 from msgspec import structs
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView
+from oncelog.actors.coordination.leader_watch import LeaderWatch
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.backoff import backoff_ms
 from oncelog.actors.process.loop_time import loop_ms
@@ -121,20 +123,25 @@ class MarkerSender:
             if sending.is_dropped:
                 return
             if location.actor is not None:
-                answers = await self._write(location.actor, due, sending.coordinator_epoch)
+                answers = await self._write(tp, location.actor, due, sending.coordinator_epoch)
                 await self._take_answers(tp, due, answers, sending)
             if due:
                 await asyncio.sleep(backoff_ms(attempt, self._rng) / 1000)
                 attempt += 1
 
     async def _write(
-        self, actor: str, markers: Mapping[int, TxnMarker], coordinator_epoch: int
+        self,
+        tp: TopicPartition,
+        actor: str,
+        markers: Mapping[int, TxnMarker],
+        coordinator_epoch: int,
     ) -> Mapping[int, ErrorCode]:
         """One call: what a leader answers to each of ``markers``, by producer id."""
         request = WriteTxnMarkersRequest(
             coordinator_epoch=coordinator_epoch, markers=tuple(markers.values())
         )
-        reply = await self._transport.call(actor, request, timeout_ms=self._call_timeout_ms)
+        watch = LeaderWatch(actor, lambda: self._leader_now(tp))
+        reply = await watch.call(self._transport, request, timeout_ms=self._call_timeout_ms)
         if reply.error is not ErrorCode.NONE:
             return dict.fromkeys(markers, reply.error)
         answered = {result.producer_id: result.error for result in reply.results}
@@ -142,6 +149,9 @@ class MarkerSender:
             producer_id: answered.get(producer_id, ErrorCode.UNKNOWN_SERVER_ERROR)
             for producer_id in markers
         }
+
+    async def _leader_now(self, tp: TopicPartition) -> str | None:
+        return (await self._cluster.locate(tp, as_of_ms=loop_ms())).actor
 
     async def _take_answers(
         self,

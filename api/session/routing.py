@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     Clock,
@@ -24,7 +25,6 @@ from oncelog.actors.protocol.messages.cluster import (
     MetadataRequest,
     TopicMetadata,
 )
-from oncelog.api.session.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     CoordinatorNotAvailableError,
@@ -38,7 +38,7 @@ from oncelog.storage.model import (
     shard_of,
 )
 
-METADATA_TIMEOUT_MS: Final = 5_000
+METADATA_TIMEOUT_MS: Final = 2_000
 """How long one question to the controller may take."""
 
 METADATA_AGE_MAX_MS: Final = 300_000

@@ -178,6 +178,29 @@ def test_a_leader_that_moved_is_found_again(world: Any) -> None:
     world.run(scenario)
 
 
+def test_a_leader_that_hangs_is_given_up_once_another_leads(world: Any) -> None:
+    """A node that is cut off answers nothing: the call's own time would be five seconds."""
+
+    async def hang(_request: Any) -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    async def scenario() -> None:
+        world.add_partition(FLIGHTS[0])
+        world.actors["partition:flights-0@1"] = hang
+        world.answer_markers("partition:flights-0@2")
+        sending = asyncio.ensure_future(
+            world.marker_sender().send(
+                [marker(7, FLIGHTS[0])], coordinator_epoch=4, is_current=always
+            )
+        )
+        await asyncio.sleep(0.1)
+        world.add_partition(FLIGHTS[0], leader=2)
+        assert await sending is Delivery.DONE
+        assert world.passed_ms() < 2_000
+
+    world.run(scenario)
+
+
 def test_a_partition_without_a_leader_is_waited_for(world: Any) -> None:
     async def scenario() -> None:
         world.add_partition(FLIGHTS[0], leader=-1)

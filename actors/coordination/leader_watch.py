@@ -14,7 +14,7 @@ from oncelog.actors.interfaces import Transport
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.storage.errors import ErrorCode
 
-LEADER_CHECK_MS: Final = 2_000
+LEADER_CHECK_MS: Final = 1_000
 """How long a call is unanswered before it is asked who leads, and how often after that."""
 
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from actor_surroundings import JumpingLoop
 
+from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.api.session.leader_watch import LEADER_CHECK_MS, LeaderWatch
 from oncelog.storage.errors import ErrorCode
 
 CHECK_S = LEADER_CHECK_MS / 1000
 REQUEST = DescribeReplicaRequest()
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine in virtual time."""
+
+    def run_virtually(coroutine: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(coroutine)
+
+    return run_virtually
 
 
 class Hanging:
