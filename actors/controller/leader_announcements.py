@@ -18,13 +18,16 @@ ANNOUNCE_RETRY_MS: Final = 250
 """How soon a leader that was not reached is told again."""
 
 ANNOUNCEMENTS_MAX: Final = 100
-"""Calls at once: a controller that starts has something to tell every leader."""
+"""Calls at once of one broker: a controller that starts has something to tell every leader."""
 
 _TAKEN: Final = frozenset({ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH})
 
 
 class LeaderAnnouncements:
-    """One task for each partition whose leader has to be told something; it tells the newest."""
+    """One task for each leader that has to be told something of a partition; it tells the newest.
+
+    One that cannot be reached, and is replaced, holds up neither the next nor other brokers.
+    """
 
     def __init__(
         self, *, machine: ClusterMachine, transport: Transport, tasks: OwnTasks, timeout_ms: int
@@ -33,19 +36,27 @@ class LeaderAnnouncements:
         self._transport = transport
         self._tasks = tasks
         self._timeout_ms = timeout_ms
-        self._pending: set[TopicPartition] = set()
-        self._calling = asyncio.Semaphore(ANNOUNCEMENTS_MAX)
+        self._pending: set[tuple[TopicPartition, int]] = set()
+        self._calling: dict[int, asyncio.Semaphore] = {}
+        """By broker: as many as there are."""
 
     def announce(self, partitions: Iterable[TopicPartition]) -> None:
         """Tell the leaders of these partitions, each in a task of its own."""
         for tp in partitions:
-            if tp not in self._pending:
-                self._pending.add(tp)
-                self._tasks.spawn(self._tell(tp))
+            leadership = self._machine.leadership(tp)
+            if leadership is None or leadership.leader < 0:
+                continue
+            told = (tp, leadership.leader)
+            if told not in self._pending:
+                self._pending.add(told)
+                self._tasks.spawn(self._tell(*told))
 
-    async def _tell(self, tp: TopicPartition) -> None:
-        while (leadership := self._machine.leadership(tp)) is not None and leadership.leader >= 0:
-            async with self._calling:
+    async def _tell(self, tp: TopicPartition, leader: int) -> None:
+        calling = self._calling.setdefault(leader, asyncio.Semaphore(ANNOUNCEMENTS_MAX))
+        while (leadership := self._machine.leadership(tp)) is not None:
+            if leadership.leader != leader:
+                break
+            async with calling:
                 reply = await self._transport.call(
                     leader_of(tp, leadership),
                     LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),
@@ -55,7 +66,7 @@ class LeaderAnnouncements:
                 break
             if reply.error not in _TAKEN:
                 await asyncio.sleep(ANNOUNCE_RETRY_MS / 1000)
-        self._pending.discard(tp)
+        self._pending.discard((tp, leader))
 
 
 def leader_of(tp: TopicPartition, leadership: BecomeLeaderReply) -> str:

@@ -10,6 +10,7 @@ import pytest
 from actor_surroundings import JumpingLoop, until_idle
 from cluster_worlds import TOPIC_ID, ClusterWorld
 
+from oncelog.actors.controller import leader_announcements
 from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, LeaderAnnouncements
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.own_tasks import OwnTasks
@@ -129,12 +130,27 @@ def test_what_is_recorded_during_a_call_is_told_after_it_and_only_the_newest():
         await until_idle()
         told.elect(2)
         told.elect(1)
-        told.elect(2)
         await until_idle()
         assert told.epochs == [(ONE, 0)]
         told.gate.set()
         await until_idle()
-        assert told.epochs == [(ONE, 0), (TWO, 3)]
+        assert told.epochs == [(ONE, 0), (ONE, 2)]
+
+    play(scenario)
+
+
+def test_a_leader_that_does_not_answer_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch):
+    """It is cut off: its call takes all of its time, and its broker has all the calls it may."""
+    monkeypatch.setattr(leader_announcements, "ANNOUNCEMENTS_MAX", 1)
+
+    async def scenario(told: Told) -> None:
+        told.gate = asyncio.Event()
+        told.elect(1)
+        await until_idle()
+        told.elect(2)
+        await until_idle()
+        assert told.epochs == [(ONE, 0), (TWO, 1)]
+        told.gate.set()
 
     play(scenario)
 
