@@ -436,6 +436,12 @@ def away_log() -> str:
     return f"this is {known}; that node is away" if known and home.is_lost(known) else ""
 
 
+_NOT_LED: Final = {
+    ErrorCode.NONE: "the controller serves, but not every shard of the coordinators has a leader "
+    "that takes writes: `oncelog status` shows which"
+}
+
+
 async def wait_until_ready(
     transport: Transport, away: Callable[[], str] = lambda: ""
 ) -> MetadataReply:
@@ -460,7 +466,7 @@ async def wait_until_ready(
             raise ConnectionFailedError(f"the log cannot be reached: {reason}")
         is_offline = reply.error is ErrorCode.NOT_CONTROLLER and reply.detail
         if is_offline or loop.time() > deadline:
-            reason = reply.detail or reply.error.name
+            reason = reply.detail or _NOT_LED.get(reply.error, reply.error.name)
             raise ConnectionFailedError(f"the log did not start: {reason}")
         await asyncio.sleep(READY_POLL_MS / 1000)
 

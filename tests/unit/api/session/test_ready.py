@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from oncelog.actors.protocol.messages.cluster import MetadataReply
+from oncelog.api.session import connection
 from oncelog.api.session.connection import wait_until_ready
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import ConnectionFailedError
@@ -33,3 +35,16 @@ def test_nobody_waits_for_a_log_whose_node_has_died() -> None:
     with pytest.raises(ConnectionFailedError, match="that node is away"):
         asyncio.run(wait_until_ready(transport, away))
     assert transport.calls == 2
+
+
+class Unled:
+    """A controller that serves, where nobody leads a shard of the coordinators."""
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        return MetadataReply()
+
+
+def test_shards_without_a_leader_are_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "READY_TIMEOUT_MS", 0)
+    with pytest.raises(ConnectionFailedError, match="not every shard of the coordinators"):
+        asyncio.run(wait_until_ready(Unled()))
