@@ -50,8 +50,9 @@ class BrokerWatch:
     """Knows which brokers live, and has those fenced that do not.
 
     ``own`` is the controller's broker, which is alive as it is, and ``note_own`` is given its rack
-    whenever its node is seen; ``fence`` is called for a broker that is not fenced and whose node
-    has died, or that was not heard for a session's time.
+    whenever its node is seen; it has an actor as well once it ``is_a_voter`` among others, to vote
+    when the controller is gone, and to follow it; ``fence`` is called for a broker that is not
+    fenced and whose node has died, or that was not heard for a session's time.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class BrokerWatch:
         brokers: Callable[[], Mapping[int, BrokerState]],
         fence: Callable[[int], Awaitable[None]],
         note_own: Callable[[str], Awaitable[None]],
+        is_a_voter: Callable[[], bool],
         session_ms: int,
     ) -> None:
         self.live = {own}
@@ -74,6 +76,7 @@ class BrokerWatch:
         self._brokers = brokers
         self._fence = fence
         self._note_own = note_own
+        self._is_a_voter = is_a_voter
         self._session_ms = session_ms
         self._sessions = BrokerSessions({}, session_ms=session_ms, now_ms=0)
         self._doubles: dict[int, int] = {}
@@ -136,7 +139,8 @@ class BrokerWatch:
         for node in single:
             if node.broker_id == self._own:
                 await self._note_own(node.rack)
-        joining = [node for node in single if node.broker_id != self._own]
+        is_own_wanted = self._is_a_voter()
+        joining = [node for node in single if node.broker_id != self._own or is_own_wanted]
         if joining:
             await self._launcher.start_brokers(joining)
         self.gone = (self.gone | gone) - counts.keys()

@@ -28,6 +28,7 @@ from oncelog.actors.protocol.cluster.elections import Records, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import decision
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
+from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
 from oncelog.actors.protocol.effects import Decision, refused
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
@@ -89,6 +90,7 @@ class Membership:
             brokers=lambda: machine.broker_states,
             fence=self._fence,
             note_own=self._note_own,
+            is_a_voter=lambda: len(machine.voters) == VOTERS_MAX,
             session_ms=config.broker_session_timeout_ms,
         )
         self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()

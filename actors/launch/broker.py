@@ -1,9 +1,9 @@
 """A broker joins a cluster and says that it lives.
 
-The controller starts one of these on each node that is labelled ``broker=N``, but for its own. It
-takes an empty directory for the cluster and registers the broker; replicas are placed on the node
-from then on. It sends heartbeats, and says in them which actors of the node do not answer, and
-which replicas are offline.
+The controller starts one of these on each node that is labelled ``broker=N``, and on its own once
+others have copies of its log. It takes an empty directory for the cluster and registers the broker;
+replicas are placed on the node from then on. It sends heartbeats, and says in them which actors of
+the node do not answer, and which replicas are offline.
 """
 
 from __future__ import annotations

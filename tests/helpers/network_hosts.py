@@ -30,6 +30,7 @@ DISK: Final = "/srv"
 RAY_DIRECTORY: Final = Path("/tmp") / "ray"
 """Where Ray keeps what lives as long as a host; each host has a directory of its own there."""
 
+WRONG_CLOCK: Final = Path(__file__).parents[1] / "hosts" / "wrong_clock"
 NETWORK: Final = "10.0.0"
 DESK: Final = "desk"
 SSHD: Final = "/usr/sbin/sshd"
@@ -94,11 +95,6 @@ def missing() -> str:
     return ""
 
 
-def fake_clock() -> Path | None:
-    """The library that shifts a program's wall clock, which Debian's libfaketime has."""
-    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-
-
 def wait_for(
     is_true: Callable[[], bool],
     what: str,
@@ -149,11 +145,10 @@ class Host:
         self.network.write_names()
 
     def set_clock(self, shift_s: int) -> None:
-        """Let the wall clock of its programs be wrong by so much, from its next start on."""
+        """Let the wall clock of its Python be wrong by so much, from its next start on."""
         self.environment = dict(self._usual)
         if shift_s:
-            shifted = {"LD_PRELOAD": str(fake_clock()), "FAKETIME": f"{shift_s:+d}s"}
-            self.environment |= shifted | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            self.environment |= {"PYTHONPATH": str(WRONG_CLOCK), "CLOCK_SHIFT_S": str(shift_s)}
 
     def start(self) -> None:
         """Its first process, its cable, its sshd."""

@@ -139,4 +139,14 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "log knew its former id; and a leader that began after its successor was to have what that "
         "one had shown",
     ),
+    (
+        1086877548,
+        {
+            "brokers": 3,
+            "replication_factor": 3,
+            "replicas_per_actor": 3,
+        },
+        "the founder had no actor of its own to vote with, so when the controller there had ended "
+        "for good and another voter had lost its disk, nobody could follow",
+    ),
 ]

@@ -25,6 +25,7 @@ class Nodes:
         self.brokers: dict[int, BrokerState] = {}
         self.fenced: list[int] = []
         self.own_racks: list[str] = []
+        self.is_own_a_voter = False
 
     async def nodes(self) -> Sequence[BrokerNode]:
         return [BrokerNode(broker_id=number, rack=f"rack {number}") for number in self.alive]
@@ -50,16 +51,20 @@ def watch_of(nodes: Nodes, *registered: int) -> BrokerWatch:
         brokers=lambda: nodes.brokers,
         fence=nodes.fence,
         note_own=nodes.note_own,
+        is_a_voter=lambda: nodes.is_own_a_voter,
         session_ms=SESSION_MS,
     )
 
 
-def test_the_controllers_own_broker_is_alive_and_needs_no_actor():
+def test_the_controllers_own_broker_is_alive_and_needs_no_actor_until_it_votes_with_others():
     nodes = Nodes(1, 2)
     watch = watch_of(nodes, 1)
     assert watch.live == {1}
     asyncio.run(watch.look())
     assert (watch.live, nodes.started) == ({1, 2}, [2])
+    nodes.is_own_a_voter = True
+    asyncio.run(watch.look())
+    assert nodes.started == [2, 1, 2]
 
 
 def test_the_rack_of_the_controllers_own_node_is_told_unless_two_have_its_number():

@@ -80,6 +80,29 @@ def test_the_controller_leaves_the_node_of_the_head_once_others_can_follow(tmp_p
     play(tmp_path, scenario, head=1)
 
 
+def test_the_founder_votes_when_the_name_is_free_and_another_has_lost_its_disk(
+    tmp_path: Path,
+) -> None:
+    """1. Three voters. 2. The third loses its disk, and the controller ends for good before it is
+    told. 3. The others are a majority: one of them goes on.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        await asyncio.sleep(5)
+        three, one = world.nodes[3], world.nodes[1]
+        three.kill()
+        one.end_controller(None)
+        shutil.rmtree(three.data_dir)
+        three.is_up = True
+        three.start_broker()
+        assert await world.until_serving() in (1, 2)
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
 def test_one_that_nobody_could_follow_at_once_stays_on_the_head(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         world.nodes[3].is_up = False
