@@ -88,6 +88,9 @@ class Scenario:
     segment_bytes: int
     replicas_per_actor: ReplicasPerActor = 1
     brokers: int = 1
+    head_node: int = 0
+    """Where Ray's head is; 0 for a node of no broker, which never dies."""
+
     replication_factor: int = 1
 
     def changed(self, changes: Mapping[str, Any]) -> Scenario:
@@ -155,6 +158,7 @@ def drawn_scenario(seed: int) -> Scenario:
         segment_bytes=random.choice((4_096, 65_536, 1_048_576)),
         replicas_per_actor=Random(f"hosts {seed}").choice((1, 1, 3, AUTO)),
         brokers=(brokers := Random(f"brokers {seed}").choice((1, 1, 3))),
+        head_node=Random(f"head {seed}").choice((0, 1)) if brokers > 1 else 0,
         replication_factor=min(brokers, Random(f"replicas {seed}").choice((1, 3))),
     )
 
@@ -238,6 +242,7 @@ def founded(scenario: Scenario) -> WorldSettings:
     replication_factor = min(scenario.replication_factor, scenario.brokers)
     settings = WorldSettings(
         brokers=scenario.brokers,
+        head_node=scenario.head_node,
         replication_factor=replication_factor,
         cluster=dataclasses.replace(
             CLUSTER,

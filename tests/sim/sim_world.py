@@ -70,6 +70,7 @@ class WorldSettings:
     """What a world is like in peace. Times in milliseconds, drawn between both bounds."""
 
     brokers: int = 1
+    head_node: int = ELSEWHERE
     data_dir: str = DATA_DIR
     replication_factor: int = 1
     cluster: ClusterConfig = field(default_factory=lambda: ClusterConfig(replicas_per_actor=1))
@@ -113,7 +114,7 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.failed_directories: dict[int, set[Path]] = {}
         self.lost_nodes: set[int] = set()
         self.controller_node = FOUNDER_NODE
-        self.head_node = ELSEWHERE
+        self.head_node = self.settings.head_node
         self.disks: dict[str, SimDisk] = {}
         """By ``disk_name``."""
         self.away_disks: dict[str, SimDisk] = {}

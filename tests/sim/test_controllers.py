@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,9 +113,8 @@ def test_the_head_is_away_and_the_others_go_on() -> None:
     """1. The controller has left the node of Ray's head. 2. That dies, and with it all that starts
     actors. 3. Others lead what it led, and are written to. 4. It is back, and follows.
     """
-    with watching() as watch, World(seed=3, topics={"a": 3}, settings=replicated(3)) as world:
-        world.head_node = 1
-        world.kill("controller")
+    settings = replace(replicated(3), head_node=1)
+    with watching() as watch, World(seed=3, topics={"a": 3}, settings=settings) as world:
         until_taken_over(world, 1)
         until(world, world.has_three_voters)
         assert all(write(world, ["before"]))

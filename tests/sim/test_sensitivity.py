@@ -75,6 +75,7 @@ def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
             "duration_s": DURATION_S,
             "replicas_per_actor": 1,
             "brokers": 1,
+            "head_node": 0,
             "replication_factor": 1,
             **saboteur.changes,
         }

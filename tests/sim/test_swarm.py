@@ -57,7 +57,12 @@ def test_fresh_seeds_are_those_of_their_draw():
     assert not set(first) & set(other)
 
 
-REGRESSION_WORLD = {"replicas_per_actor": 1, "brokers": 1, "replication_factor": 1}
+REGRESSION_WORLD = {
+    "replicas_per_actor": 1,
+    "brokers": 1,
+    "replication_factor": 1,
+    "head_node": 0,
+}
 """What the oldest of them were found in: there was nothing else."""
 
 
