@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
 RAYDP_TIMEOUT_S = 300
 
+PUSHES = "spark.sql.python.filterPushdown.enabled"
+
 RAYDP_PROGRAM = """
 import sys
 import oncelog
@@ -176,6 +178,42 @@ def test_offsets_bound_a_read_and_may_be_split_over_tasks(spark, topic):
     assert "can be read" in refusal(
         lambda: read(spark, topic, endingOffsets=f'{{"{topic}":{{"0":999}}}}').count()
     )
+
+
+@pytest.fixture
+def pushing_spark(spark):
+    """A session that pushes filters to Python sources."""
+    spark.conf.set(PUSHES, "true")
+    yield spark
+    spark.conf.unset(PUSHES)
+
+
+@pytest.mark.parametrize("topic", [3], indirect=True)
+def test_filters_narrow_what_is_read(pushing_spark, topic):
+    spark = pushing_spark
+    frame = spark.range(0, 300, 1, 1).selectExpr(
+        "CAST(id AS STRING) AS value",
+        "CAST(id % 3 AS INT) AS partition",
+        "TIMESTAMP_MILLIS(1000 * CAST(id / 3 AS INT)) AS timestamp",
+    )
+    write(frame, topic)
+    condition = "partition <> 1 AND offset >= 10 AND offset < 90 AND timestamp >= '{}'".format(
+        "1970-01-01 00:00:40"
+    )
+    found = read(spark, topic, pushdown=True, maxRecordsPerPartition=10).where(condition)
+    assert identifiers(found) == [n for n in range(120, 270) if n % 3 != 1]
+    assert found.rdd.getNumPartitions() == 2 * (90 - 40) / 10
+    plan = spark._jvm.PythonSQLUtils.explainString(found._jdf.queryExecution(), "simple")
+    assert "timestamp" in plan.partition("Filter")[2].partition("BatchScan")[0]
+    assert "offset#" not in plan.partition("Filter")[2].partition("BatchScan")[0]
+    without = read(spark, topic).where(condition)
+    assert identifiers(without) == identifiers(found)
+    assert read(spark, topic, pushdown=True).count() == 300
+
+
+def test_a_read_that_takes_filters_needs_a_session_that_pushes_them(spark, topic):
+    with pytest.raises(Exception, match=PUSHES):
+        read(spark, topic, pushdown=True).count()
 
 
 def test_what_cannot_be_done_is_refused_in_one_line(spark):
