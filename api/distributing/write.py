@@ -15,6 +15,7 @@ between processes can write this way. Each step is given a way to connect its ow
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
+from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.storage.exceptions import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,8 +70,9 @@ class DistributedWrite:
     ) -> Winner | None:
         """Write the rows of one task attempt; all of them are acknowledged on return.
 
-        Pass the result to ``commit``. Without rows, or when their version is already committed,
-        no member takes part and the result is ``None``.
+        Rows may name their topic and their partition; ``UnknownTopicOrPartitionError`` for one that
+        does not exist. Pass the result to ``commit``. Without rows, or when their version is
+        already committed, no member takes part and the result is ``None``.
         """
         if self.membership.is_committed:
             return None
@@ -79,18 +81,19 @@ class DistributedWrite:
         if first is None:
             return None
         connection = connect(self.options.address)
+        # The topic of the option was checked by the planner, those of rows are known only here.
+        topics = {self.options.topic}
         with connection.member(self.membership, self.options.producer_settings) as member:
             if not member.enlist():
                 return None
-            self._send(member, first)
-            for table in tables:
-                self._send(member, table)
+            for table in itertools.chain((first,), tables):
+                for topic, rows in rows_by_topic(table, self.options.topic):
+                    if topic not in topics:
+                        connection.check_topic(topic)
+                        topics.add(topic)
+                    member.send_arrow(topic, rows)
             member.flush()
             return member.winner
-
-    def _send(self, member: TransactionMember, table: pa.Table) -> None:
-        for topic, rows in rows_by_topic(table, self.options.topic):
-            member.send_arrow(topic, rows)
 
     # --- at the end, in the planner -----------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""Spark's driver dies in the middle of a write without identity, and the write is run again."""
+"""Spark's driver, or a part of it, dies in a write without identity, and the write is run again."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,11 +22,27 @@ SEEN_WITHIN_S = 60
 ROW_COUNT = 40
 
 PROGRAM = """
+import os
+import signal
 import sys
+import threading
 from pyspark.sql import SparkSession
 from oncelog import spark_bridge
+from oncelog.spark_bridge import sink, source
 
-address, topic, hangs = sys.argv[1], sys.argv[2], sys.argv[3] == "hang"
+address, topic, how = sys.argv[1:]
+
+class DyingWriter(sink.BatchWriter):
+    def commit(self, messages):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class DyingSource(source.OncelogDataSource):
+    @classmethod
+    def name(cls):
+        return "dying"
+
+    def writer(self, schema, overwrite):
+        return DyingWriter(super().writer(schema, overwrite)._write)
 
 def rows(batches):
     import threading
@@ -34,15 +51,22 @@ def rows(batches):
     for batch in batches:
         for identifier in batch["id"].to_pylist():
             yield pa.RecordBatch.from_pydict({"value": [str(identifier).ljust(500_000)]})
-    if hangs:
+    if how == "hang":
         threading.Event().wait()
 
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "2000000").getOrCreate()
 spark_bridge.register(spark)
 frame = spark.range(0, ROW_COUNT, 1, 1).mapInArrow(rows, "value STRING")
-writing = frame.write.format("oncelog").option("address", address).option("topic", topic)
-writing.mode("append").save()
+spark.dataSource.register(DyingSource)
+writing = frame.write.format("dying" if how == "commit" else "oncelog").option("address", address)
+try:
+    writing.option("topic", topic).mode("append").save()
+except Exception:
+    if how == "finish":
+        raise
+    print("failed", flush=True)
+    threading.Event().wait()
 spark.stop()
 """.replace("ROW_COUNT", str(ROW_COUNT))
 
@@ -69,27 +93,55 @@ def committed(consumer, found):
     return found
 
 
-def test_the_rows_of_the_second_run_are_read_soon(cluster):
-    """1. Rows of the first run are in the log. 2. Its driver is killed. 3. A second run commits.
-    4. A reader of committed records gets the rows once, long before the timeout of the first.
+def java_of(process):
+    """The process id of the Java that a program with Spark has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (java,) = [
+        int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"
+    ]
+    return java
+
+
+def transactional_ids(cluster):
+    return {item.transactional_id for item in cluster.admin().list_transactions()}
+
+
+def state_of(cluster, transactional_id):
+    return cluster.admin().describe_transaction(transactional_id).state
+
+
+@pytest.mark.parametrize("what_dies", ["all", "java", "commit"])
+def test_the_rows_of_the_second_run_are_read_soon(cluster, what_dies):
+    """1. Rows of the first run are in the log. 2. Its driver is killed, or only the driver's Java,
+    or the process that is to commit; then the rest of the driver lives on. 3. The run is aborted,
+    long before its timeout. 4. A second run commits. 5. A reader of committed records gets the
+    rows once.
     """
-    topic = "left_behind"
+    topic = f"left_behind_by_{what_dies}"
     cluster.admin().create_topic(topic, partitions=1)
     log = Path(cluster.data_dir) / f"{topic}-0" / f"{0:020}.log"
-    first = driver(cluster, topic, "hang")
+    before = transactional_ids(cluster)
+    first = driver(cluster, topic, "commit" if what_dies == "commit" else "hang")
     try:
         until(lambda: log.exists() and log.stat().st_size > 0, DRIVER_TIMEOUT_S)
-        (left,) = cluster.admin().list_transactions(states=("Ongoing",))
+        (left,) = transactional_ids(cluster) - before
+        if what_dies == "all":
+            first.kill()
+            first.wait()
+        elif what_dies == "java":
+            os.kill(java_of(first), signal.SIGKILL)
+        else:
+            assert first.stdout.readline() == b"failed\n"
+        until(lambda: state_of(cluster, left) == "CompleteAbort", SEEN_WITHIN_S)
+        assert (first.poll() is None) == (what_dies != "all")
+        second = driver(cluster, topic, "finish")
+        output, _ = second.communicate(timeout=DRIVER_TIMEOUT_S)
+        assert second.returncode == 0, output.decode()
     finally:
         first.kill()
         first.wait()
-    second = driver(cluster, topic, "finish")
-    output, _ = second.communicate(timeout=DRIVER_TIMEOUT_S)
-    assert second.returncode == 0, output.decode()
     found = []
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign(TopicPartition(topic, 0))
         until(lambda: len(committed(consumer, found)) >= ROW_COUNT, SEEN_WITHIN_S)
     assert sorted(map(int, found)) == list(range(ROW_COUNT))
-    described = cluster.admin().describe_transaction(left.transactional_id)
-    assert described.state == "CompleteAbort"

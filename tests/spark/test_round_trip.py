@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncelog import spark_bridge
+from oncelog.api.batching.partitioner import partition_for_key
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
@@ -135,6 +136,40 @@ def test_records_come_back_as_they_were_written(spark, topic):
     assert first.timestampType == 0
     assert (second.key, second.value) == (None, None)
     assert {first.offset, second.offset} == {0, 1}
+
+
+@pytest.mark.parametrize("topic", [3], indirect=True)
+def test_rows_name_their_topic_and_their_partition(spark, cluster, topic):
+    other = f"{topic}_too"
+    cluster.admin().create_topic(other, partitions=2)
+
+    def save(*rows):
+        columns = "key STRING, value STRING, topic STRING, partition INT"
+        frame = spark.createDataFrame(rows, columns).coalesce(1)
+        frame.write.format("oncelog").mode("append").save()
+
+    rows = [("k", f"{number}", topic, None) for number in range(3)]
+    rows += [("k", "3", topic, 2), ("k", "4", other, 1), ("k", "5", other, 0)]
+    save(*rows)
+    found = read(spark, f"{topic},{other}").selectExpr(
+        "CAST(value AS STRING)", "topic", "partition"
+    )
+    by_key = partition_for_key(b"k", 3)
+    expected = [(f"{number}", topic, by_key) for number in range(3)]
+    expected += [("3", topic, 2), ("4", other, 1), ("5", other, 0)]
+    assert sorted(map(tuple, found.collect())) == expected
+    wrong = {
+        ("k", "x", topic, 3): f"topic '{topic}' has partitions 0 to 2, not 3",
+        ("k", "x", other, 2): f"topic '{other}' has partitions 0 to 1, not 2",
+        ("k", "x", other, -1): f"topic '{other}' has partitions 0 to 1, not -1",
+        ("k", "x", "nowhere", 0): "there is no topic 'nowhere' (there are ",
+        ("k", "x", None, 0): "a row has null in column 'topic'",
+    }
+    for row, text in wrong.items():
+        assert text in refusal(lambda row=row: save(*rows, row))
+    assert read(spark, f"{topic},{other}").count() == 6
+    write(spark.sql("SELECT 'y' AS value, NULL AS partition, NULL AS timestamp"), other)
+    assert read(spark, other).count() == 3
 
 
 @pytest.mark.parametrize("topic", [2], indirect=True)
