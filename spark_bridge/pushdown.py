@@ -171,35 +171,37 @@ def push(filters: Sequence[Filter]) -> tuple[Narrowing, list[Filter]]:
 
 def _narrowing(item: Filter) -> Narrowing | None:
     """What one filter limits a read to, ``None`` for nothing that is known here."""
-    asked = item.child if isinstance(item, Not) else item
-    column = ".".join(getattr(asked, "attribute", ()))
-    narrow = _COLUMNS.get(column)
+    asked, _ = _without_not(item)
+    narrow = _COLUMNS.get(".".join(getattr(asked, "attribute", ())))
     if narrow is None:
         return None
-    if isinstance(item, IsNotNull):
-        return Narrowing()
-    return narrow(asked, isinstance(item, Not))
+    return Narrowing() if isinstance(item, IsNotNull) else narrow(item)
 
 
-def _by_topic(item: Filter, is_not: bool) -> Narrowing | None:
-    names = _values(item, str, is_not=is_not)
+def _without_not(item: Filter) -> tuple[Filter, bool]:
+    """What a filter asks, and whether it is to be false."""
+    return (item.child, True) if isinstance(item, Not) else (item, False)
+
+
+def _by_topic(item: Filter) -> Narrowing | None:
+    asked, is_not = _without_not(item)
+    names = _values(asked, str, is_not=is_not)
     if names is None:
         return None
     return Narrowing(topics=(Topics(names=frozenset(names), are_left_out=is_not),))
 
 
-def _by_partition(item: Filter, is_not: bool) -> Narrowing | None:
-    values = _values(item, int, is_not=is_not)
-    spans = _beyond(item) if values is None else Spans.of(values)
+def _by_partition(item: Filter) -> Narrowing | None:
+    asked, is_not = _without_not(item)
+    values = _values(asked, int, is_not=is_not)
+    spans = _beyond(asked) if values is None else Spans.of(values)
     if spans is None:
         return None
     return Narrowing(partitions=spans.others() if is_not else spans)
 
 
-def _by_offset(item: Filter, is_not: bool) -> Narrowing | None:
-    if is_not:
-        # Two ranges, and so two tasks, to leave out a record.
-        return None
+def _by_offset(item: Filter) -> Narrowing | None:
+    # A ``Not`` is left to Spark: two ranges, and so two tasks, to leave out a record.
     values = _values(item, int)
     if values is None:
         spans = _beyond(item)
@@ -211,20 +213,19 @@ def _by_offset(item: Filter, is_not: bool) -> Narrowing | None:
     return Narrowing(offsets=spans, is_exact=spans == wanted)
 
 
-def _by_timestamp(item: Filter, is_not: bool) -> Narrowing | None:
+def _by_timestamp(item: Filter) -> Narrowing | None:
     values = _values(item, datetime)
-    is_after = isinstance(item, GreaterThan)
     if isinstance(item, (GreaterThan, GreaterThanOrEqual)):
         values = _typed((item.value,), datetime)
-    if is_not or not values or any(value.tzinfo is None for value in values):
+    if not values or any(value.tzinfo is None for value in values):
         return None
-    earliest = min(values) - _EPOCH
+    earliest, is_after = min(values) - _EPOCH, isinstance(item, GreaterThan)
     # Records have whole milliseconds: rounded down and one more, or rounded up.
     from_ms = earliest // _MILLISECOND + 1 if is_after else -(-earliest // _MILLISECOND)
     return Narrowing(from_ms=max(from_ms, 0), is_exact=False)
 
 
-_COLUMNS: Final[Mapping[str, Callable[[Filter, bool], Narrowing | None]]] = {
+_COLUMNS: Final[Mapping[str, Callable[[Filter], Narrowing | None]]] = {
     "topic": _by_topic,
     "partition": _by_partition,
     "offset": _by_offset,
