@@ -1,8 +1,8 @@
 """What the Spark source and sink take beside Spark itself, and beside its connector to Kafka.
 
 ``./run bench spark [--only PART ...] [--sizes BYTES ...] [--megabytes N] [--rounds N]
-[--beside SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch, ``empty`` a
-micro-batch without rows. One Spark session per size, with one executor of two cores; topics have
+[--beside SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch,
+``empty`` a micro-batch without rows. One Spark session per size, with one executor of two cores; topics have
 two partitions. Each round runs every side in turn, every other round in the opposite order, after
 a round that does not count. ``Spark alone`` is a sink that only counts the Arrow batches it gets,
 a reader that yields such batches from memory as ours does, and for ``empty`` a sink that does
