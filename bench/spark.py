@@ -1,11 +1,11 @@
 """What the Spark source and sink take beside Spark itself, and beside its connector to Kafka.
 
-``./run bench spark [--only PART ...] [--sizes BYTES ...] [--megabytes N] [--rounds N]
-[--beside SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch,
-``empty`` a micro-batch without rows. One Spark session per size, with one executor of two cores; topics have
-two partitions. Each round runs every side in turn, every other round in the opposite order, after
-a round that does not count. ``Spark alone`` is a sink that only counts the Arrow batches it gets,
-a reader that yields such batches from memory as ours does, and for ``empty`` a sink that does
+``./run bench spark [--only PART ...] [--sizes BYTES ...] [--megabytes N] [--rounds N] [--beside
+SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch, ``empty`` a
+micro-batch without rows. One Spark session per size, with one executor of two cores; topics have
+two partitions. Each round runs every side in turn, every other round in the opposite order, after a
+round that does not count. ``Spark alone`` is a sink that only counts the Arrow batches it gets, a
+reader that yields such batches from memory as ours does, and for ``empty`` a sink that does
 nothing. oncelog writes transactions, synced; Kafka's sink writes at least once, its broker to the
 page cache, and both have their defaults. The run is appended to ``bench/results/spark.jsonl`` and
 printed as a table.
