@@ -1,4 +1,4 @@
-"""Spark's driver, or a part of it, dies in a write without identity, and the write is run again."""
+"""Spark's driver, or a part of it, dies in the middle of a write without identity."""
 
 from __future__ import annotations
 
@@ -110,38 +110,56 @@ def state_of(cluster, transactional_id):
     return cluster.admin().describe_transaction(transactional_id).state
 
 
-@pytest.mark.parametrize("what_dies", ["all", "java", "commit"])
-def test_the_rows_of_the_second_run_are_read_soon(cluster, what_dies):
-    """1. Rows of the first run are in the log. 2. Its driver is killed, or only the driver's Java,
-    or the process that is to commit; then the rest of the driver lives on. 3. The run is aborted,
-    long before its timeout. 4. A second run commits. 5. A reader of committed records gets the
-    rows once.
-    """
-    topic = f"left_behind_by_{what_dies}"
+def begun(cluster, topic, how):
+    """A program whose rows are in the log of a new topic, and its transactional id."""
     cluster.admin().create_topic(topic, partitions=1)
     log = Path(cluster.data_dir) / f"{topic}-0" / f"{0:020}.log"
     before = transactional_ids(cluster)
-    first = driver(cluster, topic, "commit" if what_dies == "commit" else "hang")
-    try:
-        until(lambda: log.exists() and log.stat().st_size > 0, DRIVER_TIMEOUT_S)
-        (left,) = transactional_ids(cluster) - before
-        if what_dies == "all":
-            first.kill()
-            first.wait()
-        elif what_dies == "java":
-            os.kill(java_of(first), signal.SIGKILL)
-        else:
-            assert first.stdout.readline() == b"failed\n"
-        until(lambda: state_of(cluster, left) == "CompleteAbort", SEEN_WITHIN_S)
-        assert (first.poll() is None) == (what_dies != "all")
-        second = driver(cluster, topic, "finish")
-        output, _ = second.communicate(timeout=DRIVER_TIMEOUT_S)
-        assert second.returncode == 0, output.decode()
-    finally:
-        first.kill()
-        first.wait()
+    process = driver(cluster, topic, how)
+    until(lambda: log.exists() and log.stat().st_size > 0, DRIVER_TIMEOUT_S)
+    (transactional_id,) = transactional_ids(cluster) - before
+    return process, transactional_id
+
+
+def test_the_rows_of_the_second_run_are_read_soon(cluster):
+    """1. Rows of the first run are in the log. 2. Its driver is killed. 3. A second run commits.
+    4. A reader of committed records gets the rows once, long before the timeout of the first.
+    """
+    topic = "left_behind"
+    first, left = begun(cluster, topic, "hang")
+    first.kill()
+    first.wait()
+    second = driver(cluster, topic, "finish")
+    output, _ = second.communicate(timeout=DRIVER_TIMEOUT_S)
+    assert second.returncode == 0, output.decode()
     found = []
     with cluster.consumer(auto_offset_reset="earliest") as consumer:
         consumer.assign(TopicPartition(topic, 0))
         until(lambda: len(committed(consumer, found)) >= ROW_COUNT, SEEN_WITHIN_S)
     assert sorted(map(int, found)) == list(range(ROW_COUNT))
+    assert state_of(cluster, left) == "CompleteAbort"
+
+
+@pytest.mark.parametrize("what_dies", ["java", "commit"])
+def test_readers_are_free_soon_when_only_a_part_of_the_driver_dies(cluster, what_dies):
+    """1. Rows are in the log. 2. The driver's Java is killed, or the process that is to commit; the
+    rest of the driver lives on. 3. Another record is committed. 4. A reader of committed records
+    gets it, and none of the rows, long before the timeout.
+    """
+    topic = f"dead_{what_dies}"
+    first, left = begun(cluster, topic, "commit" if what_dies == "commit" else "hang")
+    try:
+        if what_dies == "java":
+            os.kill(java_of(first), signal.SIGKILL)
+        else:
+            assert b"failed\n" in first.stdout
+        with cluster.producer() as producer:
+            producer.send(topic, b"another").result(SEEN_WITHIN_S)
+        with cluster.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign(TopicPartition(topic, 0))
+            until(lambda: committed(consumer, []) == ["another"], SEEN_WITHIN_S)
+        assert state_of(cluster, left) == "CompleteAbort"
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()

@@ -243,7 +243,11 @@ def test_filters_narrow_what_is_read(pushing_spark, topic):
     assert "offset#" not in plan.partition("Filter")[2].partition("BatchScan")[0]
     without = read(spark, topic).where(condition)
     assert identifiers(without) == identifiers(found)
-    assert read(spark, topic, pushdown=True).count() == 300
+    frame = read(spark, topic, pushdown=True)
+    assert frame.count() == 300
+    assert frame.where("offset < 10").count() == 30
+    # A defect of Spark's, for which filters are not pushed by default: see the page.
+    assert frame.count() == 30, "Spark has a plan for each query now"
 
 
 def test_a_read_that_takes_filters_needs_a_session_that_pushes_them(spark, topic):
