@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,15 +111,23 @@ def state_of(cluster, transactional_id):
     return cluster.admin().describe_transaction(transactional_id).state
 
 
+@contextmanager
 def begun(cluster, topic, how):
-    """A program whose rows are in the log of a new topic, and its transactional id."""
+    """A program whose rows are in the log of a new topic, and its transactional id.
+
+    At the end it is killed, with its Java.
+    """
     cluster.admin().create_topic(topic, partitions=1)
     log = Path(cluster.data_dir) / f"{topic}-0" / f"{0:020}.log"
     before = transactional_ids(cluster)
     process = driver(cluster, topic, how)
-    until(lambda: log.exists() and log.stat().st_size > 0, DRIVER_TIMEOUT_S)
-    (transactional_id,) = transactional_ids(cluster) - before
-    return process, transactional_id
+    try:
+        until(lambda: log.exists() and log.stat().st_size > 0, DRIVER_TIMEOUT_S)
+        (transactional_id,) = transactional_ids(cluster) - before
+        yield process, transactional_id
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_rows_of_the_second_run_are_read_soon(cluster):
@@ -126,9 +135,8 @@ def test_the_rows_of_the_second_run_are_read_soon(cluster):
     4. A reader of committed records gets the rows once, long before the timeout of the first.
     """
     topic = "left_behind"
-    first, left = begun(cluster, topic, "hang")
-    first.kill()
-    first.wait()
+    with begun(cluster, topic, "hang") as (_, left):
+        pass
     second = driver(cluster, topic, "finish")
     output, _ = second.communicate(timeout=DRIVER_TIMEOUT_S)
     assert second.returncode == 0, output.decode()
@@ -147,8 +155,8 @@ def test_readers_are_free_soon_when_only_a_part_of_the_driver_dies(cluster, what
     gets it, and none of the rows, long before the timeout.
     """
     topic = f"dead_{what_dies}"
-    first, left = begun(cluster, topic, "commit" if what_dies == "commit" else "hang")
-    try:
+    how = "commit" if what_dies == "commit" else "hang"
+    with begun(cluster, topic, how) as (first, left):
         if what_dies == "java":
             os.kill(java_of(first), signal.SIGKILL)
         else:
@@ -160,6 +168,3 @@ def test_readers_are_free_soon_when_only_a_part_of_the_driver_dies(cluster, what
             until(lambda: committed(consumer, []) == ["another"], SEEN_WITHIN_S)
         assert state_of(cluster, left) == "CompleteAbort"
         assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
