@@ -131,23 +131,26 @@ class DistributedWrite:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[pa.Table]:
-    """Consecutive batches as tables of about ``gather_bytes``, none of them empty."""
+    """Consecutive batches as tables of about ``gather_bytes``, none of them empty.
+
+    Each column is in one piece: it is looked at more than once, and pieces are joined each time.
+    """
     import pyarrow as pa
 
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
         if gathered and batch.schema != gathered[0].schema:
-            yield pa.Table.from_batches(gathered)
+            yield pa.Table.from_batches(gathered).combine_chunks()
             gathered, size_bytes = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size_bytes += batch.nbytes
         if size_bytes >= gather_bytes:
-            yield pa.Table.from_batches(gathered)
+            yield pa.Table.from_batches(gathered).combine_chunks()
             gathered, size_bytes = [], 0
     if gathered:
-        yield pa.Table.from_batches(gathered)
+        yield pa.Table.from_batches(gathered).combine_chunks()
 
 
 def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:

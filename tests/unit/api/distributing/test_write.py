@@ -22,6 +22,16 @@ def test_many_rows_are_sent_in_parts(fake_connection):
     assert winner.record_count == 2
 
 
+def test_rows_of_many_batches_are_sent_in_one_piece(fake_connection):
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions(topic="t"))
+    write.write(connect, [rows("1"), rows("2")])
+    ((_, table),) = fake_connection.members[0].tables
+    assert [chunk.to_pylist() for chunk in table["value"].chunks] == [["1", "2"]]
+
+
 def test_a_topic_that_a_row_names_is_looked_up_before_its_rows_are_sent(fake_connection):
     """Not waited for: it is unknown for good, and the whole write fails with it."""
 
