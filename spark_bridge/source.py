@@ -3,7 +3,8 @@
 Spark calls each hook in a Python process of its own choice: ``schema``, ``reader`` and
 ``partitions`` in planner workers, ``read`` in an executor, for each task attempt on a fresh copy.
 So these objects hold only parsed options, and each hook uses the connection of its own process.
-The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records.
+The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records. If Spark
+pushes filters, it is that of the last query that had some, for all queries of the DataFrame.
 """
 
 from __future__ import annotations
