@@ -25,7 +25,11 @@ from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.producing.member import Membership, RunEnd
-from oncelog.storage.exceptions import InvalidRequestError
+from oncelog.storage.exceptions import (
+    InvalidRequestError,
+    OncelogError,
+    UnknownTopicOrPartitionError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +93,7 @@ class DistributedWrite:
             for table in itertools.chain((first,), tables):
                 for topic, rows in rows_by_topic(table, self.options.topic):
                     if topic not in topics:
-                        connection.check_topic(topic)
+                        refuse_missing(connection, topic)
                         topics.add(topic)
                     member.send_arrow(topic, rows)
             member.flush()
@@ -125,6 +129,20 @@ class DistributedWrite:
                 error,
             )
             return None
+
+
+def refuse_missing(connection: Connection, topic: str) -> None:
+    """``UnknownTopicOrPartitionError`` for a topic that is known to be missing.
+
+    What nobody can tell now is left to those who send, and wait.
+    """
+    try:
+        connection.check_topic(topic)
+    except UnknownTopicOrPartitionError:
+        raise
+    except OncelogError as error:
+        if not error.retriable:
+            raise
 
 
 # --- rows -------------------------------------------------------------------------------------

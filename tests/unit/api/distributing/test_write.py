@@ -5,7 +5,12 @@ import pytest
 
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite, rows_by_topic
-from oncelog.storage.exceptions import InvalidRequestError, UnknownTopicOrPartitionError
+from oncelog.storage.exceptions import (
+    InvalidRequestError,
+    InvalidTopicError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
 
 
 def rows(*values):
@@ -44,6 +49,19 @@ def test_a_topic_that_a_row_names_is_looked_up_before_its_rows_are_sent(fake_con
         write.write(connect, [batch])
     ((topic, sent),) = fake_connection.members[0].tables
     assert (topic, sent.to_pydict()) == ("t", {"value": ["1"]})
+
+
+def test_a_topic_that_cannot_be_looked_up_now_is_left_to_those_who_send(fake_connection):
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions())
+    fake_connection.check_error = RequestTimedOutError("the controller does not answer")
+    batch = pa.RecordBatch.from_pydict({"value": ["1"], "topic": ["u"]})
+    assert write.write(connect, [batch]).record_count == 1
+    fake_connection.check_error = InvalidTopicError("it is internal")
+    with pytest.raises(InvalidTopicError):
+        write.write(connect, [batch])
 
 
 def test_a_topic_is_looked_up_once_by_a_task(fake_connection):
