@@ -54,15 +54,15 @@ def java() -> Path | None:
     return None if found is None else Path(found)
 
 
-def jars() -> Path:
-    """The directory of Kafka's jars, downloaded on first use."""
+def jars(*of: object) -> Path:
+    """The directory of Kafka's jars, or of others; see ``fetch_jars``. Downloaded on first use."""
     path = ROOT / "tests" / "interop" / "kafka_jars.py"
     spec = importlib.util.spec_from_file_location("kafka_jars", path)
     if spec is None or spec.loader is None:
         raise ImportError(str(path))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Path = module.fetch_jars()
+    found: Path = module.fetch_jars(*of)
     return found
 
 

@@ -43,6 +43,11 @@ class KafkaSide:
         """Of the broker."""
         return self._broker.process.pid
 
+    @property
+    def address(self) -> str:
+        """Where clients connect to."""
+        return f"127.0.0.1:{self._broker.port}"
+
     def start(self) -> None:
         """See ``Side``."""
         self._broker.format()
@@ -88,6 +93,11 @@ class KafkaSide:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} is not led")
             time.sleep(LED_POLL_S)
+
+    def delete_topic(self, name: str) -> None:
+        """Have a topic and its records deleted, some time later."""
+        (deleted,) = self._admin.delete_topics([name]).values()
+        deleted.result(TIMEOUT_S)
 
     def _is_led(self, name: str, partitions: int) -> bool:
         found = self._admin.list_topics(name, timeout=TIMEOUT_S).topics[name].partitions

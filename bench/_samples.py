@@ -29,20 +29,20 @@ HERE: Final = Path(__file__).resolve().parent
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def tell(name: str, value: float) -> None:
-    """Tell one figure; in a sample."""
-    print(MARK + json.dumps({"name": name, "value": value}), flush=True)
+def tell(name: str, value: float, side: str | None = None) -> None:
+    """Tell one figure; in a sample. ``side`` is needed by a sample of several sides."""
+    print(MARK + json.dumps({"name": name, "value": value, "side": side}), flush=True)
 
 
-def take(name: str, figure: Callable[[], float]) -> None:
+def take(name: str, figure: Callable[[], float], side: str | None = None) -> None:
     """Take and tell one figure, or why it could not be had; in a sample."""
     try:
         value = figure()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".strip()
-        print(MARK + json.dumps({"name": name, "error": reason}), flush=True)
+        print(MARK + json.dumps({"name": name, "error": reason, "side": side}), flush=True)
     else:
-        tell(name, value)
+        tell(name, value, side)
 
 
 class Findings:
@@ -75,7 +75,7 @@ class Findings:
                 self._fail(side, " ".join(map(str, (script, *arguments))), f"{what}: {tail(log)}")
 
     def _note(self, side: str, entry: dict[str, Any]) -> None:
-        name = entry["name"]
+        name, side = entry["name"], entry["side"] or side
         if "error" in entry:
             self._fail(side, name, entry["error"])
             return

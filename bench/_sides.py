@@ -100,6 +100,11 @@ class OncelogSide:
         """Of the process behind ``oncelog start``."""
         return self._server.process.pid
 
+    @property
+    def address(self) -> str:
+        """Where clients connect to."""
+        return self._server.address()
+
     def start(self) -> None:
         """See ``Side``."""
         self._server.start()
@@ -137,6 +142,10 @@ class OncelogSide:
     def create_topic(self, name: str, partitions: int) -> None:
         """See ``Side``."""
         patient_admin(self._cluster).create_topic(name, partitions=partitions, flush=self._flush)
+
+    def delete_topic(self, name: str) -> None:
+        """Have a topic and its records deleted."""
+        self._cluster.admin().delete_topic(name)
 
     def transactions(self, topic: str, producers: int, seconds: float) -> int:
         """See ``Side``; all on one event loop."""

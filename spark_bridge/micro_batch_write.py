@@ -27,14 +27,12 @@ from typing import TYPE_CHECKING
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import PlannedRun
 from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite
+from oncelog.api.distributing.write import GATHER_BYTES, Connect, DistributedWrite, refuse_missing
 from oncelog.api.producing.member import Membership, RunEnd
 from oncelog.storage.exceptions import (
     IllegalStateError,
-    OncelogError,
     OutdatedVersionError,
     ProducerFencedError,
-    UnknownTopicOrPartitionError,
 )
 
 if TYPE_CHECKING:
@@ -73,13 +71,7 @@ class MicroBatchWrite:
         """
         connection = connect(options.address)
         if options.topic is not None:
-            try:
-                connection.check_topic(options.topic)
-            except UnknownTopicOrPartitionError:
-                raise
-            except OncelogError as error:
-                if not error.retriable:
-                    raise
+            refuse_missing(connection, options.topic)
         return cls(options=options, run=connection.plan_run())
 
     def write(

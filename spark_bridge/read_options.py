@@ -40,6 +40,7 @@ READ_OPTIONS: Final = OptionNames(
         "failOnDataLoss",
         "minPartitions",
         "maxRecordsPerPartition",
+        "pushdown",
         "maxOffsetsPerTrigger",
         "minOffsetsPerTrigger",
         "maxTriggerDelay",
@@ -89,6 +90,7 @@ class ReadOptions:
     fails_on_data_loss: bool = True
     partitions_min: int = 1
     range_size_max: int = _INT64_MAX
+    pushes_filters: bool = False
     includes_headers: bool = False
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
     offsets_max: int | None = None
@@ -136,6 +138,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         range_size_max=given.integer(
             "maxRecordsPerPartition", default=_INT64_MAX, low=1, high=_INT64_MAX
         ),
+        pushes_filters=given.boolean("pushdown", default=False),
         includes_headers=given.boolean("includeHeaders", default=False),
         isolation_level=_isolation_level(given),
         offsets_max=offsets_max,

@@ -98,7 +98,9 @@ _READ_COLUMNS: Final[dict[str, Callable[[pa.RecordBatch, TopicPartition], Any]]]
     "key": lambda columns, _: columns["key"],
     "value": lambda columns, _: columns["value"],
     "topic": lambda columns, place: pa.repeat(pa.scalar(place.topic), columns.num_rows),
-    "partition": lambda columns, place: pa.repeat(pa.scalar(place.partition), columns.num_rows),
+    "partition": lambda columns, place: pa.repeat(
+        pa.scalar(place.partition, pa.int32()), columns.num_rows
+    ),
     "offset": lambda columns, _: columns["offset"],
     "timestamp": lambda columns, _: _timestamps(columns),
     "timestampType": lambda columns, _: columns["timestamp_type"],

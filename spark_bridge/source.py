@@ -3,7 +3,8 @@
 Spark calls each hook in a Python process of its own choice: ``schema``, ``reader`` and
 ``partitions`` in planner workers, ``read`` in an executor, for each task attempt on a fresh copy.
 So these objects hold only parsed options, and each hook uses the connection of its own process.
-The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records.
+The plan of a batch is frozen in the DataFrame: ``load()`` again to see newer records. If Spark
+pushes filters, it is that of the last query that had some, for all queries of the DataFrame.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -33,6 +35,7 @@ from oncelog.spark_bridge.connection import connect
 from oncelog.spark_bridge.errors import one_line_errors
 from oncelog.spark_bridge.micro_batch_read import MicroBatchReads
 from oncelog.spark_bridge.offsets import EARLIEST, LATEST, Offsets, plan, resolve, split
+from oncelog.spark_bridge.pushdown import Narrowing, push
 from oncelog.spark_bridge.read_options import ReadOptions, parse_read_options
 from oncelog.spark_bridge.schema import arrow_schema, check_read_schema, read_schema, to_spark
 from oncelog.spark_bridge.sink import BatchWriter, StreamWriter
@@ -62,7 +65,9 @@ class OncelogDataSource(DataSource):
             options = parse_read_options(self.options)
             options.check_batch()
             check_read_schema(schema)
-            return BatchReader(options, schema)
+            # Spark refuses a reader that takes filters unless it is configured to push them.
+            kind = FilteredBatchReader if options.pushes_filters else BatchReader
+            return kind(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of one ``save()``, which is one run of one transaction."""
@@ -102,6 +107,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         """The ranges from the start up to the last stable offset, or the high watermark."""
@@ -121,12 +127,22 @@ class BatchReader(DataSourceReader):
                 ending=resolve("endingOffsets", ending, chosen, offsets_at),
                 fails_on_data_loss=options.fails_on_data_loss,
             )
+            ranges = self._narrowing.cut(ranges, offsets_at)
             ranges = split(ranges, options.partitions_min, options.range_size_max)
             return [RangePartition(item) for item in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range. Spark makes up a partition ``None`` when there is no other."""
         yield from _read(self._options, self._schema, partition)
+
+
+class FilteredBatchReader(BatchReader):
+    """Reads no more than the filters of its query need, as far as they tell; see ``pushdown``."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802
+        """Take what narrows the read; what is returned Spark evaluates itself."""
+        self._narrowing, left = push(filters)
+        return left
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

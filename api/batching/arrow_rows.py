@@ -153,10 +153,12 @@ def check_column_type(name: str, kind: pa.DataType) -> None:
     if name in ("key", "value"):
         is_right, wanted = _is_bytes(kind), "binary or string"
     elif name == "timestamp":
-        is_right = pa.types.is_integer(kind) or pa.types.is_timestamp(kind)
+        is_right = (
+            pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_null(kind)
+        )
         wanted = "a timestamp, or an integer of milliseconds since the epoch"
     elif name == "partition":
-        is_right, wanted = pa.types.is_integer(kind), "an integer"
+        is_right, wanted = pa.types.is_integer(kind) or pa.types.is_null(kind), "an integer"
     else:
         is_right = (
             pa.types.is_map(kind)

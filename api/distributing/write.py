@@ -15,6 +15,7 @@ between processes can write this way. Each step is given a way to connect its ow
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from oncelog.actors.protocol.messages.transaction import Winner
 from oncelog.api.distributing.connection import Connection
 from oncelog.api.distributing.options import WriteOptions
-from oncelog.api.producing.member import Membership, RunEnd, TransactionMember
-from oncelog.storage.exceptions import InvalidRequestError
+from oncelog.api.producing.member import Membership, RunEnd
+from oncelog.storage.exceptions import (
+    InvalidRequestError,
+    OncelogError,
+    UnknownTopicOrPartitionError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,8 +74,9 @@ class DistributedWrite:
     ) -> Winner | None:
         """Write the rows of one task attempt; all of them are acknowledged on return.
 
-        Pass the result to ``commit``. Without rows, or when their version is already committed,
-        no member takes part and the result is ``None``.
+        Rows may name their topic and their partition; ``UnknownTopicOrPartitionError`` for one that
+        does not exist. Pass the result to ``commit``. Without rows, or when their version is
+        already committed, no member takes part and the result is ``None``.
         """
         if self.membership.is_committed:
             return None
@@ -79,18 +85,19 @@ class DistributedWrite:
         if first is None:
             return None
         connection = connect(self.options.address)
+        # The topic of the option was checked by the planner, those of rows are known only here.
+        topics = {self.options.topic}
         with connection.member(self.membership, self.options.producer_settings) as member:
             if not member.enlist():
                 return None
-            self._send(member, first)
-            for table in tables:
-                self._send(member, table)
+            for table in itertools.chain((first,), tables):
+                for topic, rows in rows_by_topic(table, self.options.topic):
+                    if topic not in topics:
+                        refuse_missing(connection, topic)
+                        topics.add(topic)
+                    member.send_arrow(topic, rows)
             member.flush()
             return member.winner
-
-    def _send(self, member: TransactionMember, table: pa.Table) -> None:
-        for topic, rows in rows_by_topic(table, self.options.topic):
-            member.send_arrow(topic, rows)
 
     # --- at the end, in the planner -----------------------------------------------------------
 
@@ -124,27 +131,44 @@ class DistributedWrite:
             return None
 
 
+def refuse_missing(connection: Connection, topic: str) -> None:
+    """``UnknownTopicOrPartitionError`` for a topic that is known to be missing.
+
+    What nobody can tell now is left to those who send, and wait.
+    """
+    try:
+        connection.check_topic(topic)
+    except UnknownTopicOrPartitionError:
+        raise
+    except OncelogError as error:
+        if not error.retriable:
+            raise
+
+
 # --- rows -------------------------------------------------------------------------------------
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], gather_bytes: int) -> Iterator[pa.Table]:
-    """Consecutive batches as tables of about ``gather_bytes``, none of them empty."""
+    """Consecutive batches as tables of about ``gather_bytes``, none of them empty.
+
+    Each column is in one piece: it is looked at more than once, and pieces are joined each time.
+    """
     import pyarrow as pa
 
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
         if gathered and batch.schema != gathered[0].schema:
-            yield pa.Table.from_batches(gathered)
+            yield pa.Table.from_batches(gathered).combine_chunks()
             gathered, size_bytes = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size_bytes += batch.nbytes
         if size_bytes >= gather_bytes:
-            yield pa.Table.from_batches(gathered)
+            yield pa.Table.from_batches(gathered).combine_chunks()
             gathered, size_bytes = [], 0
     if gathered:
-        yield pa.Table.from_batches(gathered)
+        yield pa.Table.from_batches(gathered).combine_chunks()
 
 
 def rows_by_topic(table: pa.Table, topic: str | None) -> Iterator[tuple[str, pa.Table]]:

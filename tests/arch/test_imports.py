@@ -31,7 +31,9 @@ EXAMPLES = "examples/*"
 RAY_DATA = "ray_data/*"
 RAY_DATA_CONNECTION = "ray_data/connection.py"
 SPARK = "spark_bridge/*"
-SPARK_CLASSES = tuple(f"spark_bridge/{name}.py" for name in ("schema", "sink", "source"))
+SPARK_CLASSES = tuple(
+    f"spark_bridge/{name}.py" for name in ("pushdown", "schema", "sink", "source")
+)
 """Adapters to Spark's own classes; what a read or a write does is told beside them."""
 SPARK_SESSION = "spark_bridge/spark_session.py"
 PROCESSES = (

@@ -214,12 +214,14 @@ class FakeConnection:
         self.end_error = None
         self.begin_error = None
         self.check_error = None
+        self.checked_topics = []
         self.is_committed = False
         self.planned_count = 0
         self.run_number = 0
         self.begun = None
 
     def check_topic(self, topic):
+        self.checked_topics.append(topic)
         if self.check_error:
             raise self.check_error
         if topic != "t":

@@ -1,4 +1,4 @@
-"""Kafka's own classes, downloaded with Maven into a cache directory, once."""
+"""Kafka's own classes, or other jars, downloaded with Maven into a cache directory, once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ KAFKA_VERSION = "4.0.0"
 DOWNLOAD_TIMEOUT_S = 600
 
 
-def fetch_jars() -> Path:
-    """The directory of the jars, filled on first use."""
+def fetch_jars(
+    name: str = f"kafka-{KAFKA_VERSION}", project: Path = Path(__file__).parent / "pom.xml"
+) -> Path:
+    """The directory ``name`` of the jars that ``project`` needs, filled on first use."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jars = cache / "oncelog" / f"kafka-{KAFKA_VERSION}"
+    jars = cache / "oncelog" / name
     if not jars.exists():
         partial = jars.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        sys.stdout.write(f"downloading Kafka {KAFKA_VERSION} to {jars}\n")
+        sys.stdout.write(f"downloading {name} to {jars}\n")
         sys.stdout.flush()
         subprocess.run(
             [
-                *("mvn", "--quiet", "--batch-mode", "--file", Path(__file__).parent / "pom.xml"),
+                *("mvn", "--quiet", "--batch-mode", "--file", project),
                 *("dependency:copy-dependencies", f"-DoutputDirectory={partial}"),
             ],
             check=True,

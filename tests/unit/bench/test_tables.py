@@ -86,3 +86,34 @@ def test_a_cell_tells_a_failure_from_what_was_not_measured():
     findings.failures["start", "theirs"] = "it broke"
     table = findings.table("", ["ours", "theirs", "others"], {"start": "start, s", "idle": "idle"})
     assert table.splitlines()[2:] == ["| start, s | 2.00 (1.00 to 3.00) | failed | - |"]
+
+
+def test_a_sample_of_several_sides_names_the_side_of_a_figure(capsys, tmp_path):
+    from _samples import Findings, take, tell
+
+    tell("rate", 1.0)
+    tell("rate", 2.0, "theirs")
+    take("rate", lambda: 1 / 0, "others")
+    script = tmp_path / "sample.py"
+    script.write_text(f"print({capsys.readouterr().out!r})")
+    findings = Findings()
+    findings.run("ours", str(script), timeout_s=60)
+    assert findings.values == {("rate", "ours"): [1.0], ("rate", "theirs"): [2.0]}
+    assert findings.failures == {("rate", "others"): "ZeroDivisionError: division by zero"}
+
+
+def test_shares_of_speed_are_taken_round_by_round():
+    from _spark_parts import BASE, EMPTY, KAFKA, OURS, name_of, shares, titles, wanted_share
+
+    write = name_of("write", 100)
+    values = {
+        (write, OURS): [10.0, 30.0, 20.0],
+        (write, KAFKA): [10.0, 10.0, 10.0],
+        (EMPTY, OURS): [9.0],
+        (EMPTY, KAFKA): [9.0],
+    }
+    assert shares(values, KAFKA) == {write: 2.0}, "an empty batch has milliseconds, not a speed"
+    assert shares(values, BASE) == {}
+    assert wanted_share(write) == 1.5
+    assert wanted_share(name_of("stream-write", 1_000)) is None
+    assert list(titles())[-1] == EMPTY

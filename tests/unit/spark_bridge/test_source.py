@@ -1,27 +1,34 @@
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
+from pyspark.sql.datasource import DataSourceReader, EqualTo, GreaterThanOrEqual
 
 from oncelog.api.distributing.ranges import PartitionRange
 from oncelog.spark_bridge import source
-from oncelog.spark_bridge.read_options import parse_read_options
 from oncelog.spark_bridge.schema import read_schema
 from oncelog.storage.model import TopicPartition
 
 A0 = TopicPartition("a", 0)
 
 
+def new_reader(**options):
+    """The reader of a batch."""
+    return source.OncelogDataSource(options).reader(read_schema(includes_headers=False))
+
+
 @pytest.fixture
-def planned(monkeypatch, timed_connection):
-    """Plans a batch read of topic ``a``."""
+def planned_by(monkeypatch, timed_connection):
+    """The ranges that a reader plans."""
     monkeypatch.setattr(source, "connect", lambda address: timed_connection)
+    return lambda reader: [partition.value for partition in reader.partitions()]
 
-    def plan(**options):
-        parsed = parse_read_options({"subscribe": "a", **options})
-        reader = source.BatchReader(parsed, read_schema(includes_headers=False))
-        return [partition.value for partition in reader.partitions()]
 
-    return plan
+@pytest.fixture
+def planned(planned_by):
+    """Plans a batch read of topic ``a``."""
+    return lambda **options: planned_by(new_reader(subscribe="a", **options))
 
 
 def test_a_batch_reads_what_there_is_or_what_times_stand_for(topics, planned):
@@ -38,3 +45,19 @@ def test_a_batch_reads_what_there_is_or_what_times_stand_for(topics, planned):
     assert found == whole
     with pytest.raises(ValueError, match="no record of a-0 is as late as that"):
         planned(startingtimestamp="9000")
+
+
+def test_a_batch_reads_only_what_the_filters_of_its_query_want(topics, planned_by):
+    topics.make("a", (3, 10), (0, 20))
+    topics.times[A0] = {2_000: 7}
+    later = GreaterThanOrEqual(("timestamp",), datetime.fromtimestamp(2, timezone.utc))
+    reader = new_reader(subscribe="a", pushdown="true")
+    assert len(planned_by(reader)) == 2
+    assert reader.pushFilters([EqualTo(("partition",), 0), later]) == [later]
+    (found,) = planned_by(reader)
+    assert (found.topic_partition, found.start_offset, found.end_offset) == (A0, 7, 10)
+
+
+def test_a_reader_takes_filters_only_if_told_to():
+    """Spark refuses one that does, unless it is configured to push filters."""
+    assert new_reader(subscribe="a").pushFilters.__func__ is DataSourceReader.pushFilters

@@ -54,6 +54,14 @@ def records(batches: list[ColumnBatch]) -> dict[int, list[Record]]:
     return found
 
 
+def test_columns_of_nothing_but_null_count_as_absent() -> None:
+    names = ("key", "timestamp", "headers", "partition")
+    table = pa.table({"value": [b"a"]} | {name: pa.nulls(1) for name in names})
+    ((partition, (record,)),) = records(split(table)).items()
+    assert (partition, record.key, record.timestamp_ms) == (2, None, NOW_MS)
+    assert (record.value, tuple(record.headers)) == (b"a", ())
+
+
 def test_rows_go_by_partition_then_key_then_together() -> None:
     table = pa.table(
         {

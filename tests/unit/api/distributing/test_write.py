@@ -5,7 +5,12 @@ import pytest
 
 from oncelog.api.distributing.options import WriteOptions
 from oncelog.api.distributing.write import DistributedWrite, rows_by_topic
-from oncelog.storage.exceptions import InvalidRequestError
+from oncelog.storage.exceptions import (
+    InvalidRequestError,
+    InvalidTopicError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+)
 
 
 def rows(*values):
@@ -20,6 +25,57 @@ def test_many_rows_are_sent_in_parts(fake_connection):
     winner = write.write(connect, [rows("1"), rows("2")], gather_bytes=1)
     assert [len(table) for _, table in fake_connection.members[0].tables] == [1, 1]
     assert winner.record_count == 2
+
+
+def test_rows_of_many_batches_are_sent_in_one_piece(fake_connection):
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions(topic="t"))
+    write.write(connect, [rows("1"), rows("2")])
+    ((_, table),) = fake_connection.members[0].tables
+    assert [chunk.to_pylist() for chunk in table["value"].chunks] == [["1", "2"]]
+
+
+def test_a_topic_that_a_row_names_is_looked_up_before_its_rows_are_sent(fake_connection):
+    """Not waited for: it is unknown for good, and the whole write fails with it."""
+
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions())
+    batch = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": ["t", "u"]})
+    with pytest.raises(UnknownTopicOrPartitionError, match=r"no topic 'u' \(there are t\)"):
+        write.write(connect, [batch])
+    ((topic, sent),) = fake_connection.members[0].tables
+    assert (topic, sent.to_pydict()) == ("t", {"value": ["1"]})
+
+
+def test_a_topic_that_cannot_be_looked_up_now_is_left_to_those_who_send(fake_connection):
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions())
+    fake_connection.check_error = RequestTimedOutError("the controller does not answer")
+    batch = pa.RecordBatch.from_pydict({"value": ["1"], "topic": ["u"]})
+    assert write.write(connect, [batch]).record_count == 1
+    fake_connection.check_error = InvalidTopicError("it is internal")
+    with pytest.raises(InvalidTopicError):
+        write.write(connect, [batch])
+
+
+def test_a_topic_is_looked_up_once_by_a_task(fake_connection):
+    def connect(address):
+        return fake_connection
+
+    write = DistributedWrite.plan(connect, WriteOptions())
+    batch = pa.RecordBatch.from_pydict({"value": ["1"], "topic": ["t"]})
+    write.write(connect, [batch, batch], gather_bytes=1)
+    assert fake_connection.checked_topics == ["t"]
+    # That of the option is known to the planner.
+    write = DistributedWrite.plan(connect, WriteOptions(topic="t"))
+    write.write(connect, [batch])
+    assert fake_connection.checked_topics == ["t", "t"]
 
 
 # --- rows -------------------------------------------------------------------------------------
