@@ -87,11 +87,7 @@ class Death:
         if process_id:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
-        if self.victim in (DRIVER_JAVA, DRIVER_PYTHON) and step not in (
-            *TASK_STEPS,
-            SENT,
-            RETURNED,
-        ):
+        if self.victim in DRIVERS and step not in (*TASK_STEPS, SENT, RETURNED):
             threading.Event().wait()
 
     def _claim(self) -> bool:
