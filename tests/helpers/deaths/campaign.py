@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from deaths.cells import Cell, chosen
-from deaths.job import DONE, PARTITIONS, SOURCE_ROWS, SOURCE_TOPIC
 from deaths.judging import SETTLED_WITHIN_S, judge, seconds_until_empty, unsettled
+from deaths.rows import AGAIN, DONE, PARTITIONS, SOURCE_ROWS, SOURCE_TOPIC, STRUCK
 from deaths.spark_processes import MARK, spark_processes
-from deaths.strikes import STRUCK
 
 import oncelog
 
@@ -107,7 +106,7 @@ class Campaign:
 
     def _is_death_of(self, cell: Cell) -> bool:
         """Whether it ended because its driver was killed, and not a second time."""
-        again = self._home(cell) / "again"
+        again = self._home(cell) / AGAIN
         is_first = cell.kills_driver and (self._home(cell) / STRUCK).exists() and not again.exists()
         if is_first:
             again.touch()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from deaths.cells import BEGIN, WRITTEN
+from deaths.rows import STRUCK_BATCH
 from deaths.strikes import Death
 from pyspark import TaskContext
 
@@ -22,8 +23,6 @@ from oncelog.spark_bridge.sink import (
 from oncelog.spark_bridge.source import OncelogDataSource
 
 DEATH: Final = "death"
-STRUCK_BATCH: Final = 1
-"""The micro-batch of a stream in which a process dies."""
 GATHER_BYTES: Final = 1
 """So that rows are in the log before the last ones are read."""
 

@@ -22,26 +22,22 @@ from deaths.cells import (
     Cell,
     cell_of,
 )
-from deaths.dying_source import DEATH, STRUCK_BATCH, DyingSource
+from deaths.dying_source import DEATH, DyingSource
+from deaths.rows import (
+    BATCH_OFFSETS,
+    DONE,
+    FIRST,
+    PARTITIONS,
+    SAVED,
+    SECOND,
+    SOURCE_TOPIC,
+    STRUCK_BATCH,
+    WRITE_ROWS,
+)
 from deaths.strikes import Death
 
 import oncelog
 from oncelog import spark_bridge
-
-SOURCE_TOPIC: Final = "source"
-SOURCE_ROWS: Final = 60
-BATCH_OFFSETS: Final = 20
-"""Of a micro-batch: three of them read all."""
-WRITE_ROWS: Final = 40
-PARTITIONS: Final = 2
-
-FIRST: Final = "first"
-SECOND: Final = "second"
-"""What the values of a batch write, and of the one after it, begin with."""
-
-SAVED: Final = "saved"
-DONE: Final = "done"
-"""Files of a cell's directory: its first write has returned; it has nothing more to do."""
 
 ATTEMPTS_MAX: Final = 4
 LOOK_S: Final = 0.01

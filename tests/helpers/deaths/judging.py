@@ -21,8 +21,7 @@ from deaths.cells import (
     WORKER,
     Cell,
 )
-from deaths.job import FIRST, PARTITIONS, SAVED, SECOND, SOURCE_ROWS, WRITE_ROWS
-from deaths.strikes import STRUCK
+from deaths.rows import FIRST, PARTITIONS, SAVED, SECOND, SOURCE_ROWS, STRUCK, WRITE_ROWS
 
 from oncelog.storage.model import TopicPartition
 

@@ -31,11 +31,10 @@ from deaths.cells import (
     TASK_STEPS,
     WORKER,
 )
+from deaths.rows import STRUCK, TASK
 
 from oncelog.actors.process.process_table import ProcessTable
 
-STRUCK: Final = "struck"
-TASK: Final = "task.json"
 UNDER_WAY_MAX_S: Final = 0.02
 """How long a commit is under way, at most, when a process is killed beside it."""
 GROWTH_TIMEOUT_S: Final = 60.0
