@@ -84,8 +84,10 @@ class Campaign:
         left = list(cells)
         try:
             deadline_s = time.monotonic() + CELL_TIMEOUT_S
+            has_been_seen = False
             while program.poll() is None:
                 time.sleep(LOOK_S)
+                has_been_seen = has_been_seen or bool(spark_processes())
                 if self._take_done(left):
                     deadline_s = time.monotonic() + CELL_TIMEOUT_S
                     if time.monotonic() > until_s:
@@ -94,6 +96,8 @@ class Campaign:
                     self._fail(left.pop(0), f"not done in {CELL_TIMEOUT_S:.0f} s, see {log_path}")
                     return left
             self._take_done(left)
+            if left and not has_been_seen:
+                self._fail_end(left[0], "no process of its Spark was seen, so none can be missed")
         finally:
             program.kill()
             program.wait()
