@@ -72,41 +72,45 @@ class Campaign:
         self._starts += 1
         log_path = self._directory / "drivers" / f"{self._starts}.log"
         log_path.parent.mkdir(exist_ok=True)
-        names = [cell.name for cell in cells]
-        command = [sys.executable, "-m", "deaths.job", self._cluster.address, self._directory]
+        command = [sys.executable, "-m", "deaths.job", self._cluster.address, str(self._directory)]
+        left = list(cells)
         with log_path.open("wb") as log:
             program = subprocess.Popen(
-                [*map(str, command), *names],
+                [*command, *[cell.name for cell in cells]],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONWARNINGS": "ignore"},
             )
-        left = list(cells)
         try:
-            deadline_s = time.monotonic() + CELL_TIMEOUT_S
-            has_been_seen = False
-            while program.poll() is None:
-                time.sleep(LOOK_S)
-                has_been_seen = has_been_seen or bool(spark_processes())
-                if self._take_done(left):
-                    deadline_s = time.monotonic() + CELL_TIMEOUT_S
-                    if time.monotonic() > until_s:
-                        return []
-                if time.monotonic() > deadline_s:
-                    self._fail(left.pop(0), f"not done in {CELL_TIMEOUT_S:.0f} s, see {log_path}")
-                    return left
-            self._take_done(left)
-            if left and not has_been_seen:
-                self._fail_end(left[0], "no process of its Spark was seen, so none can be missed")
+            problem = self._follow(program, left, until_s)
         finally:
             program.kill()
             program.wait()
-            ended = self._watch_the_end(left[0] if left else None)
-        if left and not self._is_death_of(left[0]):
-            self._fail(left.pop(0), f"the program failed, see {log_path}")
-        elif left:
+        ended = self._watch_the_end(left[0] if left else None)
+        if time.monotonic() > until_s or not left:
+            return []
+        if not problem and self._is_death_of(left[0]):
             self._say(f"  {left[0].name}: its driver died; {ended}")
+        else:
+            self._fail(left.pop(0), f"{problem or 'the program failed'}, see {log_path}")
         return left
+
+    def _follow(self, program: subprocess.Popen[bytes], left: list[Cell], until_s: float) -> str:
+        """Judge cells as they get done, until the program ends, or why it has to be ended."""
+        deadline_s = time.monotonic() + CELL_TIMEOUT_S
+        has_been_seen = False
+        while program.poll() is None:
+            time.sleep(LOOK_S)
+            has_been_seen = has_been_seen or bool(spark_processes())
+            if self._take_done(left):
+                deadline_s = time.monotonic() + CELL_TIMEOUT_S
+                if time.monotonic() > until_s:
+                    return ""
+            if time.monotonic() > deadline_s:
+                return f"not done in {CELL_TIMEOUT_S:.0f} s"
+        self._take_done(left)
+        # Else it would not be seen either when it is left behind.
+        return "" if has_been_seen else "no process of its Spark was seen"
 
     def _is_death_of(self, cell: Cell) -> bool:
         """Whether it ended because its driver was killed, and not a second time."""
