@@ -32,7 +32,7 @@ from deaths.judging import ALL, EITHER, NONE, fate, must_return, wrong_rows
 from deaths.rows import SOURCE_ROWS, WRITE_ROWS
 
 HELPERS = Path(__file__).resolve().parent.parent / "helpers"
-SLICE_TIMEOUT_S = 900
+SLICE_TIMEOUT_S = 1_800
 SLICE = (
     "save/worker/rows",
     "available-now/executor/written",

@@ -4,9 +4,9 @@
     ./run deaths --directory DIR --minutes 20 --seed 3
     ./run deaths --directory DIR --only 'save/driver-java/*' --only '*/executor/rows'
 
-A cell is KIND/VICTIM/STEP. With --minutes no cell begins later than that, in an order that --seed
-chooses. The exit status is 0 if every cell that was begun is right. DIR/cells has a directory for
-each, DIR/drivers what each start of the program printed.
+A cell is KIND/VICTIM/STEP. With --minutes it ends with the first cell that is done later, in an
+order that --seed chooses. The exit status is 0 if every cell that was done is right, and one was.
+DIR/cells has a directory for each, DIR/drivers what each start of the program printed.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--directory", type=Path, required=True, help="an empty one, or none")
     parser.add_argument("--only", action="append", metavar="CELL", help="a name, or a pattern")
-    parser.add_argument("--minutes", type=float, help="no cell begins later; default: all cells")
+    parser.add_argument("--minutes", type=float, help="end after so many; default: all cells")
     parser.add_argument("--seed", type=int, help="the order of the cells, with --minutes")
     arguments = parser.parse_args(argv)
     directory: Path = arguments.directory.absolute()
