@@ -29,7 +29,7 @@ from deaths.spark_processes import MARK, spark_processes
 
 import oncelog
 
-CELL_TIMEOUT_S: Final = 300.0
+CELL_TIMEOUT_S: Final = 600.0
 """For one cell with the start of its session, on a machine that is busy with other things."""
 GONE_WITHIN_S: Final = 30.0
 """How soon after its driver no process of a Spark is left."""
