@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import metadata
 
 import pytest
 
@@ -20,6 +21,7 @@ PAGES = (
     "docs/INVARIANTS.md",
     "docs/OPERATIONS.md",
     "docs/RAY_DATA.md",
+    "docs/SPARK.md",
     "docs/TESTING.md",
 )
 DECISION_HEADINGS = (
@@ -184,6 +186,18 @@ def test_every_command_that_a_document_names_exists(root, documents):
     }
     assert {"demo", "test"} <= named
     assert named <= commands
+
+
+def test_the_versions_that_spark_is_said_to_be_tried_with_are_those_that_are_installed(
+    root, documents
+):
+    row = re.compile(r"^\| [\w ]+ \(`(\w+)`\) \| ([\w.]+) \| ([\w.]+) \|$", re.MULTILINE)
+    told = row.findall(documents["docs/SPARK.md"])
+    assert [package for package, _, _ in told] == ["pyspark", "raydp", "ray"]
+    lock = (root / "requirements.lock").read_text(encoding="utf-8")
+    for package, tried, allowed in told:
+        assert tried == allowed == metadata.version(package)
+        assert f"\n{package}=={tried} \\\n" in lock
 
 
 def test_the_ray_data_of_readme_is_that_of_the_example(root, documents):
