@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -51,8 +52,8 @@ JITTER_MAX_S: Final = 1.0
 """About as long as a batch takes, so that a kill falls in any step of one."""
 
 POLL_S: Final = 0.25
-SILENCE_MAX_S: Final = 240
-"""How long the stream may go without a batch: its driver may be starting."""
+SILENCE_MAX_S: Final = 600
+"""How long the stream may go without a batch, on a machine that is busy too."""
 
 READ_TIMEOUT_MS: Final = 5_000
 
@@ -102,7 +103,7 @@ def stream(
     for topic in (SOURCE, SINK):
         cluster.admin().create_topic(topic, partitions=PARTITIONS)
     times, chance = flights["scheduled"].to_pylist(), random.Random(seed + 1)
-    due = list(faults)
+    due = deque(faults)
     query = (cluster.address, SOURCE, SINK, str(checkpoint), str(offsets_per_batch))
     with (
         StreamDriver(*query) as driver,
@@ -112,7 +113,7 @@ def stream(
         for done in progress(driver, replay, display, times):
             if due and driver.is_working and done >= due[0].moment * len(times):
                 time.sleep(chance.uniform(0.0, JITTER_MAX_S))
-                display.killed(kill(due.pop(0), driver))
+                display.killed(kill(due.popleft(), driver))
             if not due and driver.progress.read == replay.end():
                 break
         # Not before: what the stream read after this one would be too late.
@@ -135,7 +136,7 @@ def progress(
         if driver.progress != before:
             before, deadline = driver.progress, time.monotonic() + SILENCE_MAX_S
         done = bisect_right(times, before.reached_ms)
-        display.update(done=done, lag=replay.sent - done, batches=before.batch + 1)
+        display.update(done=done, lag=max(replay.sent - done, 0), batches=before.batch + 1)
         yield done
     raise ConnectionFailedError(f"the stream did nothing for {SILENCE_MAX_S} s: {before}")
 

@@ -83,8 +83,8 @@ def executor_process(spark: SparkSession) -> int:
     return int(spark.sparkContext.parallelize([0], 1).map(java).first())
 
 
-def told(progress: Any, source: str) -> dict[str, Any]:
-    """What of Spark's progress is of interest; times in ms, 0 if there is none yet."""
+def told(progress: Any, source: str) -> dict[str, int]:
+    """What of Spark's progress is of interest; times in ms, 0 if there is none."""
     times = progress["eventTime"]
     (read,) = progress["sources"]
     end = read["endOffset"] or {}
@@ -93,7 +93,6 @@ def told(progress: Any, source: str) -> dict[str, Any]:
         "read": sum(end.get(source, {}).values()),
         "reached_ms": milliseconds(times.get("max")),
         "watermark_ms": milliseconds(times.get("watermark")),
-        "dropped": sum(one["numRowsDroppedByWatermark"] for one in progress["stateOperators"]),
     }
 
 

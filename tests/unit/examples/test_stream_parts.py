@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import time
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 
 from oncelog.examples.flights import stream_driver
 from oncelog.examples.flights.data import FLIGHT_SCHEMA
-from oncelog.examples.flights.stream_driver import StreamDriver
+from oncelog.examples.flights.stream_driver import Progress, StreamDriver
 from oncelog.examples.flights.stream_replay import Replay
 from oncelog.examples.flights.stream_windows import (
     Comparison,
@@ -164,7 +165,8 @@ def program(tmp_path, monkeypatch):
     return be
 
 
-BATCH = {"batch": 1, "read": 9, "reached_ms": 5, "watermark_ms": 3, "dropped": 0}
+BATCH = {"batch": 1, "read": 9, "reached_ms": 5, "watermark_ms": 3}
+IDLE = {"batch": 2, "read": 0, "reached_ms": 0, "watermark_ms": 3}
 
 
 def test_a_driver_is_killed_started_again_and_keeps_what_it_has_reached(program):
@@ -173,15 +175,38 @@ import json, os, sys
 print("something that a library prints")
 print(json.dumps({{"java": os.getpid()}}), flush=True)
 print(json.dumps({BATCH!r}), flush=True)
+print(json.dumps({IDLE!r}), flush=True)
 sys.stdin.read()
 """
     with program(lives) as driver:
-        until(driver, lambda: driver.is_working)
+        until(driver, lambda: driver.progress.batch == 2)
         first = driver.kill_and_restart()
-        assert (driver.progress.batch, driver.progress.reached_ms) == (1, 5)
+        assert driver.progress == Progress(batch=2, read=9, reached_ms=5, watermark_ms=3)
         assert not driver.is_working
         until(driver, lambda: driver.is_working)
         assert driver.kill_and_restart() != first
+
+
+def test_the_executor_that_a_driver_names_is_killed(program):
+    names = """
+import json, subprocess, sys
+
+def tell_batch(number):
+    print(json.dumps(dict(batch=number, read=0, reached_ms=0, watermark_ms=0)), flush=True)
+
+tell_batch(0)
+sys.stdin.readline()
+executor = subprocess.Popen(["sleep", "600"])
+print(json.dumps({"executor": executor.pid}), flush=True)
+tell_batch(-executor.wait())
+sys.stdin.read()
+"""
+    with program(names) as driver:
+        until(driver, lambda: driver.is_working)
+        assert driver.kill_executor() > 0
+        assert not driver.is_working
+        until(driver, lambda: driver.is_working)
+        assert driver.progress.batch == signal.SIGKILL
 
 
 def test_a_driver_that_ends_by_itself_is_not_started_again(program):
