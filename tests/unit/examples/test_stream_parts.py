@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import time
 
@@ -171,9 +172,10 @@ IDLE = {"batch": 2, "read": 0, "reached_ms": 0, "watermark_ms": 3}
 
 def test_a_driver_is_killed_started_again_and_keeps_what_it_has_reached(program):
     lives = f"""
-import json, os, sys
+import json, subprocess, sys
 print("something that a library prints")
-print(json.dumps({{"java": os.getpid()}}), flush=True)
+java = subprocess.Popen(["sleep", "600"])
+print(json.dumps({{"java": java.pid}}), flush=True)
 print(json.dumps({BATCH!r}), flush=True)
 print(json.dumps({IDLE!r}), flush=True)
 sys.stdin.read()
@@ -183,6 +185,7 @@ sys.stdin.read()
         first = driver.kill_and_restart()
         assert driver.progress == Progress(batch=2, read=9, reached_ms=5, watermark_ms=3)
         assert not driver.is_working
+        until(driver, lambda: not is_alive(first))
         until(driver, lambda: driver.is_working)
         assert driver.kill_and_restart() != first
 
@@ -215,6 +218,14 @@ def test_a_driver_that_ends_by_itself_is_not_started_again(program):
         program("raise SystemExit(3)") as driver,
     ):
         until(driver, lambda: False)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def until(driver: StreamDriver, condition) -> None:
