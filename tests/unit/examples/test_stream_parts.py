@@ -179,6 +179,7 @@ print(json.dumps({{"java": java.pid}}), flush=True)
 print(json.dumps({BATCH!r}), flush=True)
 print(json.dumps({IDLE!r}), flush=True)
 sys.stdin.read()
+java.kill()
 """
     with program(lives) as driver:
         until(driver, lambda: driver.progress.batch == 2)
