@@ -128,7 +128,7 @@ def progress(
 ) -> Iterator[int]:
     """Watch the stream, show how far it is, and yield how many flights it has read, by their time.
 
-    ``ConnectionFailedError`` when it does no batch for long, or the driver ends by itself.
+    ``ConnectionFailedError`` when it does no batch for long, or the driver fails too often.
     """
     before, deadline = driver.progress, time.monotonic() + SILENCE_MAX_S
     while time.monotonic() < deadline:

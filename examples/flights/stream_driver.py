@@ -18,6 +18,10 @@ from oncelog.storage.exceptions import ConnectionFailedError
 
 PROGRAM: Final = "oncelog.examples.flights.stream_query"
 READ_BYTES: Final = 65_536
+FAILURES_MAX: Final = 3
+"""How often the driver may end by itself: Spark's query fails when one of its Python processes is
+not up in ten seconds, as on a machine that is busy."""
+
 ANSWER_TIMEOUT_S: Final = 240.0
 END_TIMEOUT_S: Final = 30.0
 
@@ -48,6 +52,7 @@ class StreamDriver:
         self._java: int | None = None
         self._executor: int | None = None
         self._unread = b""
+        self._failures = 0
 
     def __enter__(self) -> StreamDriver:
         """Start it."""
@@ -72,7 +77,8 @@ class StreamDriver:
     def watch(self, seconds: float) -> None:
         """Wait so long for news, and take them in.
 
-        ``ConnectionFailedError`` when the driver has ended by itself.
+        A driver that has ended by itself is started again, like one that was killed;
+        ``ConnectionFailedError`` when that happens too often.
         """
         output = self._running().stdout
         assert output is not None
@@ -80,10 +86,8 @@ class StreamDriver:
             return
         news = os.read(output.fileno(), READ_BYTES)
         if not news:
-            status = self._running().wait()
-            raise ConnectionFailedError(
-                f"the driver of the stream ended by itself, with exit status {status} (see above)"
-            )
+            self._start_after_failure()
+            return
         *lines, self._unread = (self._unread + news).split(b"\n")
         for line in lines:
             # Libraries may print as well.
@@ -101,21 +105,37 @@ class StreamDriver:
 
     def kill_executor(self) -> int:
         """``kill -9`` of the executor's Java process, which Spark replaces; its id."""
-        commands = self._running().stdin
-        assert commands is not None
-        self._executor = None
-        commands.write(b"executor\n")
-        commands.flush()
+        self._executor, asked = None, None
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while self._executor is None:
             if time.monotonic() > deadline:
                 raise ConnectionFailedError(
                     f"the driver of the stream named no executor for {ANSWER_TIMEOUT_S:.0f} s"
                 )
+            if asked is not self._process:
+                asked = self._running()
+                self._ask(asked)
             self.watch(1.0)
         os.kill(self._executor, signal.SIGKILL)
         self.is_working = False
         return self._executor
+
+    def _ask(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask a driver for its executor; one that has just ended does not answer."""
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(b"executor\n")
+            process.stdin.flush()
+
+    def _start_after_failure(self) -> None:
+        status = self._running().wait()
+        if self._failures == FAILURES_MAX:
+            raise ConnectionFailedError(
+                f"the driver of the stream ended by itself, with exit status {status} (see above)"
+            )
+        self._failures += 1
+        self._kill()
+        self._start()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

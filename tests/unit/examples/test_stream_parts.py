@@ -213,7 +213,22 @@ sys.stdin.read()
         assert driver.progress.batch == signal.SIGKILL
 
 
-def test_a_driver_that_ends_by_itself_is_not_started_again(program):
+def test_a_driver_that_ends_by_itself_is_started_again(program, tmp_path):
+    fails_once = f"""
+import json, pathlib, sys
+mark = pathlib.Path({str(tmp_path / "mark")!r})
+if not mark.exists():
+    mark.touch()
+    sys.exit(3)
+print(json.dumps({BATCH!r}), flush=True)
+sys.stdin.read()
+"""
+    with program(fails_once) as driver:
+        until(driver, lambda: driver.is_working)
+        assert driver.progress.batch == 1
+
+
+def test_a_driver_that_ends_by_itself_each_time_is_given_up(program):
     with (
         pytest.raises(ConnectionFailedError, match="ended by itself, with exit status 3"),
         program("raise SystemExit(3)") as driver,
