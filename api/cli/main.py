@@ -335,7 +335,13 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument(
         "--seed", type=whole_number(0), metavar="N", help="repeat the choice of faults"
     )
-    demo.add_argument(
+    what = demo.add_mutually_exclusive_group()
+    what.add_argument(
+        "--streaming",
+        action="store_true",
+        help="the flights arrive one day after the other, and a Spark stream keeps windows of them",
+    )
+    what.add_argument(
         "--brokers",
         type=whole_number(1, DEMO_BROKERS_MAX),
         default=1,

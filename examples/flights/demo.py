@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import secrets
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,11 +24,13 @@ from rich.console import Console
 import oncelog
 from oncelog import spark_bridge
 from oncelog.api.cli.output import CliError
+from oncelog.examples.flights import stream_demo
 from oncelog.examples.flights.brokers import Brokers, why_not
 from oncelog.examples.flights.data import read_flights, read_weather, unpack_flights
 from oncelog.examples.flights.delays import delays_with
 from oncelog.examples.flights.faults import FaultInjector, plan_faults, with_node_fault
 from oncelog.examples.flights.figures import expected_figures
+from oncelog.examples.flights.outcome import Outcome, write_json
 from oncelog.examples.flights.report import Display, draw_chart, show_table
 
 if TYPE_CHECKING:
@@ -51,38 +51,6 @@ JOB_TIMEOUT_S: Final = 240
 PLAIN_WIDTH: Final = 110
 """Columns of output without a terminal."""
 CHART: Final = "flights-2013.png"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result. ``flights_in`` is what the CSV file has, ``out`` what the log returns."""
-
-    flights_in: int
-    in_log: int
-    out: int
-    lost: int
-    duplicated: int
-    aborted_records: int
-    faults: int
-    are_figures_equal: bool
-
-    @property
-    def is_exactly_once(self) -> bool:
-        """Whether every flight is there once and every figure is right."""
-        return (
-            self.flights_in == self.in_log == self.out
-            and self.lost == self.duplicated == 0
-            and self.are_figures_equal
-        )
-
-    @property
-    def line(self) -> str:
-        """The one line that says it all."""
-        verdict = "EXACTLY ONCE" if self.is_exactly_once else "NOT EXACTLY ONCE"
-        return (
-            f"{verdict}: {self.flights_in:,} in, {self.out:,} out, {self.lost:,} lost, "
-            f"{self.duplicated:,} duplicated, {self.faults} faults"
-        )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -110,7 +78,10 @@ def main(args: argparse.Namespace) -> int:
             brokers = Brokers(cluster, directory, args.brokers) if args.brokers > 1 else None
             try:
                 at_end.enter_context(brokers or contextlib.nullcontext())
-                outcome = run(console, cluster, Path(scratch), seed, brokers)
+                if args.streaming:
+                    outcome = stream_demo.run(console, cluster, Path(scratch), seed)
+                else:
+                    outcome = run(console, cluster, Path(scratch), seed, brokers)
                 seconds = round(time.monotonic() - started, 1)
                 console.print(f"dashboard: {cluster.dashboard_url}   took {seconds} s")
                 if args.json:
@@ -184,7 +155,7 @@ def process(
     )
     done = 0
     deadline = time.monotonic() + JOB_TIMEOUT_S
-    with Display(console, total) as display:
+    with Display(console, total, what="delays") as display:
         injector = FaultInjector(
             cluster,
             job,
@@ -243,14 +214,6 @@ def judge(
         faults=faults,
         are_figures_equal=by_carrier == expected_carriers and by_origin == expected_origins,
     )
-
-
-def write_json(path: Path, outcome: Outcome, *, seed: int, seconds: float) -> None:
-    """Write the figures for a program to read."""
-    figures = asdict(outcome)
-    figures["in"] = figures.pop("flights_in")
-    figures |= {"exactly_once": outcome.is_exactly_once, "seed": seed, "seconds": seconds}
-    path.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def keep(console: Console, directory: Path) -> None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from oncelog.examples.flights.figures import CLASSES, Figures
+from oncelog.examples.flights.stream_windows import Window
 
 if TYPE_CHECKING:
     from oncelog.examples.flights.faults import Kill
@@ -25,27 +26,31 @@ COLOURS: Final = {
 
 
 class Display:
-    """A progress bar with records per second and lag, and a line for each kill."""
+    """A progress bar with records per second, lag and batches, and a line for each kill."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, *, what: str) -> None:
         self._console = console
         self._started = time.monotonic()
         self._progress = Progress(
-            TextColumn("delays"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:>8,.0f} records/s  lag {task.fields[lag]:>7,}"),
+            TextColumn("{task.fields[batches]}"),
             TimeElapsedColumn(),
             console=console,
             # Where the output is not a terminal there is nothing to redraw: lines are enough.
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("delays", total=total, rate=0.0, lag=total)
+        self._task = self._progress.add_task(what, total=total, rate=0.0, lag=total, batches="")
 
-    def update(self, *, done: int, lag: int) -> None:
-        """Show how many records are committed and how many wait."""
+    def update(self, *, done: int, lag: int, batches: int | None = None) -> None:
+        """Show how many records are committed and how many wait, and the batches if it has any."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        self._progress.update(self._task, completed=done, rate=done / elapsed, lag=lag)
+        shown = "" if batches is None else f"batches {batches:>4,}"
+        self._progress.update(
+            self._task, completed=done, rate=done / elapsed, lag=lag, batches=shown
+        )
 
     def killed(self, kill: Kill) -> None:
         """Show a kill as it happens."""
@@ -78,6 +83,27 @@ def show_table(console: Console, figures: Figures, expected: Figures) -> None:
             f"{line.bad_weather:,}",
             f"{line.delay_minutes:,}",
             "[green]yes[/green]" if expected.get(name) == line else "[red]no[/red]",
+        )
+    console.print(table)
+
+
+def show_windows(console: Console, found: list[Window], expected: list[Window]) -> None:
+    """Print the windows in sums per origin, each with whether all of them are as expected."""
+    table = Table(
+        "", "windows", "flights", "not arrived", "minutes late", "each as in the CSV file"
+    )
+    for origin in sorted({window.origin for window in expected}):
+        windows, right = (
+            sorted((one for one in some if one.origin == origin), key=lambda one: one.day)
+            for some in (found, expected)
+        )
+        table.add_row(
+            origin,
+            f"{len(windows):,}",
+            f"{sum(one.flights for one in windows):,}",
+            f"{sum(one.not_arrived for one in windows):,}",
+            f"{sum(one.minutes_late for one in windows):,}",
+            "[green]yes[/green]" if windows == right else "[red]no[/red]",
         )
     console.print(table)
 

@@ -49,6 +49,10 @@ def outcome(monkeypatch):
         (["accept-cut", "x", "-1"], "'-1' is not a whole number from 0"),
         (["demo", "--seed", "x"], "'x' is not a whole number from 0"),
         (["demo", "--brokers", "6"], "'6' is not a whole number from 1 to 5"),
+        (
+            ["demo", "--streaming", "--brokers", "3"],
+            "--brokers: not allowed with argument --streaming",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line_and_status_2(capsys, arguments, reason):
@@ -111,12 +115,14 @@ def test_the_demo_is_given_its_arguments(monkeypatch):
     given = []
 
     def run(args):
-        given.append((args.seed, args.brokers, args.keep, args.json, args.data_dir))
+        where = (args.json, args.data_dir)
+        given.append((args.seed, args.brokers, args.streaming, args.keep, *where))
         return 3
 
     monkeypatch.setitem(sys.modules, cli.DEMO_MODULE, types.SimpleNamespace(main=run))
     assert cli.main(["demo", "--seed", "7", "--keep", "--json", "f.json"]) == 3
-    assert given == [(7, 1, True, "f.json", None)]
+    assert cli.main(["demo", "--streaming", "--data-dir", "d"]) == 3
+    assert given == [(7, 1, False, True, "f.json", None), (None, 1, True, False, None, "d")]
 
 
 def test_a_package_that_only_the_demo_needs_is_named(monkeypatch, capsys):
