@@ -13,7 +13,11 @@ from oncelog.actors.protocol.messages.quorum import VoteRequest
 async def ask_voters(
     transport: Transport, request: VoteRequest, voters: Collection[int], *, timeout_ms: int
 ) -> Candidacy:
-    """What the voters answer; as soon as a majority is for the candidate, or all have answered."""
+    """What the voters answer; as soon as the outcome is clear, or all have answered.
+
+    It is as soon as a majority is for the candidate, or a voter has a newer log: that one can stand
+    at once, while those that are away would cost the whole time of a call.
+    """
     candidacy = Candidacy(voters, request.candidate, request.leader_epoch)
 
     async def ask(voter: int) -> None:
@@ -23,7 +27,7 @@ async def ask_voters(
     loop = asyncio.get_running_loop()
     asked = {loop.create_task(ask(voter)) for voter in voters if voter != request.candidate}
     try:
-        while asked and not candidacy.is_won:
+        while asked and not (candidacy.is_won or candidacy.is_behind):
             answered, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             for task in answered:
                 task.result()
