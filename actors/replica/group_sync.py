@@ -35,6 +35,9 @@ UNAWAITED_SYNC_MS: Final = 20
 DISK_RETRY_MS: Final = 1_000
 """How soon a transient refusal of the disk is tried again."""
 
+SEND_TURNS: Final = 2
+"""How many turns of the loop calls need to leave that are made at the end of this one."""
+
 SMALL_BYTES: Final = 32 * 1024
 """Beyond this a sync is not small: writing takes the disk longer than waking a thread."""
 
@@ -88,10 +91,13 @@ class GroupSync:
         self._begun_generation = log.generation
         self._on_synced(self._begun_offset)
 
-    def request(self, log: PartitionLog, size_bytes: int, *, is_awaited: bool) -> None:
+    def request(
+        self, log: PartitionLog, size_bytes: int, *, is_awaited: bool, is_pushed: bool = False
+    ) -> None:
         """Have ``size_bytes`` that were appended synced soon.
 
-        Unless ``is_awaited``, readers need not wait.
+        Unless ``is_awaited``, readers need not wait. What ``is_pushed`` leaves for followers first,
+        as a small sync holds up the loop, and they sync meanwhile.
         """
         if not is_awaited:
             # The sync goes on behind, so that a restart has little to scan.
@@ -102,7 +108,15 @@ class GroupSync:
         if self._round is None and (self._next is None or self._is_next_later):
             # When all callers that are ready now have made their appends.
             self._forget_next()
-            self._next = asyncio.get_running_loop().call_soon(self._begin_round, log)
+            self._begin_after(SEND_TURNS if is_pushed else 0, log)
+
+    def _begin_after(self, turns: int, log: PartitionLog) -> None:
+        """Begin the next round at the end of this turn and of so many more."""
+        loop = asyncio.get_running_loop()
+        if turns:
+            self._next = loop.call_soon(self._begin_after, turns - 1, log)
+        else:
+            self._next = loop.call_soon(self._begin_round, log)
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
         """Have what no caller waits for synced with the next append or in a while.

@@ -294,7 +294,12 @@ class ReplicaLog:
         tallies.appended_bytes += len(batch)
         tallies.appended_records += header.record_count
         if is_awaited:
-            self._sync.request(log, len(batch), is_awaited=self.topic.flush != "os")
+            self._sync.request(
+                log,
+                len(batch),
+                is_awaited=self.topic.flush != "os",
+                is_pushed=self.replicator is not None and self.replicator.is_pushing,
+            )
         else:
             self._sync.request_later(log, len(batch))
         return AppendOutcome(ErrorCode.NONE, base_offset, log.log_end_offset)

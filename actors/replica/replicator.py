@@ -96,6 +96,11 @@ class Replicator:
         if self._next is None and not self._is_stopped and self.replication.has_followers:
             self._next = asyncio.get_running_loop().call_soon(self._go_on)
 
+    @property
+    def is_pushing(self) -> bool:
+        """Whether something is pushed at the end of this turn."""
+        return self._next is not None
+
     def synced(self, end_offset: int) -> None:
         """The leader's own log is synced up to ``end_offset`` (exclusive)."""
         self._note(self.replication.synced(end_offset))
