@@ -350,3 +350,30 @@ def test_checkpoint_follows_the_high_watermark(harness: Any) -> None:
         assert checkpoint.high_watermark == 2
 
     play(harness, scenario)
+
+
+def test_a_sync_begins_after_the_pushes_of_the_same_append_have_left(harness: Any) -> None:
+    """A small one holds up the loop: a task makes the call in the next turn, which leaves after."""
+
+    async def scenario(table: Table) -> None:
+        loop, order = asyncio.get_running_loop(), list[str]()
+        sync, run = table.replica._sync, table.background.run
+        request = sync.request
+
+        async def push() -> None:
+            loop.call_soon(order.append, "pushed")
+
+        def request_pushed(*arguments: Any, **fields: Any) -> None:
+            loop.call_soon(lambda: pushes.append(loop.create_task(push())))
+            request(*arguments, **fields | {"is_pushed": True})
+
+        def run_noted(*arguments: Any, **fields: Any) -> asyncio.Future[Any]:
+            order.append("synced")
+            return run(*arguments, **fields)
+
+        pushes: list[asyncio.Task[None]] = []
+        sync.request, table.background.run = request_pushed, run_noted
+        await table.produce(100)
+        assert order == ["pushed", "synced"]
+
+    play(harness, scenario)

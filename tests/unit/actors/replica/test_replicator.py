@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from actor_surroundings import until_idle
+
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -128,3 +130,18 @@ def test_members_that_join_as_the_leader_proposes_and_bytes_that_it_sends_are_co
         leader.replicator.stop()
 
     asyncio.run(scenario())
+
+
+def test_it_pushes_from_an_append_until_the_end_of_the_turn() -> None:
+    """For that long a sync that would hold up the loop is put off."""
+
+    async def body() -> None:
+        replicator = Leader((1, 2, 3)).replicator
+        assert not replicator.is_pushing
+        replicator.appended()
+        assert replicator.is_pushing
+        await until_idle()
+        assert not replicator.is_pushing
+        replicator.stop()
+
+    asyncio.run(body())
