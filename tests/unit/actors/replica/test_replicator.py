@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from actor_surroundings import until_idle
-
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -140,7 +138,7 @@ def test_it_pushes_from_an_append_until_the_end_of_the_turn() -> None:
         assert not replicator.is_pushing
         replicator.appended()
         assert replicator.is_pushing
-        await until_idle()
+        await asyncio.sleep(0)
         assert not replicator.is_pushing
         replicator.stop()
 
