@@ -18,7 +18,7 @@ PAIR = "arrival_of = flight AND arrived BETWEEN departed AND departed + INTERVAL
 
 
 def fill(spark: SparkSession) -> None:
-    """Thousand departures, a minute apart; all but every tenth flight arrive two hours later."""
+    """A thousand departures, a minute apart; all but every tenth flight arrive two hours later."""
     flights = spark.range(1_000).select(
         sf.col("id").alias("flight"),
         sf.timestamp_seconds(1_357_000_000 + 60 * sf.col("id")).alias("departed"),
