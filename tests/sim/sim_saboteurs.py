@@ -200,8 +200,8 @@ def _any_sequence() -> Any:
 def _no_wait_for_sync() -> Iterator[None]:
     real = GroupSync.request
 
-    def request(self: GroupSync, log: Any, size_bytes: int, *, is_awaited: bool) -> None:
-        real(self, log, size_bytes, is_awaited=False)
+    def request(self: GroupSync, log: Any, size_bytes: int, **how: bool) -> None:
+        real(self, log, size_bytes, **how | {"is_awaited": False})
 
     with mock.patch.object(GroupSync, "request", request):
         yield
@@ -343,8 +343,8 @@ def _lost_markers() -> Iterator[None]:
     """A marker that nobody answered for is taken for written."""
     real = MarkerSender._write
 
-    async def write(self: MarkerSender, actor: str, markers: Any, coordinator_epoch: int) -> Any:
-        answers = await real(self, actor, markers, coordinator_epoch)
+    async def write(self: MarkerSender, *arguments: Any) -> Any:
+        answers = await real(self, *arguments)
         unanswered = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NETWORK_EXCEPTION)
         return {
             producer_id: ErrorCode.NONE if error in unanswered else error
