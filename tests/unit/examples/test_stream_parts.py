@@ -129,7 +129,7 @@ class RecordingCluster:
 
 
 def ended(replay: Replay) -> int:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while (end := replay.end()) is None:
         assert time.monotonic() < deadline
     return end
@@ -245,7 +245,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def until(driver: StreamDriver, condition) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         driver.watch(0.1)

@@ -188,7 +188,7 @@ def test_applications_that_share_a_transactional_id_do_not_share_a_transaction()
 
 
 def tables_of_the_page():
-    """The tables of the page: first cell → second cell of each row."""
+    """The tables of names, as code, on the page: first cell → second cell of each row."""
     page = Path(__file__).parents[3] / "docs" / "SPARK.md"
     tables = []
     for line in page.read_text(encoding="utf-8").splitlines():
@@ -197,7 +197,7 @@ def tables_of_the_page():
             tables[-1][name.strip().strip("`")] = text.strip()
         elif line.startswith("| "):
             tables.append({})
-    return tables
+    return [table for table in tables if table]
 
 
 def test_the_page_has_every_option_and_no_other():
