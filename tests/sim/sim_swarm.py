@@ -89,8 +89,8 @@ class Scenario:
     replicas_per_actor: ReplicasPerActor = 1
     brokers: int = 1
     head_node: int = 0
-    """Where Ray's head is; 0 for a node of no broker, which never dies. Not drawn: a controller that
-    leaves it may do so after the quiet."""
+    """Where Ray's head is; 0 for a node of no broker, which never dies. Not drawn: a controller may
+    leave it after the quiet."""
 
     replication_factor: int = 1
 
