@@ -185,7 +185,8 @@ class Membership:
         """
         while True:
             await asyncio.sleep(SESSION_CHECK_MS / 1000)
-            unheard = self.brokers.unheard()
+            # Not one that came with another disk: it may take part only once it has been fenced.
+            unheard = [one for one in self.brokers.unheard() if one not in self.brokers.problems]
             if unheard and await self.is_current():
                 await asyncio.gather(*map(self._ask_actors_of, unheard))
 

@@ -149,4 +149,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "the founder had no actor of its own to vote with, so when the controller there had ended "
         "for good and another voter had lost its disk, nobody could follow",
     ),
+    (
+        3204519428,
+        {"brokers": 3, "replication_factor": 3, "replicas_per_actor": 1},
+        "a broker that came with another disk was never fenced, as its actors answered, and so "
+        "refused for good",
+    ),
 ]
