@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,17 +92,36 @@ def test_a_cell_tells_a_failure_from_what_was_not_measured():
 
 
 def test_a_sample_of_several_sides_names_the_side_of_a_figure(capsys, tmp_path):
-    from _samples import Findings, take, tell
+    from _samples import take, tell
 
     tell("rate", 1.0)
     tell("rate", 2.0, "theirs")
     take("rate", lambda: 1 / 0, "others")
     script = tmp_path / "sample.py"
     script.write_text(f"print({capsys.readouterr().out!r})")
-    findings = Findings()
-    findings.run("ours", str(script), timeout_s=60)
-    assert findings.values == {("rate", "ours"): [1.0], ("rate", "theirs"): [2.0]}
-    assert findings.failures == {("rate", "others"): "ZeroDivisionError: division by zero"}
+    assert findings_of(script) == {
+        "values": [["rate", "ours", 1.0], ["rate", "theirs", 2.0]],
+        "failures": [["rate", "others", "ZeroDivisionError: division by zero"]],
+    }
+
+
+def findings_of(script: Path) -> dict[str, list[list[Any]]]:
+    """Run one sample in a process of its own: who runs samples takes in what they leave behind,
+    and kills whatever is below it.
+    """
+    program = f"""
+import json
+from _samples import Findings
+findings = Findings()
+findings.run("ours", {str(script)!r}, timeout_s=60)
+values = [[*key, value] for key, values in findings.values.items() for value in values]
+failures = [[*key, reason] for key, reason in findings.failures.items()]
+print(json.dumps({{"values": values, "failures": failures}}))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=BENCH, capture_output=True, text=True, check=True
+    )
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def test_shares_of_speed_are_taken_round_by_round():
