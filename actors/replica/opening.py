@@ -60,6 +60,10 @@ EPOCH_RETRY_MAX_MS: Final = 1_000
 """The longest pause between two questions for an epoch."""
 
 
+class DirectoryRemovedError(FileNotFoundError):
+    """An earlier incarnation, whose topic was deleted, removed the directory before we had it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLog:
     """What the controller knows of the log of a partition.
@@ -173,13 +177,19 @@ class ReplicaDirectory:
         return self.topic_id() not in {"", expected.topic_id}
 
     async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
-        """Take the directory for this process, waiting until an earlier incarnation let go."""
+        """Take the directory for this process, waiting until an earlier incarnation let go.
+
+        DirectoryRemovedError if that one removed it: then what is known of the log is old, and
+        whether to make a directory, and where, is to be found out anew. OSError.
+        """
         self._filesystem.make_directory(self._path)
         while self._lock is None and is_wanted():
             try:
                 self._lock = self._filesystem.lock(self._path / LOCK_FILE)
             except DirectoryLockedError:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
+            except FileNotFoundError as error:
+                raise DirectoryRemovedError(*error.args, str(self._path)) from error
 
     def release(self) -> None:
         """Let the directory go; also what the end of the process does."""

@@ -30,6 +30,7 @@ from oncelog.actors.replica.group_sync import DISK_RETRY_MS
 from oncelog.actors.replica.opening import (
     EPOCH_RETRY_MAX_MS,
     LOCK_RETRY_MS,
+    DirectoryRemovedError,
     ExpectedLog,
     ReplicaDirectory,
     ask_until_told,
@@ -49,6 +50,11 @@ _logger = logging.getLogger(__name__)
 
 MISSING_LOG_RETRY_MS: Final = 1_000
 """How often a replica whose log is missing looks whether it is there again."""
+
+REMOVALS_MAX: Final = 10
+"""How often one start begins anew as its directory went: each time another incarnation removed it.
+
+There are few of those; a directory that goes without end is another fault, and told."""
 
 LEADERLESS_ASK_MS: Final = 500
 """How often a follower that has no leader asks whether it is to lead."""
@@ -318,7 +324,9 @@ class Replica(FollowerLog):
 
         Nothing is made in a directory that may be another's, or a disk's that is not mounted.
         """
+        removals = 0
         while not self._is_stopped:
+            delay_ms = MISSING_LOG_RETRY_MS
             try:
                 self.directory.check_owner()
                 expected = await self._expected_log()
@@ -335,7 +343,13 @@ class Replica(FollowerLog):
                 self.directory.release()
                 if self.failure != str(missing):
                     self._go_offline(str(missing))
-            await asyncio.sleep(MISSING_LOG_RETRY_MS / 1000)
+            except DirectoryRemovedError as removed:
+                removals += 1
+                if removals > REMOVALS_MAX:
+                    raise
+                _logger.warning("%s was removed, begin anew: %s", self.directory.path, removed)
+                delay_ms = LOCK_RETRY_MS
+            await asyncio.sleep(delay_ms / 1000)
 
     async def _expected_log(self) -> ExpectedLog | None:
         """What the controller knows of the log; ``None`` if it is none of a controller's."""

@@ -143,6 +143,7 @@ class FileSystem(Protocol):
     def lock(self, path: Path) -> Lock:
         """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it.
 
+        Its holder may remove the file, also while others try: then they are refused too, once.
         The lock ends with the process at the latest, however it dies.
         """
         ...
@@ -312,16 +313,33 @@ class RealFileSystem:
         """Take the exclusive lock file ``path``; DirectoryLockedError if another holds it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise DirectoryLockedError(
-                error.errno, "the directory is in use by another process", str(path)
-            ) from error
+            _take(descriptor, path)
         except OSError:
             os.close(descriptor)
             raise
         return RealLock(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> None:
+    """Lock the open file, and see that it is the one that others will try. OSError."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DirectoryLockedError(
+            error.errno, "the directory is in use by another process", str(path)
+        ) from error
+    if not _is_at(path, descriptor):
+        raise DirectoryLockedError(
+            errno.EAGAIN, "the lock file was removed by its holder", str(path)
+        )
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether the open file is still the one at ``path``. OSError."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class ReadOnlyFileSystem(RealFileSystem):

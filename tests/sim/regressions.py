@@ -155,4 +155,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a broker that came with another disk was never fenced, as its actors answered, and so "
         "refused for good",
     ),
+    (
+        1051,
+        REMADE | {"queries": 0},
+        "a zombie obeyed the second copy of a shutdown and removed the directory that the replica "
+        "of the next topic of that name waited for, which then was offline",
+    ),
 ]

@@ -206,10 +206,10 @@ COORDINATOR_MUTANTS = (
         name="elections by topic id",
         sabotage=_elections_by_name,
         checker="World",
+        # A copy has to come in the moment between a creation and the first election.
         changes=ALONE
         | LATE
-        | {"remakers": 6, "duplicate": 0.3, "delay_max_ms": 5_000.0, "kill": 1.0, "move": 0.0},
-        runs=300,
+        | {"remakers": 12, "duplicate": 0.8, "delay_max_ms": 3_000.0, "kill": 1.0, "move": 0.0},
     ),
     Saboteur(
         name="tokens kept by aborts",

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 from msgspec import structs
+from sim_coordinator_mutants import QUIET
 from sim_saboteurs import Saboteur
 
 from oncelog.actors.protocol.cluster import elections
@@ -184,6 +185,26 @@ REPLICATED: dict[str, Any] = {
 }
 """Leaders and ISRs change every few seconds, while much is written."""
 
+LOST_DISKS = QUIET | {
+    "brokers": 3,
+    "replication_factor": 3,
+    "lose_node": 0.2,
+    "kill_node": 0.0,
+    "cut_node": 0.0,
+    "stop_node": 0.0,
+    "forget_controller": 0.0,
+    "peace": 0.0,
+    "duration_s": 20.0,
+    "topics": {"t0": 8},
+    "writers": 1,
+    "readers": 1,
+    "pause_ms": 1_000.0,
+}
+"""Brokers come back with empty disks, to partitions of which many have had no record meanwhile.
+
+Any later push would tell the leader what such a disk lacks, and so would a new leader's first one.
+"""
+
 REPLICA_MUTANTS = (
     Saboteur(
         name="a shrink of the ISR waits for the controller",
@@ -219,7 +240,7 @@ REPLICA_MUTANTS = (
         name="a new disk is probed anew",
         sabotage=_old_acknowledgements,
         checker="MissingCopies",
-        changes=REPLICATED | {"lose_node": 0.5, "kill_node": 0.0},
+        changes=LOST_DISKS,
     ),
     Saboteur(
         name="followers check what they take",

@@ -34,22 +34,8 @@ EVERYBODY = (
 )
 
 
-NOT_FOUND = {
-    "a new disk is probed anew": "30 runs do not find it since takeovers are faster",
-    "elections by topic id": "in seed 1051, where it is found, a topic that was made again never "
-    "serves with the protection either",
-}
-"""Saboteurs that wait for another scenario; the machines' tests hold their rules meanwhile."""
-
-
-def _parameter(saboteur: Saboteur):
-    reason = NOT_FOUND.get(saboteur.name)
-    marks = [] if reason is None else [pytest.mark.skip(reason=reason)]
-    return pytest.param(saboteur, marks=marks, id=saboteur.name)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("saboteur", map(_parameter, EVERYBODY))
+@pytest.mark.parametrize("saboteur", EVERYBODY, ids=lambda saboteur: saboteur.name)
 def test_without_this_protection_its_checker_speaks(saboteur: Saboteur):
     """Found mostly by the first run; the very run is silent with the protection."""
     scenarios = [_scenario(saboteur, FIRST_SEED + number) for number in range(saboteur.runs)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -14,6 +15,8 @@ from actor_surroundings import HeldBackground
 from crash_disk import Crash, CrashDisk, DataLoss, NameLoss
 
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.replica import replica as replica_module
+from oncelog.actors.replica.replica import REMOVALS_MAX
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 
@@ -21,6 +24,18 @@ TOPIC_ID = "a" * 32
 
 LOSSES_OF_POWER = 10
 """At each step: every name that was removed since the last sync is there again, or is not."""
+
+
+class VanishingDirectories(RealFileSystem):
+    """Whatever is made is gone before it can be locked."""
+
+    def __init__(self) -> None:
+        self.removals = 0
+
+    def make_directory(self, path: Path) -> None:
+        super().make_directory(path)
+        self.remove_tree(path)
+        self.removals += 1
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -127,6 +142,89 @@ def test_a_stop_ends_the_wait_for_the_directory(harness: Any) -> None:
         assert harness.replica.availability() is ErrorCode.NOT_LEADER_OR_FOLLOWER
         lock.release()
         RealFileSystem().lock(directory / ".lock").release()
+
+    asyncio.run(body())
+
+
+def test_a_directory_that_is_removed_while_it_is_waited_for_is_taken_anew(harness: Any) -> None:
+    """1. A replica of a deleted topic holds the directory. 2. That of the next topic of the name
+    waits for it. 3. The first one obeys: it removes the directory.
+    """
+
+    async def body() -> None:
+        await harness.start()
+        assert (await harness.produce(harness.batch(b"old"))).error is ErrorCode.NONE
+        old = harness.replica
+        harness.topic_id = "b" * 32
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: harness.replica is not old)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not starting.done()
+        await old.stop(remove_data=True)
+        await asyncio.wait_for(starting, 10)
+        assert harness.replica.failure is None
+        assert harness.replica.machine.log_end_offset == 0
+        assert (await harness.produce(harness.batch(b"new"))).error is ErrorCode.NONE
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_log_that_was_in_sync_is_missing_once_it_is_removed_while_it_is_waited_for(
+    harness: Any,
+) -> None:
+    """The replica does not know who removed it: it must not begin with an empty one."""
+
+    async def body() -> None:
+        await harness.start()
+        old = harness.replica
+        starting = asyncio.ensure_future(harness.start())
+        await until(lambda: harness.replica is not old)
+        await old.stop(remove_data=True)
+        async with asyncio.timeout(10):
+            await until(lambda: harness.replica.failure is not None)
+        assert "the log is missing" in str(harness.replica.failure)
+        assert not (harness.directory / "flights-0").exists()
+        await harness.replica.stop()
+        await starting
+
+    asyncio.run(body())
+
+
+def test_a_directory_that_never_lasts_until_its_lock_takes_the_replica_offline(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "LOCK_RETRY_MS", 0)
+    disk = VanishingDirectories()
+    harness.filesystem = disk
+
+    async def body() -> None:
+        await asyncio.wait_for(harness.start(), 10)
+        assert "cannot open" in str(harness.replica.failure)
+        assert harness.replica.availability() is ErrorCode.KAFKA_STORAGE_ERROR
+        assert disk.removals == REMOVALS_MAX + 1
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_directory_that_cannot_be_made_takes_the_replica_offline_at_once(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Path] = []
+
+    def make_directory(path: Path) -> None:
+        attempts.append(path)
+        raise FileNotFoundError(errno.ENOENT, "there are no directories here", str(path))
+
+    monkeypatch.setattr(harness.filesystem, "make_directory", make_directory)
+
+    async def body() -> None:
+        await asyncio.wait_for(harness.start(), 10)
+        assert "there are no directories here" in str(harness.replica.failure)
+        assert len(attempts) == 1
+        await harness.replica.stop()
 
     asyncio.run(body())
 

@@ -208,6 +208,30 @@ def test_lock_of_a_killed_process_is_free(real, tmp_path):
     real.lock(path).release()
 
 
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_lock_file_that_its_holder_removes_before_we_have_it_locks_nothing(
+    real, tmp_path, monkeypatch, is_made_again
+):
+    """1. We open the file. 2. Its holder removes it and lets go. 3. Another may make it anew."""
+    path = tmp_path / ".lock"
+    flock = fs.fcntl.flock
+    others = []
+
+    def late(descriptor, operation):
+        monkeypatch.setattr(fs.fcntl, "flock", flock)
+        path.unlink()
+        if is_made_again:
+            others.append(real.lock(path))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fs.fcntl, "flock", late)
+    with pytest.raises(DirectoryLockedError, match="was removed by its holder"):
+        real.lock(path)
+    for lock in others:
+        lock.release()
+    real.lock(path).release()
+
+
 def test_lock_error_survives_pickling():
     error = pickle.loads(pickle.dumps(DirectoryLockedError(11, "in use", "path")))
     assert isinstance(error, DirectoryLockedError)
