@@ -348,9 +348,10 @@ class ReplicaDirectory:
             await self._decide_alone(self._directories.forget, is_wanted=lambda: True)
 
     def remove(self) -> None:
-        """Remove the directory with its lock, if that is held. OSError.
+        """Remove the directory and its lock file, if that is held. OSError.
 
-        Also if a successor has made another lock file in it meanwhile: then it is that one's.
+        Once the lock file is gone a successor may make its own: then the directory stays, and that
+        is an error too.
         """
         if self._lock is not None:
             self._filesystem.remove_tree(self._path)
