@@ -193,6 +193,8 @@ class LogDirectories:
         self._own, *self._others = data_directories(config.data_dir)
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
+        self._placed: Assignment | None = None
+        """What ``place`` decided, if that is a further directory."""
 
     def are_several(self, own: DirectoryIdentity) -> bool:
         """Whether the replica may be elsewhere than in the own directory.
@@ -225,13 +227,34 @@ class LogDirectories:
         if len(possible) > 1:
             names = {one: self._filesystem.list_directory(paths[one]) for one in possible}
             chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
-        self._assign(chosen, topic_id, assigned)
+        wanted = Assignment(directory_id=chosen, topic_id=topic_id)
+        self._assign(wanted, assigned)
+        self._placed = None if chosen == OWN else wanted
         return paths[chosen] / self._name
 
-    def forget(self, path: Path) -> None:
-        """The files of the replica in ``path`` were removed for good, durably. OSError."""
-        if path.parent != self._own:
-            self._assign(OWN, "", read_assignment(self._filesystem, self._assignment_file))
+    @property
+    def is_in_further(self) -> bool:
+        """Whether ``place`` decided for another than the own directory."""
+        return self._placed is not None
+
+    def is_as_placed(self) -> bool:
+        """Whether the replica is still assigned where ``place`` put it. OSError, CorruptDataError.
+
+        True, and the replica's directory locked: it stays so until this one forgets it, as others
+        forget theirs before they let the directory go.
+        """
+        placed = self._placed
+        return placed is None or placed == read_assignment(self._filesystem, self._assignment_file)
+
+    def forget(self) -> None:
+        """The replica's files were removed for good, durably; ``lock`` and its directory are held.
+
+        What another incarnation was assigned stays, unless that is the same: it will notice once it
+        has the directory (``is_as_placed``). Durable on return. OSError, CorruptDataError.
+        """
+        if self._placed is not None and self.is_as_placed():
+            self._filesystem.remove(self._assignment_file)
+            self._filesystem.sync_directory(self._assignment_file.parent)
 
     def _found(
         self,
@@ -272,13 +295,12 @@ class LogDirectories:
             "there was one. Mount its disk or put its files back"
         )
 
-    def _assign(self, directory_id: str, topic_id: str, assigned: Assignment | None) -> None:
-        wanted = Assignment(directory_id=directory_id, topic_id=topic_id)
+    def _assign(self, wanted: Assignment, assigned: Assignment | None) -> None:
         directory = self._assignment_file.parent
-        if directory_id != OWN and assigned != wanted:
+        if wanted.directory_id != OWN and assigned != wanted:
             self._filesystem.make_directory(directory)
             self._filesystem.write_atomically(self._assignment_file, encode_assignment(wanted))
-        elif directory_id == OWN and assigned is not None:
+        elif wanted.directory_id == OWN and assigned is not None:
             self._filesystem.remove(self._assignment_file)
             self._filesystem.sync_directory(directory)
 

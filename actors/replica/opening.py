@@ -1,7 +1,8 @@
 """How a replica comes by its log: whose files they are, the lock on its directory, and recovery.
 
-``check_owner``, ``find``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end.
-``claim``, ``open`` and ``close`` may block for long: the caller runs them beside the event loop.
+``check_owner``, ``find``, ``lock``, ``claim``, ``open``; ``close`` and ``release`` at the end, with
+``forget`` and ``remove`` between them if nothing is to stay. ``claim``, ``open``, ``close`` and
+``remove`` may block for long: the caller runs them beside the event loop.
 
 A log that is in sync and is not there is missing, never empty: the directory bears the id of its
 topic, durably, before its replica asks the controller for its role, and so before it can be in
@@ -11,11 +12,13 @@ sync. Where the directory does not bear the id, it is another disk's, or has los
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, own_directory
 from oncelog.actors.interfaces import Clock
@@ -49,6 +52,7 @@ from oncelog.storage.records.control import ControlRecord, decode_control
 
 _logger = logging.getLogger(__name__)
 
+DecisionT = TypeVar("DecisionT")
 
 HISTORY_BYTES_MAX: Final = 16 * 1024 * 1024
 """How far a start looks back behind the snapshot: about 16 batches of the largest size."""
@@ -145,6 +149,18 @@ class ReplicaDirectory:
         owner = self._owner
         if owner is None or not self._directories.are_several(owner):
             return
+        place = functools.partial(
+            self._directories.place, owner, expected.topic_id, is_in_sync=expected.is_in_sync
+        )
+        path = await self._decide_alone(place, is_wanted=is_wanted)
+        if path is not None and path != self._path:
+            self.release()
+            self._path = path
+
+    async def _decide_alone(
+        self, decide: Callable[[], DecisionT], *, is_wanted: Callable[[], bool]
+    ) -> DecisionT | None:
+        """Decide as the one replica of the broker that does so; ``None`` if wanted no more."""
         while is_wanted():
             try:
                 turn = self._directories.lock()
@@ -152,15 +168,10 @@ class ReplicaDirectory:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
                 continue
             try:
-                path = self._directories.place(
-                    owner, expected.topic_id, is_in_sync=expected.is_in_sync
-                )
+                return decide()
             finally:
                 turn.release()
-            if path != self._path:
-                self.release()
-                self._path = path
-            return
+        return None
 
     def check_log(self, expected: ExpectedLog) -> None:
         """MissingLogError if the replica is in sync and these are not its files. OSError."""
@@ -180,7 +191,7 @@ class ReplicaDirectory:
         """Take the directory for this process, waiting until an earlier incarnation let go.
 
         DirectoryRemovedError if that one removed it: then what is known of the log is old, and
-        whether to make a directory, and where, is to be found out anew. OSError.
+        whether to make a directory, and where, is to be found out anew. OSError, CorruptDataError.
         """
         self._filesystem.make_directory(self._path)
         while self._lock is None and is_wanted():
@@ -190,6 +201,10 @@ class ReplicaDirectory:
                 await asyncio.sleep(LOCK_RETRY_MS / 1000)
             except FileNotFoundError as error:
                 raise DirectoryRemovedError(*error.args, str(self._path)) from error
+        if self._lock is not None and not self._directories.is_as_placed():
+            # It was removed, and forgotten, before it was made here: nothing says that we are here.
+            self.release()
+            raise DirectoryRemovedError(errno.ENOENT, "it was removed", str(self._path))
 
     def release(self) -> None:
         """Let the directory go; also what the end of the process does."""
@@ -312,16 +327,34 @@ class ReplicaDirectory:
             return ""
 
     def close(self, log: PartitionLog | None, *, is_sound: bool, remove_data: bool) -> None:
-        """Flush and write the clean-shutdown mark, unless the log failed; remove all if asked to.
+        """Flush and write the clean-shutdown mark, unless the log failed; or remove the files.
 
-        Without the lock nothing is touched. OSError: the shutdown is not a clean one.
+        They are gone for good on return. Without the lock nothing is touched. OSError: the shutdown
+        is not a clean one.
         """
         if log is not None:
             log.close(self._machine.snapshot() if is_sound else None)
         if remove_data and self._lock is not None:
             self._remove_files()
+
+    async def forget(self) -> None:
+        """Let nothing say any more that the replica is here, durably; its files are removed.
+
+        After them, as a further directory is not to be had at times: what is in it must be known
+        without it. Before the directory, as its lock tells a successor that what says where *that*
+        is stays. OSError, CorruptDataError.
+        """
+        if self._lock is not None and self._directories.is_in_further:
+            await self._decide_alone(self._directories.forget, is_wanted=lambda: True)
+
+    def remove(self) -> None:
+        """Remove the directory and its lock file, if that is held. OSError.
+
+        Once the lock file is gone a successor may make its own: then the directory stays, and that
+        is an error too.
+        """
+        if self._lock is not None:
             self._filesystem.remove_tree(self._path)
-            self._directories.forget(self._path)
 
     def _remove_files(self) -> None:
         """Remove all but the lock; what is left if the process dies meanwhile can be opened.

@@ -449,7 +449,10 @@ class Replica(FollowerLog):
                 await self._background.run(
                     lambda: self.directory.close(log, is_sound=is_sound, remove_data=remove_data)
                 )
-            except OSError as error:
+                if remove_data:
+                    await self.directory.forget()
+                    await self._background.run(self.directory.remove)
+            except (OSError, CorruptDataError) as error:
                 self._go_offline(f"cannot close {self.directory.path}: {error}")
             self.directory.release()
 

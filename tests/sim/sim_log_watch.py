@@ -127,6 +127,8 @@ class LogWatch(ReplicaWatch):
         """By the leader epoch in which it was shown."""
         self._elections: dict[tuple[str, int], dict[int, tuple[int, str]]] = {}
         """(topic id, partition) → leader epoch → the broker and start that it was given to."""
+        self._led: set[tuple[str, int, int]] = set()
+        """(topic id, partition, leader epoch) in which a replica has begun to lead."""
 
     # --- partitions ---------------------------------------------------------------------------
 
@@ -195,6 +197,8 @@ class LogWatch(ReplicaWatch):
         One that begins late may have been followed already, and need not have what its successor
         has shown.
         """
+        partition = machine.topic_partition.partition
+        self._led.add((machine._topic_id, partition, machine.leader_epoch))
         if is_remade(machine.topic_partition):
             return
         view = self._views.setdefault(id(machine), MachineView(machine))
@@ -276,7 +280,9 @@ class LogWatch(ReplicaWatch):
     def elects(self, elected: LeaderElected) -> None:
         """The controller's log gives an epoch to one start of a replica (I-08, I-22).
 
-        Or to a broker, where it elects by itself: that one's start may lead again and again.
+        Or to a broker, where it elects by itself: that one's start may lead again and again. A
+        start that never heard of its election, and of which the controller knows no more, may be
+        given another.
         """
         given = self._elections.setdefault((elected.topic_id, elected.partition), {})
         epoch, start = elected.leader_epoch, (elected.leader, elected.incarnation)
@@ -284,7 +290,11 @@ class LogWatch(ReplicaWatch):
         where = f"partition {elected.partition} of topic {elected.topic_id}: epoch {epoch}"
         if known != start:
             self._found("SharedEpochs", f"{where} was given twice", elected.topic_id)
-        elif elected.incarnation and start in [given[one] for one in given if one < epoch]:
+        elif elected.incarnation and any(
+            given[one] == start and (elected.topic_id, elected.partition, one) in self._led
+            for one in given
+            if one < epoch
+        ):
             self._found(
                 "LateElections",
                 f"{where} was given to a start that had led before",

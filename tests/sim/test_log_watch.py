@@ -24,6 +24,7 @@ from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.control import ControlRecord
 
 A = TopicPartition("a", 0)
+TOPIC_ID = "a" * 32
 S = TransactionState
 PRODUCER = 7
 
@@ -39,6 +40,7 @@ def machine(
     transactions = SimpleNamespace(ongoing=ongoing or {})
     return SimpleNamespace(
         topic_partition=A,
+        _topic_id=TOPIC_ID,
         role=Role.LEADER,
         leader_epoch=epoch,
         log_start_offset=0,
@@ -278,16 +280,19 @@ def test_a_batch_that_was_shown_stays_the_same(watch, high, expected):
 
 
 @pytest.mark.parametrize(
-    ("starts", "checker"),
+    ("starts", "led", "checker"),
     [
-        ({0: "one", 1: "two"}, None),
-        ({0: "one", 1: "", 2: ""}, None),
-        ({0: "one", 1: "two", 2: "one"}, "LateElections"),
+        ({0: "one", 1: "two"}, {0, 1}, None),
+        ({0: "one", 1: "", 2: ""}, {0, 1, 2}, None),
+        ({0: "one", 1: "two", 2: "one"}, {0}, "LateElections"),
+        ({0: "one", 1: "two", 2: "one"}, {1}, None),
     ],
 )
-def test_an_epoch_for_a_start_that_led_before_is_found(watch, starts, checker):
+def test_an_epoch_for_a_start_that_led_before_is_found(watch, starts, led, checker):
     for epoch, start in starts.items():
         watch.elects(elected(epoch, start))
+        if epoch in led:
+            watch.leads(machine(epoch=epoch))
     assert [violation.checker for violation in watch.violations] == [checker] * bool(checker)
 
 
@@ -309,7 +314,7 @@ def test_an_epoch_that_the_controller_gives_to_two_brokers_is_found(watch):
 
 def elected(epoch, start, *, leader=1):
     return LeaderElected(
-        topic_id="a" * 32,
+        topic_id=TOPIC_ID,
         partition=0,
         leader=leader,
         leader_epoch=epoch,

@@ -32,6 +32,9 @@ class LeaderHarness:
 
     def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
         self.directory = directory
+        self.further: tuple[Path, ...] = ()
+        """The broker's other data directories; with them it needs a ``cluster_id``."""
+        self.cluster_id = ""
         self.settings = settings or {}
         self.topic_id = TOPIC_ID
         self.led_topics: set[str] = set()
@@ -65,8 +68,9 @@ class LeaderHarness:
                 topic="flights",
                 partition=0,
                 broker_id=1,
-                data_dir=str(self.directory),
+                data_dir=",".join(map(str, (self.directory, *self.further))),
                 cluster=self.cluster,
+                cluster_id=self.cluster_id,
             ),
             filesystem=self.filesystem,
             clock=self.clock,

@@ -57,16 +57,27 @@ class Broker:
         assert identity is not None
         return {one: Path(path).name for one, path in identity.further}
 
-    def place(
-        self, data_dir: str, topic: str = "t", *, topic_id: str = TOPIC_ID, in_sync: bool = False
-    ) -> str:
-        """Where the replica is, its files made there; the name of the directory."""
+    def directories(self, data_dir: str, topic: str) -> LogDirectories:
+        """Those of one incarnation of a replica."""
         config = ReplicaConfig(
             topic=topic, partition=0, broker_id=1, data_dir=data_dir, cluster_id=CLUSTER
         )
+        return LogDirectories(config, DISK)
+
+    def place(
+        self,
+        data_dir: str,
+        topic: str = "t",
+        *,
+        topic_id: str = TOPIC_ID,
+        in_sync: bool = False,
+        by: LogDirectories | None = None,
+    ) -> str:
+        """Where the replica is, its files made there; the name of the directory."""
+        directories = by or self.directories(data_dir, topic)
         own = read_identity(DISK, self.root / "0")
         assert own is not None
-        path = LogDirectories(config, DISK).place(own, topic_id, is_in_sync=in_sync)
+        path = directories.place(own, topic_id, is_in_sync=in_sync)
         DISK.make_directory(path)
         write_topic_id(DISK, path, topic_id)
         return path.parent.name
@@ -244,13 +255,41 @@ def test_what_a_program_needs_to_connect_is_in_the_own_directory(
 
 def test_what_was_removed_is_assigned_nowhere(broker: Broker) -> None:
     data_dir = broker.join("1")
-    assert [broker.place(data_dir, topic) for topic in ("a", "b")] == ["0", "1"]
-    config = ReplicaConfig(
-        topic="b", partition=0, broker_id=1, data_dir=data_dir, cluster_id=CLUSTER
-    )
-    shutil.rmtree(broker.root / "1" / "b-0")
-    LogDirectories(config, DISK).forget(broker.root / "1" / "b-0")
+    assert broker.place(data_dir, "a") == "0"
+    placed = broker.directories(data_dir, "b")
+    assert broker.place(data_dir, "b", by=placed) == "1"
+    assert (placed.is_in_further, placed.is_as_placed()) == (True, True)
+    placed.forget()
     assert list((broker.root / "0" / ASSIGNED_DIRECTORY).iterdir()) == []
+    assert not placed.is_as_placed()
+    placed.forget()
+
+
+def test_a_replica_forgets_nothing_of_where_its_successor_is(broker: Broker) -> None:
+    """1. A zombie removes its files. 2. The next topic of the name is placed. 3. It forgets."""
+    data_dir = broker.join("1", "2")
+    assert broker.place(data_dir, "a") == "0"
+    zombie, successor = (broker.directories(data_dir, "b") for _ in range(2))
+    assert broker.place(data_dir, "b", by=zombie) == "1"
+    shutil.rmtree(broker.root / "1" / "b-0")
+    (broker.root / "1" / "c-0").mkdir()
+    assert broker.place(data_dir, "b", by=successor, topic_id="b" * 32) == "2"
+    zombie.forget()
+    assert (zombie.is_as_placed(), successor.is_as_placed()) == (False, True)
+
+
+def test_what_is_in_the_own_directory_is_assigned_nowhere_and_forgets_nothing(
+    broker: Broker,
+) -> None:
+    data_dir = broker.join("1")
+    zombie = broker.directories(data_dir, "a")
+    assert broker.place(data_dir, "a", by=zombie) == "0"
+    assert (zombie.is_in_further, zombie.is_as_placed()) == (False, True)
+    shutil.rmtree(broker.root / "0" / "a-0")
+    (broker.root / "0" / "c-0").mkdir()
+    assert broker.place(data_dir, "a", topic_id="b" * 32) == "1"
+    zombie.forget()
+    assert len(list((broker.root / "0" / ASSIGNED_DIRECTORY).iterdir())) == 1
 
 
 def test_an_assignment_that_cannot_be_read_is_not_guessed(broker: Broker) -> None:
