@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from _measure import ROUNDS, Report, save
-
+from measuring.report import ROUNDS, Report, save
 from oncelog.actors.process.ray_environment import keep_output_clean
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "calls.jsonl"
@@ -82,8 +81,8 @@ def main() -> int:
     # Before Ray is imported.
     keep_output_clean()
     import ray
-    from _empty_actor import EmptyProcess
 
+    from clusters.empty_actor import EmptyProcess
     from oncelog.actors.interfaces import NAMESPACE
 
     report = Report(rounds=options.rounds)

@@ -21,11 +21,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from _kafka_broker import why_not
-from _kafka_rows import BEYOND, PARTITIONS, ROWS, SCALES, Row, chosen, partitions_group
-from _measure import Report, save
-from _samples import Findings
-from _table import beyond
+from clusters.kafka_broker import why_not
+from figures.kafka_rows import BEYOND, PARTITIONS, ROWS, SCALES, Row, chosen, partitions_group
+from figures.table import beyond
+from measuring.findings import Findings
+from measuring.report import Report, save
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "kafka.jsonl"
 ROUNDS: Final = 3
@@ -54,7 +54,7 @@ def sample(findings: Findings, side: str, group: str, scale: str, names: Sequenc
     directory = tempfile.mkdtemp(prefix="oncelog-bench-")
     arguments = (side, group, scale, directory, *names)
     try:
-        findings.run(side, "_kafka_sample.py", *arguments, timeout_s=TIMEOUT_S)
+        findings.run(side, "samples/kafka.py", *arguments, timeout_s=TIMEOUT_S)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import confluent_kafka
 import pyarrow as pa
-from _measure import ROUNDS, Report, alternate, ratio, save
 
 import oncelog
+from measuring.report import ROUNDS, Report, alternate, ratio, save
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.cluster import (
     MetadataReply,

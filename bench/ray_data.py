@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from _kafka_broker import why_not
-from _measure import Report, save
-from _samples import Findings
+from clusters.kafka_broker import why_not
+from measuring.findings import Findings
+from measuring.report import Report, save
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "ray_data.jsonl"
 ROUNDS: Final = 3
@@ -38,7 +38,7 @@ def sample(findings: Findings, side: str, rows: int) -> None:
     """One cluster of one side, gone afterwards with its data."""
     directory = tempfile.mkdtemp(prefix="oncelog-bench-")
     try:
-        findings.run(side, "_ray_data_sample.py", side, rows, directory, timeout_s=TIMEOUT_S)
+        findings.run(side, "samples/ray_data.py", side, rows, directory, timeout_s=TIMEOUT_S)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -181,7 +181,7 @@ def main() -> int:
         log.close(())
         loads = [load(directory, settings) for _ in range(LOADS)]
         same = all(
-            before.metadata(name) == loads[-1][2].metadata(name)
+            before.ids.metadata(name) == loads[-1][2].ids.metadata(name)
             for name in (f"flight-loader-{number:04d}" for number in range(IDS))
         )
     finally:

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from _measure import Report, save
-from _processes import family
+from measuring.processes import family
+from measuring.report import Report, save
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = ROOT / "bench" / "results" / "replicas.jsonl"

@@ -24,8 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from _measure import Report, save
-from _samples import Findings
+from measuring.findings import Findings
+from measuring.report import Report, save
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "scale.jsonl"
 ROUNDS: Final = 1
@@ -68,7 +68,7 @@ def main() -> int:
             print(f"{case}: {size:,}", flush=True)
             directory = tempfile.mkdtemp(prefix="oncelog-bench-", dir=options.directory)
             try:
-                findings.run(SIDE, "_scale_sample.py", case, size, directory, timeout_s=TIMEOUT_S)
+                findings.run(SIDE, "samples/scale.py", case, size, directory, timeout_s=TIMEOUT_S)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
     titles = {name: _title(name, options) for name in findings.names()}

@@ -20,10 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from _kafka_broker import why_not
-from _measure import Report, save
-from _samples import Findings
-from _spark_parts import BASE, KAFKA, OURS, PARTS, SIDES, SIZES, shares, titles, wanted_share
+from clusters.kafka_broker import why_not
+from figures.spark_parts import BASE, KAFKA, OURS, PARTS, SIDES, SIZES, shares, titles, wanted_share
+from measuring.findings import Findings
+from measuring.report import Report, save
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "spark.jsonl"
 ROUNDS: Final = 5
@@ -63,7 +63,7 @@ def main() -> int:
         rows = options.megabytes * 1_000_000 // size
         arguments = (size, rows, options.rounds, directory, ",".join(sides), *options.only)
         try:
-            findings.run(OURS, "_spark_sample.py", *arguments, timeout_s=TIMEOUT_S)
+            findings.run(OURS, "samples/spark.py", *arguments, timeout_s=TIMEOUT_S)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     print("\n" + findings.table("", sides, titles()))

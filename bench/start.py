@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from _measure import ROUNDS, Report, save
-from _samples import Findings
+from measuring.findings import Findings
+from measuring.report import ROUNDS, Report, save
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "start.jsonl"
 SIDES: Final = ("oncelog", "empty Ray")
@@ -57,7 +57,7 @@ def main() -> int:
             print(f"round {number + 1} of {options.rounds}: {side}", flush=True)
             directory = tempfile.mkdtemp(prefix="oncelog-bench-")
             try:
-                findings.run(side, "_start_sample.py", side, directory, timeout_s=TIMEOUT_S)
+                findings.run(side, "samples/start.py", side, directory, timeout_s=TIMEOUT_S)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
     print("\n" + findings.table("seconds", SIDES, TITLES))

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
-from _measure import ROUNDS, Report, alternate, ratio, save, scratch
-from _storage_length import bench_length
-from _storage_logs import (
+
+from cases.storage_length import bench_length
+from cases.storage_logs import (
     GIB,
     KIB,
     LEADER_EPOCH,
@@ -41,7 +41,7 @@ from _storage_logs import (
     sync,
     ticket_of,
 )
-
+from measuring.report import ROUNDS, Report, alternate, ratio, save, scratch
 from oncelog.actors.process.clock import SystemClock
 from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.replica.partition_leader import PartitionLeader

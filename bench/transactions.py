@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from _measure import ROUNDS, Report, save
-
+from measuring.report import ROUNDS, Report, save
 from oncelog.actors.process.ray_environment import keep_output_clean
 
 RESULTS: Final = Path(__file__).resolve().parent / "results" / "transactions.jsonl"
@@ -33,7 +32,7 @@ def _title(text: str | None) -> str:
 
 def run_growth(report: Report, root: Path, transactions: int) -> None:
     """Cost per transaction after many of them and beside idle ids, in this process."""
-    from _transaction_growth import bench_idle_ids, bench_shells, bench_transactions_done
+    from cases.transaction_growth import bench_idle_ids, bench_shells, bench_transactions_done
 
     for name, run in (
         ("done", lambda: bench_transactions_done(report, transactions)),
@@ -46,11 +45,11 @@ def run_growth(report: Report, root: Path, transactions: int) -> None:
 
 def run_on_cluster(report: Report, root: Path, cases: list[str]) -> None:
     """The cases that need actors, on one cluster, replication factor 1, every append synced."""
-    import _transaction_load as load
     import ray
-    from _transaction_profile import bench_profile
 
     import oncelog
+    from cases import transaction_load as load
+    from cases.transaction_profile import bench_profile
 
     data = Path(tempfile.mkdtemp(dir=root))
     on_cluster: dict[str, Callable[..., None]] = {

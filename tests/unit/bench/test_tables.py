@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
+ROOMS = ("samples", "cases", "sides", "clusters", "measuring", "figures")
+"""Each imports those after it."""
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +22,7 @@ def bench_modules(monkeypatch):
 
 
 def test_a_summary_shows_the_median_and_the_range():
-    from _table import Summary
+    from figures.table import Summary
 
     assert str(Summary.of([4.0, 1.0, 2.5])) == "2.50 (1.00 to 4.00)"
     assert str(Summary.of([0.01234])) == "0.012"
@@ -29,13 +32,13 @@ def test_a_summary_shows_the_median_and_the_range():
     ("value", "text"), [(0.5, "0.500"), (-1.256, "-1.26"), (12.34, "12.3"), (123_456.7, "123,457")]
 )
 def test_small_values_keep_more_digits(value, text):
-    from _table import rounded
+    from figures.table import rounded
 
     assert rounded(value) == text
 
 
 def test_a_percentile_is_a_value_that_occurred():
-    from _table import percentile
+    from figures.table import percentile
 
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
     assert percentile(values, 0.5) == 3.0
@@ -43,14 +46,14 @@ def test_a_percentile_is_a_value_that_occurred():
 
 
 def test_what_is_beyond_a_base_is_taken_round_by_round():
-    from _table import beyond
+    from figures.table import beyond
 
     assert beyond([3.0, 5.0], [1.0, 2.0]) == [2.0, 3.0]
     assert beyond([3.0, 5.0], [1.0]) == [2.0]
 
 
 def test_a_table_has_a_column_per_side_and_no_stray_bars():
-    from _table import markdown
+    from figures.table import markdown
 
     assert markdown(["", "ours", "theirs"], {"a|b": ["1", "2"]}).splitlines() == [
         "|  | ours | theirs |",
@@ -60,7 +63,7 @@ def test_a_table_has_a_column_per_side_and_no_stray_bars():
 
 
 def test_rows_are_chosen_by_name_or_family():
-    from _kafka_rows import ROWS, chosen
+    from figures.kafka_rows import ROWS, chosen
 
     assert chosen([]) == ROWS
     assert [row.name for row in chosen(["paced", "memory-6"])] == ["memory-6", "paced"]
@@ -74,7 +77,7 @@ def test_rows_are_chosen_by_name_or_family():
 
 
 def test_rows_of_one_cluster_stand_together():
-    from _kafka_rows import ROWS
+    from figures.kafka_rows import ROWS
 
     groups = [row.group for row in ROWS]
     assert groups == sorted(groups, key=groups.index)
@@ -82,7 +85,7 @@ def test_rows_of_one_cluster_stand_together():
 
 
 def test_a_cell_tells_a_failure_from_what_was_not_measured():
-    from _samples import Findings
+    from measuring.findings import Findings
 
     findings = Findings()
     findings.values["start", "ours"] += [1.0, 3.0, 2.0]
@@ -92,13 +95,13 @@ def test_a_cell_tells_a_failure_from_what_was_not_measured():
 
 
 def test_a_sample_of_several_sides_names_the_side_of_a_figure(capsys, tmp_path):
-    from _samples import take, tell
+    from measuring.findings import take, tell
 
     tell("rate", 1.0)
     tell("rate", 2.0, "theirs")
     take("rate", lambda: 1 / 0, "others")
     script = tmp_path / "sample.py"
-    script.write_text(f"print({capsys.readouterr().out!r})")
+    script.write_text(f"import measuring.report\nprint({capsys.readouterr().out!r})")
     assert findings_of(script) == {
         "values": [["rate", "ours", 1.0], ["rate", "theirs", 2.0]],
         "failures": [["rate", "others", "ZeroDivisionError: division by zero"]],
@@ -111,7 +114,7 @@ def findings_of(script: Path) -> dict[str, list[list[Any]]]:
     """
     program = f"""
 import json
-from _samples import Findings
+from measuring.findings import Findings
 findings = Findings()
 findings.run("ours", {str(script)!r}, timeout_s=60)
 values = [[*key, value] for key, values in findings.values.items() for value in values]
@@ -124,8 +127,19 @@ print(json.dumps({{"values": values, "failures": failures}}))
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+def test_rooms_are_named_as_no_benchmark_and_import_one_way():
+    benchmarks = {path.stem for path in BENCH.glob("*.py")}
+    rooms = {path.parent.name for path in BENCH.glob("*/__init__.py")}
+    assert rooms == set(ROOMS)
+    assert not rooms & benchmarks, "`import spark` could mean either"
+    for path in BENCH.glob("*/*.py"):
+        used = set(re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        above = ROOMS[: ROOMS.index(path.parent.name)]
+        assert not used & {*above, "samples"}, path
+
+
 def test_shares_of_speed_are_taken_round_by_round():
-    from _spark_parts import BASE, EMPTY, KAFKA, OURS, name_of, shares, titles, wanted_share
+    from figures.spark_parts import BASE, EMPTY, KAFKA, OURS, name_of, shares, titles, wanted_share
 
     write = name_of("write", 100)
     values = {

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from _measure import Report, alternate, ratio, scratch
-from _storage_logs import (
+from cases.storage_logs import (
     GIB,
     KIB,
     MIB,
@@ -24,7 +23,7 @@ from _storage_logs import (
     fill_long_log,
     open_log,
 )
-
+from measuring.report import Report, alternate, ratio, scratch
 from oncelog.storage.log.partition import PartitionLog
 
 PLACES: Final = 1_000

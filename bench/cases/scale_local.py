@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from _samples import tell
-from _storage_logs import (
+from cases.storage_logs import (
     GIB,
     MIB,
     RECORDS_PER_BATCH,
@@ -19,8 +18,8 @@ from _storage_logs import (
     fill_long_log,
     open_log,
 )
-from _transaction_growth import IDLE_ROUND, MachineSide
-
+from cases.transaction_growth import IDLE_ROUND, MachineSide
+from measuring.findings import tell
 from oncelog.actors.protocol.group.effects import GroupSettings
 from oncelog.actors.protocol.group.machine import GroupMachine
 from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitRequest

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from _measure import Report, alternate, ratio
-from _storage_logs import drop_cache
 
 import oncelog
+from cases.storage_logs import drop_cache
+from measuring.report import Report, alternate, ratio
 from oncelog.actors.interfaces import NAMESPACE
 from oncelog.storage.model import TopicPartition
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from _servers import CPUS, OncelogServer, patient_admin
 
 import oncelog
+from clusters.servers import CPUS, OncelogServer, patient_admin
 from oncelog.actors.config import FlushPolicy
 
 LINGER_MS: Final = 5

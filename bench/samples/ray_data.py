@@ -1,6 +1,6 @@
 """A sample of ``bench/ray_data.py``: a write and a read on a new cluster of one side.
 
-``_ray_data_sample.py SIDE ROWS DIRECTORY``; see ``_samples``.
+``samples/ray_data.py SIDE ROWS DIRECTORY``; see ``measuring.findings``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import ray
-from _processes import family
-from _samples import take, tell
-from _servers import CPUS
 
 import oncelog
+from clusters.servers import CPUS
+from measuring.findings import take, tell
+from measuring.processes import family
 from oncelog import ray_data
 
 PARTITIONS: Final = 6
@@ -57,8 +57,9 @@ def oncelog_side(directory: Path) -> Iterator[tuple[Callable[..., None], Callabl
 @contextmanager
 def kafka_side(directory: Path) -> Iterator[tuple[Callable[..., None], Callable[..., Any]]]:
     """The same with a broker beside it."""
-    from _kafka_broker import KafkaBroker
     from confluent_kafka.admin import AdminClient, NewTopic
+
+    from clusters.kafka_broker import KafkaBroker
 
     broker = KafkaBroker(directory, fsync=False)
     broker.format()

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from _local_cluster import LocalCluster, TimedTransport, timed_producer
-from _measure import Report, scratch
-
 import oncelog
+from clusters.local_cluster import LocalCluster, TimedTransport, timed_producer
+from measuring.report import Report, scratch
 from oncelog.actors.rpc.actor_transport import ActorTransport
 from oncelog.actors.rpc.ray_transport import RayTransport
 from oncelog.api.producing.producer import AsyncProducer

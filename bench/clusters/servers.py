@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from _processes import kill_family, spawn, stop, wait_for
-
 import oncelog
+from measuring.processes import kill_family, spawn, stop, wait_for
 from oncelog.api.admin.admin import Admin
 from oncelog.api.cli import head
 from oncelog.api.session import connection
@@ -95,7 +94,7 @@ class EmptyRay(Server):
 
     def command(self) -> list[object]:
         """Start it and wait for a signal."""
-        script = Path(__file__).resolve().parent / "_empty_ray.py"
+        script = Path(__file__).resolve().parent / "empty_ray.py"
         return [sys.executable, script, self._mark, CPUS]
 
     def is_up(self) -> bool:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from _measure import Report
-from _processes import family, kill, spawn, tail
-from _table import ABSENT, Summary, markdown
+from figures.table import ABSENT, Summary, markdown
+from measuring.processes import family, kill, spawn, tail
+from measuring.report import Report
 
 MARK: Final = "sample: "
-HERE: Final = Path(__file__).resolve().parent
+BENCH: Final = Path(__file__).resolve().parents[1]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -53,14 +53,17 @@ class Findings:
         self.failures: dict[tuple[str, str], str] = {}
 
     def run(self, side: str, script: str, *arguments: object, timeout_s: float) -> None:
-        """Run one sample to its end and note what it told under ``side``."""
+        """Run one sample to its end and note what it told under ``side``.
+
+        ``script`` is a path in ``bench``.
+        """
         # What a sample that crashed has left behind becomes ours, so that it can be found.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # In sessions of their own they would outlive a benchmark that is told to end.
         signal.signal(signal.SIGTERM, _end)
         with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
             log = Path(directory) / "log"
-            process = spawn([sys.executable, HERE / script, *arguments], log)
+            process = spawn([sys.executable, BENCH / script, *arguments], log, _environment())
             try:
                 status: int | None = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
@@ -113,6 +116,12 @@ class Findings:
         if values:
             return str(Summary.of(values))
         return "failed" if (name, side) in self.failures else ABSENT
+
+
+def _environment() -> dict[str, str]:
+    """A sample, and the workers of Ray and Spark that it starts, import the rooms of ``bench``."""
+    path = os.pathsep.join(filter(None, (str(BENCH), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path}
 
 
 def _end(number: int, _frame: object) -> NoReturn:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from _servers import Server
+from clusters.servers import Server
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 CLUSTER_ID: Final = "b25jZWxvZy1iZW5jaC1rYQ"
 FORMAT_TIMEOUT_S: Final = 120
 JAVA_MIN: Final = 17

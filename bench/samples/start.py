@@ -1,4 +1,4 @@
-"""A sample of ``bench/start.py``: ``_start_sample.py SIDE DIRECTORY``, one start step by step.
+"""A sample of ``bench/start.py``: ``samples/start.py SIDE DIRECTORY``, one start step by step.
 
 What happens in this process is timed by wrapping the functions that ``oncelog.init`` is made of.
 """
@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from _processes import family, start_s
-from _samples import tell
+from measuring.findings import tell
+from measuring.processes import family, start_s
 
 BEGUN_S: Final = time.clock_gettime(time.CLOCK_BOOTTIME)
 CPUS: Final = 2

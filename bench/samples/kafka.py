@@ -1,6 +1,6 @@
 """A sample of ``bench/kafka.py``: some rows of one group, on a new cluster of one side.
 
-``_kafka_sample.py SIDE GROUP SCALE DIRECTORY ROW...``; see ``_samples``.
+``samples/kafka.py SIDE GROUP SCALE DIRECTORY ROW...``; see ``measuring.findings``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from _kafka_rows import PRODUCERS, SCALES, SIZES, START, Scale
-from _processes import busy_cores, memory_mb
-from _samples import take
-from _servers import EmptyRay
-from _sides import OncelogSide, Side
-from _table import percentile
+
+from clusters.servers import EmptyRay
+from figures.kafka_rows import PRODUCERS, SCALES, SIZES, START, Scale
+from figures.table import percentile
+from measuring.findings import take
+from measuring.processes import busy_cores, memory_mb
+from sides.oncelog_side import OncelogSide, Side
 
 TOPIC: Final = "bench"
 PARTITIONS: Final = 6
@@ -36,7 +37,7 @@ def side_of(name: str, directory: Path) -> Side:
     """A side by its name."""
     if name.startswith("oncelog"):
         return OncelogSide(directory, flush="os" if name == "oncelog-os" else "sync")
-    from _kafka_side import KafkaSide
+    from sides.kafka_side import KafkaSide
 
     return KafkaSide(directory, fsync=name == "kafka-fsync")
 

@@ -92,7 +92,7 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit that was measured, with a mark if files differ from it."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     asked = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12")
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 

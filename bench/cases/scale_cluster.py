@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from _processes import busy_cores, memory_mb
-from _samples import take, tell
-from _servers import OncelogServer, patient_admin
-
 import oncelog
+from clusters.servers import OncelogServer, patient_admin
+from measuring.findings import take, tell
+from measuring.processes import busy_cores, memory_mb
 from oncelog.storage.exceptions import GroupIdNotFoundError
 
 TOPIC: Final = "bench"

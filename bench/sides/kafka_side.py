@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from _kafka_broker import KafkaBroker
-from _sides import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, POLL_RECORDS, TIMEOUT_S
 from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -19,6 +17,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from clusters.kafka_broker import KafkaBroker
+from sides.oncelog_side import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, POLL_RECORDS, TIMEOUT_S
 
 QUEUED_RECORDS_MAX: Final = 10_000_000
 QUEUED_FETCHED_MIN: Final = 1_000_000

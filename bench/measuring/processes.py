@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,14 +34,20 @@ class _Stat(NamedTuple):
     start_ticks: int
 
 
-def spawn(command: Sequence[object], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in its own session, its output appended to ``log``."""
+def spawn(
+    command: Sequence[object], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process in its own session, its output appended to ``log``.
+
+    ``environment`` is ours by default.
+    """
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=environment,
             start_new_session=True,
         )
 

@@ -1,6 +1,6 @@
 """A sample of ``bench/spark.py``: all sides with rows of one size, in one Spark session.
 
-``_spark_sample.py SIZE ROWS ROUNDS DIRECTORY SIDES PART...``; see ``_samples``.
+``samples/spark.py SIZE ROWS ROUNDS DIRECTORY SIDES PART...``; see ``measuring.findings``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from _kafka_broker import jars
-from _samples import take
-from _sides import OncelogSide
-from _spark_parts import BASE, KAFKA, OURS, READ, STREAM, WRITE, name_of
-
+from clusters.kafka_broker import jars
+from figures.spark_parts import BASE, KAFKA, OURS, READ, STREAM, WRITE, name_of
+from measuring.findings import take
 from oncelog import spark_bridge
+from sides.oncelog_side import OncelogSide
 
 HERE: Final = Path(__file__).resolve().parent
 CONNECTOR: Final = "spark-kafka-4.2.0"
@@ -35,10 +34,6 @@ WAIT_S: Final = 600.0
 @contextmanager
 def spark_session(directory: Path, *, has_kafka: bool) -> Iterator[Any]:
     """A session with two cores, which knows every format."""
-    # For its Python workers, which import the sources of this folder.
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(HERE), os.environ.get("PYTHONPATH")))
-    )
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -56,7 +51,7 @@ def spark_session(directory: Path, *, has_kafka: bool) -> Iterator[Any]:
         connector = jars(CONNECTOR, HERE / "spark_kafka.pom.xml")
         builder = builder.config("spark.driver.extraClassPath", f"{connector}/*")
     spark = builder.getOrCreate()
-    from _spark_alone import CountingSink, MemorySource
+    from sides.spark_alone import CountingSink, MemorySource
 
     spark_bridge.register(spark)
     spark.dataSource.register(CountingSink)
@@ -246,7 +241,7 @@ def main() -> None:
     with ExitStack() as stack:
         places[OURS] = OncelogSide(directory / "oncelog", flush="sync")
         if KAFKA in sides:
-            from _kafka_side import KafkaSide
+            from sides.kafka_side import KafkaSide
 
             places[KAFKA] = KafkaSide(directory / "kafka", fsync=False)
         for place in places.values():

@@ -1,4 +1,7 @@
-"""A sample of ``bench/scale.py``: ``_scale_sample.py CASE SIZE DIRECTORY``; see ``_samples``."""
+"""A sample of ``bench/scale.py``: one case.
+
+``samples/scale.py CASE SIZE DIRECTORY``; see ``measuring.findings``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 def main() -> None:
     """Run one case; only those that need a cluster load Ray."""
     case, size, directory = sys.argv[1:]
-    for module in ("_scale_local", "_scale_cluster"):
+    for module in ("cases.scale_local", "cases.scale_cluster"):
         run = getattr(import_module(module), f"run_{case}", None)
         if run is not None:
             run(int(size), Path(directory))

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from _local_cluster import LocalCluster
-from _measure import Report, alternate, ratio, scratch
-
+from clusters.local_cluster import LocalCluster
+from measuring.report import Report, alternate, ratio, scratch
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     EndTxnRequest,

@@ -1,0 +1,4 @@
+"""What is measured: the log, a broker of Kafka, and servers that do nothing to compare with.
+
+``servers`` are processes; ``local_cluster`` is the whole log on one event loop, without Ray.
+"""
