@@ -1,7 +1,12 @@
-"""``./run`` answers a mistake, and a machine that lacks something, with one line."""
+"""``./run`` answers a mistake, and a machine that lacks something, with one line.
+
+And the whole test succeeds when both of its halves do, whichever ends first.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 
@@ -85,3 +90,50 @@ def test_without_arguments_the_commands_are_shown(bare):
     done = start(bare)
     assert done.returncode == 0
     assert "demo" in done.stdout
+
+
+# --- the whole test ---------------------------------------------------------------------------
+
+REAL, COMPUTED = "= 1 of a real cluster =", "= 1 that computes ="
+FAILURES = "=== FAILURES ==="
+
+
+def whole_test(root, tmp_path, *, real_status, computed_status):
+    """What ``run_all_tests`` does with a pytest that only prints and ends as told."""
+    function = re.search(r"^run_all_tests\(\).*?^}$", (root / "run").read_text(), re.M | re.S)
+    failures = f"echo '{FAILURES}'; " if real_status else ""
+    program(
+        tmp_path / "pytest",
+        f"""case "$*" in
+        *"not ray"*) echo "{COMPUTED}"; exit {computed_status} ;;
+        *) {failures}echo "{REAL}"; exit {real_status} ;;
+        esac""",
+    )
+    script = f"set -euo pipefail\n{function.group()}\nrun_all_tests"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    (tmp_path / "left").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": path, "TMPDIR": str(tmp_path / "left")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert not list((tmp_path / "left").iterdir())
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_the_whole_test_succeeds_if_both_halves_do(root, tmp_path):
+    status, lines = whole_test(root, tmp_path, real_status=0, computed_status=0)
+    assert (status, lines) == (0, [REAL, COMPUTED])
+
+
+def test_what_failed_on_a_real_cluster_is_told_at_the_end(root, tmp_path):
+    status, lines = whole_test(root, tmp_path, real_status=1, computed_status=0)
+    assert (status, lines) == (1, [FAILURES, REAL, COMPUTED, FAILURES, REAL])
+
+
+def test_the_whole_test_fails_with_its_half_that_computes(root, tmp_path):
+    status, lines = whole_test(root, tmp_path, real_status=0, computed_status=1)
+    assert (status, lines) == (1, [REAL, COMPUTED])
