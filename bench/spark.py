@@ -2,13 +2,13 @@
 
 ``./run bench spark [--only PART ...] [--sizes BYTES ...] [--megabytes N] [--rounds N] [--beside
 SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch, ``empty`` a
-micro-batch without rows. One Spark session per size, with one executor of two cores; topics have
-two partitions. Each round runs every side in turn, every other round in the opposite order, after a
-round that does not count. ``Spark alone`` is a sink that only counts the Arrow batches it gets, a
-reader that yields such batches from memory as ours does, and for ``empty`` a sink that does
-nothing. oncelog writes transactions, synced; Kafka's sink writes at least once, its broker to the
-page cache, and both have their defaults. The run is appended to ``bench/results/spark.jsonl`` and
-printed as a table.
+micro-batch without rows. Each side has a Spark session of its own, with one executor of two cores;
+topics have two partitions. Each round runs every side in turn, every other round in the opposite
+order, after a round that does not count. ``Spark alone`` is a sink that only counts the Arrow
+batches it gets, a reader that yields such batches from memory as ours does, and for ``empty`` a
+sink that does nothing. oncelog writes transactions, synced; Kafka's sink writes at least once, its
+broker to the page cache, and both have their defaults. The run is appended to
+``bench/results/spark.jsonl`` and printed as a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from pathlib import Path
 from typing import Final
 
 from clusters.kafka_broker import why_not
-from figures.spark_parts import BASE, KAFKA, OURS, PARTS, SIDES, SIZES, shares, titles, wanted_share
+from figures.spark_parts import (
+    BASE,
+    KAFKA,
+    OURS,
+    PARTS,
+    SHARE_OF_BASE,
+    SIDES,
+    SIZES,
+    shares,
+    titles,
+    wanted_share,
+)
 from measuring.findings import Findings
 from measuring.report import Report, save
 
@@ -34,7 +45,7 @@ TIMEOUT_S: Final = 3_600.0
 def report_shares(findings: Findings, report: Report) -> None:
     """Note how our speed compares, and whether it is what it should be."""
     for name, share in shares(findings.values, BASE).items():
-        report.figure(f"{name}, share of {BASE}", share, f"{share:.2f}")
+        report.target(f"{name}, share of {BASE}", share, SHARE_OF_BASE)
     for name, share in shares(findings.values, KAFKA).items():
         wanted = wanted_share(name)
         if wanted is None:

@@ -21,6 +21,9 @@ EMPTY: Final = "empty"
 PARTS: Final = (WRITE, STREAM, READ, EMPTY)
 """``BASE`` counts the batches of a write, yields those of a read from memory, or has no sink."""
 
+SHARE_OF_BASE: Final = 0.7
+"""Our speed beside ``BASE``, at least."""
+
 FASTER_THAN_KAFKA: Final = {WRITE: 1.5, READ: 1.0}
 """By how much at least."""
 
