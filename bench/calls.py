@@ -55,8 +55,8 @@ async def _measure(report: Report) -> None:
         await asyncio.gather(*(calls(transport, PER_CALLER) for _ in range(TOGETHER)))
         return TOGETHER * PER_CALLER / (time.perf_counter() - started)
 
-    for way in ways.values():
-        await calls(way, ONE_BY_ONE)
+    for transport in ways.values():
+        await calls(transport, ONE_BY_ONE)
     taken: dict[str, list[float]] = {way: [] for way in ways}
     rates: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(report.rounds):

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -100,7 +101,7 @@ def aiokafka_encode(records: list[RecordInput]) -> bytearray:
     """One batch by aiokafka's builder."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
     for index, (key, value, timestamp_ms, headers) in enumerate(records):
-        builder.append(index, timestamp_ms, key, value, headers)
+        builder.append(index, timestamp_ms, key, value, headers)  # type: ignore[arg-type]
     return builder.build()
 
 
@@ -117,7 +118,7 @@ def aiokafka_fetch(fetched: bytes) -> list[Any]:
     opened = MemoryRecords(fetched)
     records: list[Any] = []
     while opened.has_next():
-        batch = opened.next_batch()
+        batch: Any = opened.next_batch()
         if not batch.validate_crc():
             raise ValueError("bad CRC")
         records.extend(batch)
@@ -214,6 +215,7 @@ def header_cases(backend: str) -> Iterator[Case]:
         "timestamps_ms": pa.array([record[2] for record in records], pa.int64()),
         "headers": pa.array(rows, header_column_type()),
     }
+    ours: Callable[[], object]
     for name, ours in (
         ("encode columns", lambda: encode_columns(**columns)),
         ("encode a list", lambda: encode_records(records)),
@@ -240,8 +242,8 @@ def fetch_cases(backend: str) -> Iterator[Case]:
             f"fetch of {batches} x {count}",
             backend,
             batches * count,
-            lambda fetched=fetched: decode_columns([fetched]),
-            lambda fetched=fetched: aiokafka_fetch(fetched),
+            partial(decode_columns, [fetched]),
+            partial(aiokafka_fetch, fetched),
             wanted.get(batches),
         )
 
@@ -273,14 +275,15 @@ def check_same(ours: bytes, theirs: bytes | bytearray) -> None:
 @contextmanager
 def using(backend: str) -> Iterator[None]:
     """Make ``records.codec`` use one of its backends, with the checksum that goes with it."""
-    kernel, crc = record_codec.record_kernel, checksum.crc32c
+    codec: Any = record_codec  # which takes its kernel from another module
+    kernel, crc = codec.record_kernel, checksum.crc32c
     if backend == "python":
-        record_codec.record_kernel = None  # type: ignore[assignment]
+        codec.record_kernel = None
         checksum.crc32c = crc32c.crc32c  # type: ignore[misc]
     try:
         yield
     finally:
-        record_codec.record_kernel = kernel
+        codec.record_kernel = kernel
         checksum.crc32c = crc  # type: ignore[misc]
 
 

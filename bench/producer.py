@@ -66,7 +66,7 @@ class MemoryCluster:
         self._ends: dict[TopicPartition, int] = {}
         self._producer_id = 0
 
-    async def call(self, _actor: str, request: Any, **_: Any) -> Any:
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:  # noqa: ARG002
         """Answer as a leader, a coordinator or the controller would."""
         await asyncio.sleep(0)
         if isinstance(request, ProduceRequest):

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,8 +130,8 @@ def main() -> int:
         ):
             one, three = alternate(
                 options.rounds,
-                lambda measure=measure: measure(cluster, 1),
-                lambda measure=measure: measure(cluster, 3),
+                partial(measure, cluster, 1),
+                partial(measure, cluster, 3),
             )
             medians = [scale * statistics.median(found) for found in (one, three)]
             for factor, median in zip(FACTORS, medians, strict=True):

@@ -34,11 +34,12 @@ def run_growth(report: Report, root: Path, transactions: int) -> None:
     """Cost per transaction after many of them and beside idle ids, in this process."""
     from cases.transaction_growth import bench_idle_ids, bench_shells, bench_transactions_done
 
-    for name, run in (
+    parts: tuple[tuple[str, Callable[[], object]], ...] = (
         ("done", lambda: bench_transactions_done(report, transactions)),
         ("idle ids", lambda: bench_idle_ids(report)),
         ("servers", lambda: bench_shells(report, root)),
-    ):
+    )
+    for name, run in parts:
         print(f"growth, {name}", flush=True)
         run()
 

@@ -7,6 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +89,7 @@ def run_groups(count: int, _directory: Path) -> None:
     small = GroupMachine(GroupSettings())
     for name, groups, of in (("alone", 1, small), ("crowded", count, machine)):
         _commit_all(of, groups)
-        taken = seconds(lambda of=of: [_commit(of, "group-0", n) for n in range(COMMITS)])
+        taken = seconds(partial(_commit_to_one, of))
         tell(f"groups: commit {name}, us", 1e6 * taken / COMMITS)
     scan = median_us(lambda: machine.expired(TIMESTAMP_MS, ()))
     tell("groups: scan for unused ones, us", scan)
@@ -97,6 +98,11 @@ def run_groups(count: int, _directory: Path) -> None:
 def _commit_all(machine: GroupMachine, count: int) -> None:
     for number in range(count):
         _commit(machine, f"group-{number}", number)
+
+
+def _commit_to_one(machine: GroupMachine) -> None:
+    for number in range(COMMITS):
+        _commit(machine, "group-0", number)
 
 
 def _commit(machine: GroupMachine, group_id: str, offset: int) -> None:
@@ -131,7 +137,7 @@ def run_aborted(count: int, directory: Path) -> None:
     tell("aborted: loaded, s", seconds(loaded.load))
     tell("aborted: memory, MB", memory_mb() - before)
     for name, offset in (("first", 0), ("middle", count), ("last", 2 * count - 2)):
-        cost = median_us(lambda offset=offset: _aborted_at(loaded, offset))
+        cost = median_us(partial(_aborted_at, loaded, offset))
         tell(f"aborted: looked up, {name}, us", cost)
     loaded.close()
 
@@ -166,7 +172,7 @@ def run_sparse(gibibytes: int, directory: Path) -> None:
     tell("sparse: memory, MB", memory_mb() - before)
     end = log.log_end_offset
     for name, offset in (("first", 0), ("middle", end // 2), ("last", end - 1)):
-        tell(f"sparse: {name} fetch, us", 1e6 * seconds(lambda offset=offset: _fetch(log, offset)))
+        tell(f"sparse: {name} fetch, us", 1e6 * seconds(partial(_fetch, log, offset)))
     searched = seconds(lambda: log.offset_for_timestamp(TIMESTAMP_MS + 1, end))
     tell("sparse: time searched, ms", 1e3 * searched)
     tell("sparse: end read, MB/s", _read_mb_per_s(log))

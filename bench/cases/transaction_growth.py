@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +110,7 @@ def bench_transactions_done(report: Report, transactions: int) -> None:
             old.transact(step)
         young = MachineSide(0)
         young.transact(probe)
-        aged, fresh = alternate(5, lambda: old.transact(probe), lambda y=young: y.transact(probe))
+        aged, fresh = alternate(5, partial(old.transact, probe), partial(young.transact, probe))
         growths.append(ratio(aged, fresh))
         cost_us = 1e6 * statistics.median(aged) / probe
     report.figure("machine_us", cost_us, f"{cost_us:8.1f} us per transaction, no log, no calls")

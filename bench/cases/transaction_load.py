@@ -49,7 +49,7 @@ class Empty:
 
 def empty_actor() -> Any:
     """A started ``Empty``."""
-    actor = ray.remote(num_cpus=0)(Empty).remote()
+    actor: Any = ray.remote(num_cpus=0)(Empty).remote()
     ray.get(actor.nothing.remote())
     return actor
 
@@ -95,7 +95,7 @@ def answered_calls() -> int:
     """Calls that all actors of the cluster have answered so far."""
     found = ray.util.list_named_actors(all_namespaces=True)
     handles = [ray.get_actor(a["name"], NAMESPACE) for a in found if a["namespace"] == NAMESPACE]
-    healths = ray.get([handle.health.remote() for handle in handles])
+    healths: list[Any] = ray.get([handle.health.remote() for handle in handles])
     return sum(health.answered_calls for health in healths)
 
 

@@ -57,7 +57,7 @@ def oncelog_side(directory: Path) -> Iterator[tuple[Callable[..., None], Callabl
 @contextmanager
 def kafka_side(directory: Path) -> Iterator[tuple[Callable[..., None], Callable[..., Any]]]:
     """The same with a broker beside it."""
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     from clusters.kafka_broker import KafkaBroker
 

@@ -16,7 +16,7 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from clusters.kafka_broker import KafkaBroker
 from sides.oncelog_side import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, POLL_RECORDS, TIMEOUT_S
@@ -31,7 +31,7 @@ class KafkaSide:
 
     def __init__(self, directory: Path, *, fsync: bool) -> None:
         self._broker = KafkaBroker(directory, fsync=fsync)
-        self._common = {
+        self._common: dict[str, str | int | float | bool] = {
             "bootstrap.servers": f"127.0.0.1:{self._broker.port}",
             "reconnect.backoff.ms": 10,
             "reconnect.backoff.max.ms": 100,
