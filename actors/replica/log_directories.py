@@ -193,8 +193,9 @@ class LogDirectories:
         self._own, *self._others = data_directories(config.data_dir)
         self._name = config.directory_name
         self._assignment_file = self._own / ASSIGNED_DIRECTORY / self._name
+        self._has_placed = False
         self._placed: Assignment | None = None
-        """What ``place`` decided, if that is a further directory."""
+        """What ``place`` decided; ``None`` is the own directory."""
 
     def are_several(self, own: DirectoryIdentity) -> bool:
         """Whether the replica may be elsewhere than in the own directory.
@@ -229,7 +230,7 @@ class LogDirectories:
             chosen = emptiest({one: sum(map(_is_replica, held)) for one, held in names.items()})
         wanted = Assignment(directory_id=chosen, topic_id=topic_id)
         self._assign(wanted, assigned)
-        self._placed = None if chosen == OWN else wanted
+        self._has_placed, self._placed = True, None if chosen == OWN else wanted
         return paths[chosen] / self._name
 
     @property
@@ -243,8 +244,9 @@ class LogDirectories:
         True, and the replica's directory locked: it stays so until this one forgets it, as others
         forget theirs before they let the directory go.
         """
-        placed = self._placed
-        return placed is None or placed == read_assignment(self._filesystem, self._assignment_file)
+        if not self._has_placed:
+            return True
+        return self._placed == read_assignment(self._filesystem, self._assignment_file)
 
     def forget(self) -> None:
         """The replica's files were removed for good, durably; ``lock`` and its directory are held.

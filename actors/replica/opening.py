@@ -202,9 +202,10 @@ class ReplicaDirectory:
             except FileNotFoundError as error:
                 raise DirectoryRemovedError(*error.args, str(self._path)) from error
         if self._lock is not None and not self._directories.is_as_placed():
-            # It was removed, and forgotten, before it was made here: nothing says that we are here.
+            # Before it was made here it was forgotten, or a successor was sent elsewhere: nothing
+            # says that we are here.
             self.release()
-            raise DirectoryRemovedError(errno.ENOENT, "it was removed", str(self._path))
+            raise DirectoryRemovedError(errno.ENOENT, "no longer assigned", str(self._path))
 
     def release(self) -> None:
         """Let the directory go; also what the end of the process does."""
@@ -341,8 +342,8 @@ class ReplicaDirectory:
         """Let nothing say any more that the replica is here, durably; its files are removed.
 
         After them, as a further directory is not to be had at times: what is in it must be known
-        without it. Before the directory, as its lock tells a successor that what says where *that*
-        is stays. OSError, CorruptDataError.
+        without it. Before the directory, as a successor that has locked it relies on what it was
+        assigned. OSError, CorruptDataError.
         """
         if self._lock is not None and self._directories.is_in_further:
             await self._decide_alone(self._directories.forget, is_wanted=lambda: True)

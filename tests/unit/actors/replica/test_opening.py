@@ -183,8 +183,7 @@ def test_a_log_that_was_in_sync_is_missing_once_it_is_removed_while_it_is_waited
         starting = asyncio.ensure_future(harness.start())
         await until(lambda: harness.replica is not old)
         await old.stop(remove_data=True)
-        async with asyncio.timeout(10):
-            await until(lambda: harness.replica.failure is not None)
+        await asyncio.wait_for(until(lambda: harness.replica.failure is not None), 10)
         assert "the log is missing" in str(harness.replica.failure)
         assert not (harness.directory / "flights-0").exists()
         await harness.replica.stop()

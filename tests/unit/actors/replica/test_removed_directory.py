@@ -18,6 +18,7 @@ from oncelog.actors.replica.data_directory import prepare
 from oncelog.actors.replica.log_directories import (
     ASSIGNED_DIRECTORY,
     ASSIGNING_LOCK_FILE,
+    encode_assignment,
     join_further,
     read_assignment,
 )
@@ -198,13 +199,44 @@ def test_a_replica_that_is_back_in_a_directory_that_was_forgotten_is_assigned_it
         await two_disks.start()
         zombie = two_disks.replica.directory
         await two_disks.replica.stop()
+        shutil.rmtree(zombie.path)
+        zombie.path.mkdir()
         two_disks.led_topics.clear()
         two_disks.filesystem = late = LateFileSystem(two_disks.further[0] / "flights-0")
-        # What the zombie does in step 3; its lock is held until then.
+        # Step 3.
         late.before_making = lambda: (zombie._directories.forget(), shutil.rmtree(zombie.path))
         await asyncio.wait_for(two_disks.start(), WITHIN_S)
         assert late.before_making is None
         assert assigned(two_disks) == Assignment(directory_id=FURTHER_ID, topic_id=OLD)
+        await check_leads(two_disks)
+        await two_disks.replica.stop()
+
+    asyncio.run(body())
+
+
+def test_a_replica_that_is_late_in_the_own_directory_follows_its_successor_to_another(
+    two_disks: Any,
+) -> None:
+    """1. A replica is to begin in the own directory. 2. Before it makes anything there its
+    successor is assigned the other one. 3. It goes on.
+    """
+    for name in ("others-0", "others-1"):
+        (two_disks.directory / name).rmdir()
+        (two_disks.further[0] / name).mkdir()
+    successors = Assignment(directory_id=FURTHER_ID, topic_id=OLD)
+    file = two_disks.directory / ASSIGNED_DIRECTORY / "flights-0"
+
+    def assign() -> None:
+        DISK.make_directory(file.parent)
+        DISK.write_atomically(file, encode_assignment(successors))
+
+    async def body() -> None:
+        two_disks.filesystem = late = LateFileSystem(two_disks.directory / "flights-0")
+        late.before_making = assign
+        await asyncio.wait_for(two_disks.start(), WITHIN_S)
+        assert late.before_making is None
+        assert two_disks.replica.directory.path.parent == two_disks.further[0]
+        assert assigned(two_disks) == successors
         await check_leads(two_disks)
         await two_disks.replica.stop()
 
@@ -217,9 +249,7 @@ def test_a_removal_waits_for_its_turn_to_forget(two_disks: Any) -> None:
         directory = two_disks.replica.directory.path
         another = DISK.lock(two_disks.directory / ASSIGNING_LOCK_FILE)
         stopping = asyncio.create_task(two_disks.replica.stop(remove_data=True))
-        async with asyncio.timeout(WITHIN_S):
-            while DISK.list_directory(directory) != [".lock"]:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await asyncio.wait_for(until_emptied(directory), WITHIN_S)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not stopping.done()
@@ -274,6 +304,11 @@ def test_a_process_that_dies_in_its_removal_leaves_what_the_next_one_begins_with
         await two_disks.replica.stop()
 
     asyncio.run(body())
+
+
+async def until_emptied(directory: Path) -> None:
+    while DISK.list_directory(directory) != [".lock"]:  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 async def check_is_ours(harness: Any, directory: Path) -> None:
