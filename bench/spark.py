@@ -4,10 +4,10 @@
 SIDE ...]``. Parts: ``write`` a batch, ``stream-write`` micro-batches, ``read`` a batch, ``empty`` a
 micro-batch without rows. Each side has a Spark session of its own, with one executor of two cores;
 topics have two partitions. Each round runs every side in turn, every other round in the opposite
-order, after a round that does not count. ``Spark alone`` is a sink that only counts the Arrow
-batches it gets, a reader that yields such batches from memory as ours does, and for ``empty`` a
-sink that does nothing. oncelog writes transactions, synced; Kafka's sink writes at least once, its
-broker to the page cache, and both have their defaults. The run is appended to
+order, after three that do not count. With Kafka it needs 16 GiB. ``Spark alone`` is a sink that
+only counts the Arrow batches it gets, a reader that yields such batches from memory as ours does,
+and for ``empty`` a sink that does nothing. oncelog writes transactions, synced; Kafka's sink writes
+at least once, its broker to the page cache, and both have their defaults. The run is appended to
 ``bench/results/spark.jsonl`` and printed as a table.
 """
 

@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from figures.spark_parts import BASE, KAFKA, OURS, READ, STREAM, WRITE, name_of
 from measuring.findings import take
-from sides.oncelog_side import OncelogSide
-from sides.spark_side import PARTITIONS, Rows, SparkSide
+from sides.spark_side import PARTITIONS, SparkSide, Work, Workload
+
+Method: TypeAlias = "Callable[[Work, str], float]"
+
+WARM_UPS: Final = 3
+"""Rounds that do not count: Java compiles what it has run for a while."""
 
 
 class Sides:
@@ -33,15 +37,17 @@ class Sides:
         name, cluster = f"bench-{next(self._numbers)}", self._clusters.get(side)
         if cluster is not None:
             cluster.create_topic(name, PARTITIONS)
-        yield name
-        if cluster is not None:
-            cluster.delete_topic(name)
+        try:
+            yield name
+        finally:
+            if cluster is not None:
+                cluster.delete_topic(name)
 
-    def call(self, method: str, topics: Mapping[str, str], side: str) -> float:
+    def call(self, method: Method, topics: Mapping[str, str], side: str) -> float:
         """Seconds of a method of the side's ``Work``, on its topic."""
         return self._sessions[side].call(method, topics[side])
 
-    def call_anew(self, method: str, side: str) -> float:
+    def call_anew(self, method: Method, side: str) -> float:
         """The same, on a topic of its own."""
         with self.topic(side) as topic:
             return self.call(method, {side: topic}, side)
@@ -56,7 +62,7 @@ def take_rounds(
         taken = seconds(side)
         return amount / taken if amount else 1e3 * taken
 
-    for side in sides:
+    for side in WARM_UPS * sides:
         seconds(side)
     for number in range(rounds):
         for side in sides[:: -1 if number % 2 else 1]:
@@ -69,27 +75,30 @@ def run(
     """All rounds of one part."""
     name, amount = name_of(part, size), rows / 1e3
     if part == WRITE:
-        take_rounds(name, sides, rounds, partial(all_sides.call_anew, "write_s"), amount)
+        take_rounds(name, sides, rounds, partial(all_sides.call_anew, Work.write_s), amount)
     elif part == STREAM:
-        take_rounds(name, sides, rounds, partial(all_sides.call_anew, "stream_write_s"), amount)
+        take_rounds(name, sides, rounds, partial(all_sides.call_anew, Work.stream_write_s), amount)
     elif part == READ:
         with ExitStack() as stack:
             topics = {side: stack.enter_context(all_sides.topic(side)) for side in sides}
             for side in [side for side in sides if side != BASE]:
-                all_sides.call("write_s", topics, side)
-            take_rounds(name, sides, rounds, partial(all_sides.call, "read_s", topics), amount)
+                all_sides.call(Work.write_s, topics, side)
+            take_rounds(name, sides, rounds, partial(all_sides.call, Work.read_s, topics), amount)
     else:
         sides = [side for side in sides if side != KAFKA]
         with all_sides.topic(OURS) as full:
             topics = dict.fromkeys(sides, full)
-            all_sides.call("fill_for_empty", topics, OURS)
-            take_rounds(name, sides, rounds, partial(all_sides.call, "empty_s", topics), 0)
+            all_sides.call(Work.fill_for_empty_s, topics, OURS)
+            take_rounds(name, sides, rounds, partial(all_sides.call, Work.empty_s, topics), 0)
 
 
 def main() -> None:
     """Take the figures of one size."""
     size, rows, rounds = map(int, sys.argv[1:4])
     directory, sides = Path(sys.argv[4]), sys.argv[5].split(",")
+    # Here, so that the sessions' processes, which import this module, do not load it.
+    from sides.oncelog_side import OncelogSide
+
     clusters: dict[str, Any] = {OURS: OncelogSide(directory / "oncelog", flush="sync")}
     if KAFKA in sides:
         from sides.kafka_side import KafkaSide
@@ -103,10 +112,11 @@ def main() -> None:
         for number, side in enumerate(sides):
             address = clusters[side].address if side in clusters else None
             own = directory / f"session-{number}"
-            sessions[side] = SparkSide(Rows(side, address, size, rows, own))
+            sessions[side] = SparkSide(Workload(side, address, size, rows, own))
             stack.callback(sessions[side].stop)
+        all_sides = Sides(sessions, clusters)
         for part in sys.argv[6:]:
-            run(Sides(sessions, clusters), part, sides, rounds, size=size, rows=rows)
+            run(all_sides, part, sides, rounds, size=size, rows=rows)
 
 
 if __name__ == "__main__":

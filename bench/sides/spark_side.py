@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,34 +33,33 @@ WAIT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What is measured: so many rows of so many bytes, on a side whose cluster is at ``address``.
+class Workload:
+    """So many rows of so many bytes, on a side whose cluster is at ``address``, ``None`` without.
 
     ``directory`` is for Spark's own files.
     """
 
     side: str
     address: str | None
-    size: int
-    count: int
+    row_bytes: int
+    row_count: int
     directory: Path
 
 
 class SparkSide:
-    """The process of one side; each method of ``Work`` is one of its own, and waits."""
+    """The process of one side: runs the methods of ``Work`` there, and waits for them."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, workload: Workload) -> None:
         self._pool = ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_open, initargs=(rows,)
+            1, multiprocessing.get_context("spawn"), initializer=_open, initargs=(workload,)
         )
 
-    def call(self, method: str, *arguments: str) -> float:
-        """Call a method of its ``Work``: a figure in seconds, or 0."""
-        return self._pool.submit(_call, method, *arguments).result() or 0.0
+    def call(self, method: Callable[[Work, str], float], topic: str) -> float:
+        """Call a method of its ``Work``. RuntimeError with what Spark said."""
+        return self._pool.submit(_call, method, topic).result()
 
     def stop(self) -> None:
-        """End its session and its process."""
-        self.call("stop")
+        """End its process, and with it the session and its Java."""
         self._pool.shutdown()
 
 
@@ -67,39 +67,40 @@ _work: Work | None = None
 """Of this process, once it is a side's."""
 
 
-def _open(rows: Rows) -> None:
+def _open(workload: Workload) -> None:
     global _work
-    _work = Work(rows)
+    _work = Work(workload)
 
 
-def _call(method: str, *arguments: str) -> float | None:
-    return getattr(_work, method)(*arguments)  # type: ignore[no-any-return]
+def _call(method: Callable[[Work, str], float], topic: str) -> float:
+    assert _work is not None
+    try:
+        return method(_work, topic)
+    except Exception as error:
+        # Those of Spark hold objects of Java, which do not leave their process.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 class Work:
     """The figures of one side, taken in this process."""
 
-    def __init__(self, rows: Rows) -> None:
-        rows.directory.mkdir(parents=True)
-        self._rows = rows
-        self._spark = _session(rows)
+    def __init__(self, workload: Workload) -> None:
+        workload.directory.mkdir(parents=True)
+        self._workload = workload
+        self._spark = _session(workload)
         self._options: dict[str, str] = {}
-        if rows.address is not None:
-            name = "kafka.bootstrap.servers" if rows.side == KAFKA else "address"
-            self._options[name] = rows.address
-        self._sink = {OURS: "oncelog", KAFKA: "kafka", BASE: "counting"}[rows.side]
+        if workload.address is not None:
+            name = "kafka.bootstrap.servers" if workload.side == KAFKA else "address"
+            self._options[name] = workload.address
+        self._format = {OURS: "oncelog", KAFKA: "kafka", BASE: "counting"}[workload.side]
         self._checkpoints = 0
         self._frame: Any = None
-
-    def stop(self) -> None:
-        """End the session."""
-        self._spark.stop()
 
     # --- batches ------------------------------------------------------------------------------
 
     def write_s(self, topic: str) -> float:
         """Seconds of a batch write, with its commit."""
-        writer = self._rows_to_write().write.format(self._sink)
+        writer = self._rows_to_write().write.format(self._format)
         writer = writer.options(topic=topic, **self._options).mode("append")
         started = time.perf_counter()
         writer.save()
@@ -108,19 +109,19 @@ class Work:
     def _rows_to_write(self) -> Any:
         """The rows of a write, made before and held in Java's memory."""
         if self._frame is None:
-            frame = self._spark.range(0, self._rows.count, 1, PARTITIONS)
-            value = f"LPAD(CAST(id AS STRING), {self._rows.size}, '0') AS value"
+            frame = self._spark.range(0, self._workload.row_count, 1, PARTITIONS)
+            value = f"LPAD(CAST(id AS STRING), {self._workload.row_bytes}, '0') AS value"
             self._frame = frame.selectExpr(value).cache()
             self._frame.count()
         return self._frame
 
     def read_s(self, topic: str) -> float:
         """Seconds to read every column of all rows into Java and leave them there."""
-        if self._rows.side == BASE:
+        if self._workload.side == BASE:
             reader = self._spark.read.format("memory_batches")
-            reader = reader.options(rows=self._rows.count, size=self._rows.size)
+            reader = reader.options(rows=self._workload.row_count, size=self._workload.row_bytes)
         else:
-            reader = self._spark.read.format(self._sink)
+            reader = self._spark.read.format(self._format)
             reader = reader.options(subscribe=topic, **self._options)
         started = time.perf_counter()
         reader.load().write.format("noop").mode("overwrite").save()
@@ -131,19 +132,21 @@ class Work:
     def stream_write_s(self, topic: str) -> float:
         """Seconds for all rows in micro-batches, by the median of these as Spark tells them."""
         source = self._spark.readStream.format("rate-micro-batch")
-        count = self._rows.count // BATCHES
+        count = self._workload.row_count // BATCHES
         rows = source.options(rowsPerBatch=count, numPartitions=PARTITIONS).load()
-        value = f"LPAD(CAST(value AS STRING), {self._rows.size}, '0') AS value"
-        sink = rows.selectExpr(value).writeStream.format(self._sink)
+        value = f"LPAD(CAST(value AS STRING), {self._workload.row_bytes}, '0') AS value"
+        sink = rows.selectExpr(value).writeStream.format(self._format)
         sink = sink.options(topic=topic, **self._options)
         return BATCHES * self._batch_s(sink, BATCHES)
 
-    def fill_for_empty(self, topic: str) -> None:
-        """Give a topic an offset for each of many micro-batches."""
+    def fill_for_empty_s(self, topic: str) -> float:
+        """Seconds to give a topic an offset for each of many micro-batches."""
         frame = self._spark.range(0, 100 * EMPTY_BATCHES, 1, 1)
         frame = frame.selectExpr("'v' AS value", f"CAST(id % {PARTITIONS} AS INT) AS partition")
         writer = frame.write.format("oncelog").options(topic=topic, **self._options)
+        started = time.perf_counter()
         writer.mode("append").save()
+        return time.perf_counter() - started
 
     def empty_s(self, full: str) -> float:
         """Seconds of a micro-batch whose rows are all filtered away, as Spark tells them.
@@ -151,7 +154,7 @@ class Work:
         Ours takes a few offsets from the topic ``full``; Spark's own makes as many rows itself, and
         its sink does nothing.
         """
-        if self._rows.side == OURS:
+        if self._workload.side == OURS:
             source = self._spark.readStream.format("oncelog").options(**self._options)
             source = source.options(subscribe=full, startingOffsets="earliest")
             rows = source.option("maxOffsetsPerTrigger", PARTITIONS).load()
@@ -167,7 +170,7 @@ class Work:
     def _batch_s(self, sink: Any, wanted: int) -> float:
         """The median of the first micro-batches of a query but for the first one."""
         self._checkpoints += 1
-        checkpoint = self._rows.directory / f"checkpoint-{self._checkpoints}"
+        checkpoint = self._workload.directory / f"checkpoint-{self._checkpoints}"
         query = sink.option("checkpointLocation", str(checkpoint)).start()
         deadline = time.perf_counter() + WAIT_S
         try:
@@ -187,7 +190,7 @@ def _durations_ms(query: Any) -> list[float]:
     return [each["triggerExecution"] for each in told if "addBatch" in each]
 
 
-def _session(rows: Rows) -> Any:
+def _session(workload: Workload) -> Any:
     """A session with two cores, which knows the formats of its side."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
@@ -200,16 +203,16 @@ def _session(rows: Rows) -> Any:
         .config("spark.driver.memory", "4g")
         .config("spark.sql.shuffle.partitions", PARTITIONS)
         .config("spark.sql.streaming.numRecentProgressUpdates", 1_000)
-        .config("spark.local.dir", str(rows.directory / "spark"))
+        .config("spark.local.dir", str(workload.directory / "spark"))
     )
-    if rows.side == KAFKA:
+    if workload.side == KAFKA:
         builder = builder.config("spark.driver.extraClassPath", f"{jars(CONNECTOR, POM)}/*")
     spark = builder.getOrCreate()
-    if rows.side == OURS:
+    if workload.side == OURS:
         from oncelog import spark_bridge
 
         spark_bridge.register(spark)
-    elif rows.side == BASE:
+    elif workload.side == BASE:
         from sides.spark_alone import CountingSink, MemorySource
 
         spark.dataSource.register(CountingSink)

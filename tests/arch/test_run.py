@@ -1,6 +1,6 @@
 """``./run`` answers a mistake, and a machine that lacks something, with one line.
 
-And the whole test succeeds when both of its halves do, whichever ends first.
+And the whole test succeeds when both of its halves do.
 """
 
 from __future__ import annotations
