@@ -161,4 +161,9 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a zombie obeyed the second copy of a shutdown and removed the directory that the replica "
         "of the next topic of that name waited for, which then was offline",
     ),
+    (
+        2373591670,
+        {"brokers": 3, "replication_factor": 3},
+        "the simulator struck the disk of an actor that had never started, as its node was down",
+    ),
 ]

@@ -224,7 +224,8 @@ class Nemesis:
     # --- strikes ------------------------------------------------------------------------------
 
     def _actor(self) -> str:
-        return self._random.choice(sorted(self._world.actor_names()))
+        """One that has a disk: the node of one that is new may be down."""
+        return self._random.choice(sorted(self._world.lived_actors()))
 
     def _client(self) -> str | None:
         clients = [

@@ -245,6 +245,10 @@ class World(Faults, Nodes, Controllers, Readiness):
         """Every actor that there is, dead ones that are to be restarted included."""
         return list(self._configs)
 
+    def lived_actors(self) -> list[str]:
+        """Those of them that have started at least once, and so have a disk."""
+        return [name for name in self._configs if self._incarnations[name]]
+
     def start_actor(self, name: str, config: ActorConfig) -> None:
         """Start an actor; does nothing if it runs or is about to be restarted."""
         if name not in self._configs:
