@@ -32,8 +32,22 @@ hypothesis.settings.register_profile("ci", max_examples=200, deadline=None, prin
 hypothesis.settings.load_profile("fast")
 
 
+HANG_LIMIT_S = 300
+HANG_LIMIT_SLOW_S = 1_500
+"""How long a test may run before it counts as one that never ends: ten times what the slowest takes
+beside other work. It judges no speed; it turns an endless loop into a failure with a traceback."""
+
+
 class RefusedError(AssertionError):
     """A test without the mark ``ray`` or ``spark`` reached for the real world."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """End a test that never ends, unless it names a limit of its own."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            is_slow = any(item.get_closest_marker(mark) for mark in (*REAL_MARKS, "slow"))
+            item.add_marker(pytest.mark.timeout(HANG_LIMIT_SLOW_S if is_slow else HANG_LIMIT_S))
 
 
 def pytest_collection_finish() -> None:
