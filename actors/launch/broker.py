@@ -12,6 +12,8 @@ import asyncio
 import logging
 from typing import Final
 
+from msgspec import structs
+
 from oncelog.actors.config import BrokerConfig, own_directory
 from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
@@ -25,7 +27,12 @@ from oncelog.actors.protocol.messages.brokers import (
     PingRequest,
     RegisterBrokerRequest,
 )
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.quorum import (
+    DescribeVoterReply,
+    DescribeVoterRequest,
+    VoteReply,
+    VoteRequest,
+)
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.data_directory import DirectoryIdentity, join
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
@@ -83,6 +90,11 @@ class Broker:
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Vote for a controller, or not."""
         return await self.voter.vote(request)
+
+    async def describe_voter(self, request: DescribeVoterRequest) -> DescribeVoterReply:  # noqa: ARG002
+        """Tell what this broker knows of the controller's voters."""
+        known = self.voter.described()
+        return structs.replace(known, problem=self.problem or known.problem)
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """Take what the controller pushes of its log."""

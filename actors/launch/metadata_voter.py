@@ -17,7 +17,7 @@ from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.quorum import may_stand
-from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
+from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
@@ -99,6 +99,19 @@ class MetadataVoter:
     def heard(self) -> None:
         """The controller lives."""
         self._heard_ms = loop_ms()
+
+    def described(self) -> DescribeVoterReply:
+        """What the copy knows, if there is one that can be read."""
+        copy, own = self._copy, self._config.broker_id
+        if copy is None or not copy.is_following:
+            problem = "" if copy is None else copy.failure or copy.waits_for
+            return DescribeVoterReply(broker_id=own, problem=problem)
+        return DescribeVoterReply(
+            broker_id=own,
+            voters=copy.voters(),
+            leader_epoch=copy.state.epoch,
+            log_end_offset=copy.position().end_offset,
+        )
 
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Vote for a candidate, if there is a copy to tell by."""

@@ -23,6 +23,9 @@ DEBUG_VARIABLE: Final = "ONCELOG_DEBUG"
 
 STATUS_ERROR: Final = 1
 STATUS_USAGE: Final = 2
+STATUS_NOT_SERVED: Final = 3
+"""Of ``oncelog status``: something is not served, as service managers say of what is stopped."""
+
 STATUS_INTERRUPTED: Final = 130
 """What shells use for a program that SIGINT ended."""
 

@@ -1,26 +1,32 @@
-"""``oncelog status``: what every actor of the log reports."""
+"""``oncelog status``: asks every actor of the log, and shows what they report."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from oncelog.actors.config import data_directories
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, NAMESPACE, Transport
+from oncelog.actors.interfaces import BROKER_ACTORS, CONTROLLER_ACTOR, NAMESPACE, Transport
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
-    MetadataReply,
     MetadataRequest,
-    PartitionMetadata,
     VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
+from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, DescribeVoterRequest
+from oncelog.api.cli.conditions import ActorStatus, ClusterStatus, Finding
 from oncelog.api.cli.connect import find, quiet_libraries
-from oncelog.api.cli.output import STATUS_ERROR, CliError, report, say, size_text, table
+from oncelog.api.cli.output import (
+    STATUS_ERROR,
+    STATUS_NOT_SERVED,
+    CliError,
+    report,
+    say,
+    size_text,
+    table,
+)
 from oncelog.api.session import connection
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC, TopicPartition
@@ -42,123 +48,59 @@ _HEADINGS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorStatus:
-    """One actor, the partition it holds, and its answer."""
+class StatusError(CliError):
+    """The cluster is not all well; its exit status tells whether everything is served."""
 
-    name: str
-    topic_partition: TopicPartition
-    reply: DescribeReplicaReply
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether it answers, and leads its partition or follows whoever does."""
-        has_role = self.reply.is_leader or self.reply.is_following
-        return self.reply.error is ErrorCode.NONE and has_role
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether some of its records are known to be unreadable."""
-        return self.reply.damaged_place_count > 0
-
-    @property
-    def state(self) -> str:
-        """``serving``, with what is damaged or its start has cut, or why it does not serve."""
-        if self.is_serving and self.is_damaged:
-            more = self.reply.damaged_place_count - 1
-            places = f" and {more} more" if more else ""
-            return f"serving, but damaged at offset {self.reply.damaged_offset}{places}"
-        if self.is_serving and self.reply.cut_offset >= 0:
-            return f"serving; cut {self.reply.cut_bytes} bytes at offset {self.reply.cut_offset}"
-        if self.is_serving:
-            return "serving" if self.reply.is_leader else "following"
-        if self.reply.error is ErrorCode.NETWORK_EXCEPTION:
-            return "gone or restarting"
-        if self.reply.error is ErrorCode.REQUEST_TIMED_OUT:
-            return "does not answer"
-        reason = self.reply.detail or self.reply.error.name
-        return "starting" if self.reply.error is ErrorCode.NONE else f"offline: {reason}"
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding), finding.condition.advice)
+        self.status = STATUS_ERROR if finding.condition.is_served else STATUS_NOT_SERVED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
-    """The whole cluster at one moment; ``metadata`` carries the controller's own error."""
+class NoClusterError(CliError):
+    """There is nothing to ask: nothing is served."""
 
-    address: str
-    dashboard_url: str
-    codec: str
-    metadata: MetadataReply
-    actors: tuple[ActorStatus, ...]
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether the controller and every other actor serve, and each partition has a leader."""
-        is_answering = self.metadata.error is ErrorCode.NONE
-        return is_answering and not self.leaderless and all(one.is_serving for one in self.actors)
-
-    @property
-    def leaderless(self) -> list[TopicPartition]:
-        """The partitions that nobody leads."""
-        return [tp for tp, partition in self._partitions() if partition.leader < 0]
-
-    @property
-    def under_replicated(self) -> list[TopicPartition]:
-        """The partitions with a replica that is not in sync."""
-        return [tp for tp, partition in self._partitions() if partition.is_under_replicated]
-
-    @property
-    def shown_actors(self) -> list[ActorStatus]:
-        """One actor for each partition: its leader's or, without, one of its replicas'."""
-        shown: dict[TopicPartition, ActorStatus] = {}
-        for actor in self.actors:
-            if actor.reply.is_leader or actor.topic_partition not in shown:
-                shown[actor.topic_partition] = actor
-        return list(shown.values())
-
-    def replica_count(self, broker_id: int) -> int:
-        """How many replicas are on a broker, those that are being removed from it included."""
-        return sum(broker_id in partition.replicas for _, partition in self._partitions())
-
-    def _partitions(self) -> Iterator[tuple[TopicPartition, PartitionMetadata]]:
-        for topic in self.metadata.topics:
-            for partition in topic.partitions:
-                yield TopicPartition(topic.name, partition.partition), partition
-
-    @property
-    def active_transactional_id_count(self) -> int:
-        """How many transactional ids have a transaction, as far as coordinators answer."""
-        return sum(actor.reply.active_transactional_id_count or 0 for actor in self.actors)
-
-    @property
-    def data_dirs(self) -> list[str]:
-        """Every data directory of a broker; mostly all have theirs at the same paths."""
-        named = (broker.data_dir for broker in self.metadata.brokers if broker.data_dir)
-        return sorted({str(path) for data_dir in named for path in data_directories(data_dir)})
+    status = STATUS_NOT_SERVED
 
 
 # --- asking -----------------------------------------------------------------------------------
 
 
 async def collect(
-    transport: Transport, *, address: str, dashboard_url: str, codec: str
+    transport: Transport,
+    *,
+    address: str,
+    dashboard_url: str,
+    codec: str,
+    broker_names: Callable[[], Iterable[str]] = tuple,
 ) -> ClusterStatus:
-    """Ask the controller which actors there are, then all of them at once for their status."""
+    """Ask the controller which actors there are, then all of them at once for their status.
+
+    Without its answer ``broker_names``, Ray's names of the brokers' actors, are asked who votes.
+    """
     from oncelog.actors.interfaces import actor_of, address_of, holder_of, placements_of
     from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR
 
     metadata = await transport.call(CONTROLLER_ACTOR, MetadataRequest(), timeout_ms=CALL_TIMEOUT_MS)
-    places = [(CONTROLLER_ACTOR, CONTROLLER_ACTOR, TopicPartition(CLUSTER_METADATA_TOPIC, 0))]
+    own_place = TopicPartition(CLUSTER_METADATA_TOPIC, 0)
+    places: list[tuple[str, str, TopicPartition, int | None]] = [
+        (CONTROLLER_ACTOR, CONTROLLER_ACTOR, own_place, None)
+    ]
     for topic in metadata.topics:
         for partition in topic.partitions:
             for placement in placements_of(topic, partition):
                 tp, _, broker_id, host = placement
                 held = f" in {holder_of(placement)}" if host != OWN_ACTOR else ""
-                places.append((address_of(placement), actor_of(tp, broker_id) + held, tp))
-    replies = await asyncio.gather(
-        *(
-            transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
-            for address, _, _ in places
-        )
+                name = actor_of(tp, broker_id) + held
+                places.append((address_of(placement), name, tp, broker_id))
+    is_lost = metadata.error is not ErrorCode.NONE
+    replies, voters = await asyncio.gather(
+        asyncio.gather(
+            *(
+                transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
+                for address, _, _, _ in places
+            )
+        ),
+        _ask_voters(transport, broker_names() if is_lost else ()),
     )
     return ClusterStatus(
         address=address,
@@ -166,22 +108,43 @@ async def collect(
         codec=codec,
         metadata=metadata,
         actors=tuple(
-            ActorStatus(name=name, topic_partition=tp, reply=reply)
-            for (_, name, tp), reply in zip(places, replies, strict=True)
+            ActorStatus(name=name, topic_partition=tp, broker_id=broker_id, reply=reply)
+            for (_, name, tp, broker_id), reply in zip(places, replies, strict=True)
         ),
+        voters=voters,
     )
 
 
+async def _ask_voters(
+    transport: Transport, names: Iterable[str]
+) -> dict[int, DescribeVoterReply | None]:
+    asked = {int(name.removeprefix(BROKER_ACTORS)): name for name in names}
+    replies = await asyncio.gather(
+        *(
+            transport.call(name, DescribeVoterRequest(), timeout_ms=CALL_TIMEOUT_MS)
+            for name in asked.values()
+        )
+    )
+    return {
+        number: reply if reply.error is ErrorCode.NONE else None
+        for number, reply in sorted(zip(asked, replies, strict=True))
+    }
+
+
 def status(args: argparse.Namespace) -> int:
-    """Show the cluster; the exit status is 0 only if everything serves."""
-    found = find(args)
+    """Show the cluster; the exit status: 0 all is well, 1 degraded, 3 something is not served."""
+    try:
+        found = find(args)
+    except CliError as error:
+        raise NoClusterError(error.what, error.advice) from None
     quiet_libraries()
     connection.join_ray(found.address)
     if not connection.has_log():
-        raise CliError(
+        raise NoClusterError(
             f"the Ray cluster at {connection.ray_address()} runs no oncelog",
             f"start it there with `oncelog start --address {connection.ray_address()}`",
         )
+    from oncelog.actors.launch.launch import running_actors
     from oncelog.actors.rpc.actor_transport import ActorTransport
     from oncelog.actors.rpc.ray_transport import RayTransport
     from oncelog.storage.records.codec import CODEC_BACKEND
@@ -192,56 +155,20 @@ def status(args: argparse.Namespace) -> int:
             address=connection.ray_address(),
             dashboard_url=connection.dashboard_url(),
             codec=CODEC_BACKEND,
+            broker_names=lambda: (
+                name for name in running_actors() if name.startswith(BROKER_ACTORS)
+            ),
         )
     )
     if seen.metadata.error is ErrorCode.UNKNOWN_SERVER_ERROR:
-        raise CliError(
+        raise NoClusterError(
             f"the actor {CONTROLLER_ACTOR!r} in Ray namespace {NAMESPACE!r} is not oncelog's "
             f"({seen.metadata.detail})",
             "stop it, or use another Ray cluster",
         )
     say(json.dumps(as_json(seen), indent=2) if args.json else as_text(seen))
-    if seen.is_serving:
-        damaged = [actor for actor in seen.actors if actor.is_damaged]
-        return report(has_damage(damaged)) if damaged else 0
-    idle = [actor.name for actor in seen.actors if not actor.is_serving]
-    if seen.leaderless and not idle:
-        return report(without_leader(seen.leaderless))
-    return report(not_serving(idle)) if idle else STATUS_ERROR
-
-
-def has_damage(actors: list[ActorStatus]) -> CliError:
-    """The error of a cluster that serves, but not all of its records."""
-    shown = ", ".join(
-        f"{actor.name} at offset {actor.reply.damaged_offset}" for actor in actors[:3]
-    )
-    more = f" and {len(actors) - 3} more" if len(actors) > 3 else ""
-    return CliError(
-        f"damaged: {shown}{more}",
-        "readers get an error there and can go on behind it: `oncelog consume --skip-damaged`; "
-        "`oncelog dump PATH --verify` shows what is damaged",
-    )
-
-
-def not_serving(names: list[str]) -> CliError:
-    """The error of a cluster in which some actors do not serve."""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return CliError(
-        f"not serving: {shown}",
-        "look again in a few seconds, actors restart by themselves; if it stays, see the state "
-        "above and the actor's log in the Ray dashboard",
-    )
-
-
-def without_leader(partitions: list[TopicPartition]) -> CliError:
-    """The error of a cluster in which all actors run, and some partitions have no leader."""
-    shown = ", ".join(map(str, partitions[:3]))
-    more = f" and {len(partitions) - 3} more" if len(partitions) > 3 else ""
-    return CliError(
-        f"without a leader: {shown}{more}",
-        "look again in a few seconds; if it stays, `oncelog topics describe TOPIC` shows which "
-        "replicas are in sync: one of their brokers has to be back",
-    )
+    findings = seen.findings
+    return report(StatusError(findings[0])) if findings else 0
 
 
 # --- showing ----------------------------------------------------------------------------------
@@ -252,7 +179,7 @@ def as_text(seen: ClusterStatus) -> str:
     metadata = seen.metadata
     facts = (
         ("cluster", metadata.cluster_id or "unknown"),
-        ("state", _state(seen)),
+        ("state", seen.state),
         ("data dir", ", ".join(seen.data_dirs) or "unknown"),
         ("address", seen.address),
         ("dashboard", seen.dashboard_url or "none"),
@@ -279,8 +206,14 @@ def as_text(seen: ClusterStatus) -> str:
             for broker in metadata.brokers
         ),
     )
-    parts = (head, table(_HEADINGS, map(_row, seen.shown_actors)), actors, brokers)
-    return "\n\n".join(parts if metadata.brokers else parts[:-1])
+    findings = table(
+        ("what is wrong", "what to do"),
+        ((str(finding), finding.condition.advice) for finding in seen.findings),
+    )
+    parts = [head, table(_HEADINGS, map(_row, seen.shown_actors)), actors]
+    parts += [brokers] if metadata.brokers else []
+    parts += [findings] if seen.findings else []
+    return "\n\n".join(parts)
 
 
 def _replication(seen: ClusterStatus) -> list[tuple[str, str]]:
@@ -318,13 +251,6 @@ def _broker_state(seen: ClusterStatus, broker: BrokerMetadata) -> str:
     return f"{state}; draining, replicas left: {left:,}" if left else f"{state}; drained"
 
 
-def _state(seen: ClusterStatus) -> str:
-    if not seen.is_serving:
-        return "not serving"
-    is_damaged = any(actor.is_damaged for actor in seen.actors)
-    return "serving, but damaged" if is_damaged else "serving"
-
-
 def _row(actor: ActorStatus) -> list[object]:
     reply = actor.reply
     values: list[object] = [
@@ -351,7 +277,17 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         held.append({"partition": actor.topic_partition.partition, **_bounds(actor.reply)})
     return {
         "cluster_id": seen.metadata.cluster_id or None,
-        "serving": seen.is_serving,
+        "state": seen.state,
+        "serving": seen.state != "not serving",
+        "findings": [
+            {
+                "condition": finding.condition.name,
+                "served": finding.condition.is_served,
+                "places": list(finding.places),
+                "advice": finding.condition.advice,
+            }
+            for finding in seen.findings
+        ],
         "data_dirs": seen.data_dirs,
         "address": seen.address,
         "dashboard": seen.dashboard_url or None,

@@ -1,9 +1,9 @@
-"""How a controller is elected: what a candidate asks of the voters. See ``base`` for the rules."""
+"""How a controller is elected, and what a voter tells people. See ``base`` for the rules."""
 
 from __future__ import annotations
 
 from oncelog.actors.protocol.messages.base import Reply, Request
-from oncelog.storage.model import NO_LEADER_EPOCH
+from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 
 class VoteReply(Reply, frozen=True, kw_only=True):
@@ -35,3 +35,24 @@ class VoteRequest(Request[VoteReply], frozen=True, kw_only=True):
     log_end_offset: int
     log_epoch: int
     is_trial: bool = False
+
+
+class DescribeVoterReply(Reply, frozen=True, kw_only=True):
+    """What a broker's copy of the metadata log knows; ``voters`` is empty if it has no copy.
+
+    ``problem``: why the copy cannot be used, or why the broker takes no part; "" if nothing is
+    wrong. ``log_end_offset`` is exclusive.
+    """
+
+    broker_id: int = -1
+    voters: tuple[int, ...] = ()
+    leader_epoch: int = NO_LEADER_EPOCH
+    log_end_offset: int = NO_OFFSET
+    problem: str = ""
+
+
+class DescribeVoterRequest(Request[DescribeVoterReply], frozen=True, kw_only=True):
+    """Tell people what a voter knows while no controller answers. Source: KIP-836, KIP-853."""
+
+    method = "describe_voter"
+    reply_type = DescribeVoterReply

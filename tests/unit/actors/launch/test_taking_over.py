@@ -8,7 +8,9 @@ from pathlib import Path
 
 from voting_world import VotingWorld, play
 
+from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
+from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest
 from oncelog.actors.replica.voter_file import read_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
@@ -228,5 +230,28 @@ def test_one_that_starts_with_an_older_log_leaves_it_to_another(tmp_path: Path) 
         assert world.resigned == [1]
         assert "a" in {topic.name for topic in (await world.metadata()).topics}
         await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_a_voter_tells_who_votes_while_there_is_no_controller(tmp_path: Path) -> None:
+    """1. Three voters. 2. The nodes of two are gone, the controller's among them. 3. The third
+    names all three, those that are gone do not answer, and one without a copy names none.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(10)
+        own = world.nodes[2]
+        without = await own.call(broker_actor(1), DescribeVoterRequest(), timeout_ms=100)
+        assert (without.broker_id, without.voters) == (1, ())
+        world.nodes[1].kill()
+        world.nodes[3].kill()
+        told = await own.call(broker_actor(2), DescribeVoterRequest(), timeout_ms=100)
+        assert (told.broker_id, told.voters, told.problem) == (2, (1, 2, 3), "")
+        assert told.leader_epoch >= 0
+        assert told.log_end_offset > 0
+        gone = await own.call(broker_actor(3), DescribeVoterRequest(), timeout_ms=100)
+        assert gone.error is ErrorCode.REQUEST_TIMED_OUT
 
     play(tmp_path, scenario)

@@ -238,6 +238,7 @@ class Actors:
             topic_partition=tp or TopicPartition(CLUSTER_METADATA_TOPIC, 0),
             process_id=7,
             is_leader=is_leader,
+            isr=(1,) if is_leader else (),
             is_following=not is_leader,
         )
 
@@ -249,20 +250,20 @@ class Actors:
 
 def test_status_counts_partitions_without_a_leader_or_with_too_few_replicas():
     seen = Actors(*FLIGHTS.partitions).seen()
-    assert not seen.is_serving
+    assert seen.state == "not serving"
     text = cli_status.as_text(seen)
     assert "replicas   2 partitions under-replicated, 1 without a leader" in text
     shown = cli_status.as_json(seen)
     assert shown["under_replicated_partition_count"] == 2
     assert shown["leaderless_partition_count"] == 1
-    assert describe_error(cli_status.without_leader(seen.leaderless)).startswith(
-        "oncelog: without a leader: flights-2 — look again in a few seconds"
+    assert describe_error(cli_status.StatusError(seen.findings[0])).startswith(
+        "oncelog: without a leader: flights-2 (in sync: broker 2) — look again in a few seconds"
     )
 
 
 def test_status_shows_brokers_that_are_fenced_or_drain():
     seen = Actors(*FLIGHTS.partitions).seen()
-    rows = cli_status.as_text(seen).split("\n\n")[-1].splitlines()[1:]
+    rows = cli_status.as_text(seen).split("\n\n")[3].splitlines()[1:]
     assert [row.split("/data")[1].strip() for row in rows] == [
         "alive",
         "fenced: it is not heard, or its node is gone",
@@ -280,7 +281,7 @@ def test_status_shows_brokers_that_are_fenced_or_drain():
 
 def test_status_shows_each_partition_once_by_its_leader():
     seen = Actors(partition(0, replicas=(2, 1)), partition(1, replicas=(2, 3))).seen()
-    assert seen.is_serving
+    assert [one.condition.name for one in seen.findings] == ["broker away", "under-replicated"]
     rows = cli_status.as_text(seen).split("\n\n")[1].splitlines()
     assert [row.split()[:2] for row in rows[2:]] == [["flights", "0"], ["flights", "1"]]
     assert [actor.name for actor in seen.shown_actors][1:] == [

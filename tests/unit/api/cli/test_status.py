@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -17,11 +19,14 @@ from oncelog.actors.protocol.messages.cluster import (
     VoterMetadata,
 )
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
+from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, DescribeVoterRequest
 from oncelog.api.cli import status as cli_status
+from oncelog.api.cli.conditions import CONDITIONS, Finding
 from oncelog.api.cli.output import describe_error
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
+ROOT = Path(__file__).resolve().parents[4]
 PLACES = {
     "controller": TopicPartition("__cluster_metadata", 0),
     "partition:flights-0@1": TopicPartition("flights", 0),
@@ -35,6 +40,7 @@ class Cluster:
     """``Transport`` to five actors; ``replies`` may be changed by name."""
 
     def __init__(self):
+        self.voters = {}
         self.metadata = MetadataReply(
             cluster_id="c1",
             version="9.9",
@@ -53,6 +59,7 @@ class Cluster:
                 topic_partition=tp,
                 process_id=1_000 + number,
                 is_leader=True,
+                isr=(1,),
                 leader_epoch=3,
                 log_start_offset=0,
                 last_stable_offset=900,
@@ -69,6 +76,8 @@ class Cluster:
         }
 
     async def call(self, actor, request, *, timeout_ms):
+        if isinstance(request, DescribeVoterRequest):
+            return self.voters[int(actor.removeprefix("broker:"))]
         return self.metadata if isinstance(request, MetadataRequest) else self.replies[actor]
 
     def change(self, actor, **fields):
@@ -76,8 +85,44 @@ class Cluster:
 
     def seen(self):
         return asyncio.run(
-            cli_status.collect(self, address="h:1", dashboard_url="http://h:2", codec="python")
+            cli_status.collect(
+                self,
+                address="h:1",
+                dashboard_url="http://h:2",
+                codec="python",
+                broker_names=lambda: [f"broker:{number}" for number in self.voters],
+            )
         )
+
+    def told(self):
+        """What is found, by condition, with the exit status."""
+        findings = self.seen().findings
+        status = cli_status.StatusError(findings[0]).status if findings else 0
+        return {one.condition.name: one.places for one in findings}, status
+
+    def change_partition(self, name, number, **fields):
+        topics = list(self.metadata.topics)
+        index = next(i for i, one in enumerate(topics) if one.name == name)
+        partitions = list(topics[index].partitions)
+        partitions[number] = structs.replace(partitions[number], **fields)
+        topics[index] = structs.replace(topics[index], partitions=tuple(partitions))
+        self.metadata = structs.replace(self.metadata, topics=tuple(topics))
+
+    def add_broker(self, **fields):
+        """Broker 2, which follows partition 0 of flights."""
+        broker = BrokerMetadata(**{"broker_id": 2, "data_dir": "/data", **fields})
+        self.metadata = structs.replace(self.metadata, brokers=(*self.metadata.brokers, broker))
+        self.change_partition("flights", 0, replicas=(1, 2), isr=(1, 2))
+        tp = PLACES["partition:flights-0@1"]
+        self.replies["partition:flights-0@2"] = DescribeReplicaReply(
+            topic_partition=tp, process_id=2_000, is_following=True
+        )
+
+    def lose_controller(
+        self,
+    ):
+        self.metadata = MetadataReply(error=ErrorCode.NETWORK_EXCEPTION)
+        self.replies["controller"] = DescribeReplicaReply(error=ErrorCode.NETWORK_EXCEPTION)
 
 
 def topic(name, count):
@@ -99,7 +144,8 @@ def cluster():
 def test_every_actor_is_asked(cluster):
     seen = cluster.seen()
     assert {actor.name: actor.topic_partition for actor in seen.actors} == PLACES
-    assert seen.is_serving
+    assert seen.state == "serving"
+    assert seen.findings == []
 
 
 def test_the_cluster_is_described(cluster):
@@ -186,7 +232,7 @@ def test_an_actor_that_does_not_lead_says_why(cluster, fields, state):
     cluster.change("group:0@1", **fields)
     seen = cluster.seen()
     assert seen.actors[-1].state == state
-    assert not seen.is_serving
+    assert seen.state == "not serving"
 
 
 @pytest.mark.parametrize(
@@ -212,13 +258,8 @@ def test_a_controller_that_does_not_serve_leaves_only_itself(cluster):
     cluster.change("controller", is_leader=False)
     seen = cluster.seen()
     assert [actor.name for actor in seen.actors] == ["controller"]
-    assert not seen.is_serving
+    assert seen.state == "not serving"
     assert "cluster    unknown" in cli_status.as_text(seen)
-
-
-def test_actors_that_do_not_serve_are_named_in_the_error():
-    line = describe_error(cli_status.not_serving(["a", "b", "c", "d", "e"]))
-    assert line.startswith("oncelog: not serving: a, b, c and 2 more — look again")
 
 
 def test_what_a_start_has_cut_is_told(cluster):
@@ -230,16 +271,164 @@ def test_what_a_start_has_cut_is_told(cluster):
     assert shown[1]["cut_offset"] == 17
 
 
-def test_a_partition_with_damage_does_not_plainly_serve(cluster):
+def test_a_follower_that_has_cut_does_not_pass_for_a_leader(cluster):
+    cluster.add_broker()
+    cluster.change("partition:flights-0@2", cut_offset=17, cut_bytes=300)
+    assert "following; cut 300 bytes at offset 17" in cli_status.as_text(cluster.seen())
+
+
+def test_damage_is_told_with_its_places(cluster):
     cluster.change("partition:flights-1@1", damaged_offset=17, damaged_place_count=3)
     seen = cluster.seen()
-    text = cli_status.as_text(seen)
-    assert "serving, but damaged at offset 17 and 2 more" in text
-    assert ["state", "serving,", "but", "damaged"] in [line.split() for line in text.splitlines()]
-    damaged = [actor for actor in seen.actors if actor.is_damaged]
-    assert describe_error(cli_status.has_damage(damaged)).startswith(
-        "oncelog: damaged: partition:flights-1@1 at offset 17"
-    )
+    assert "serving, but damaged at offset 17 and 2 more" in cli_status.as_text(seen)
     shown = cli_status.as_json(seen)["topics"][1]["partitions"]
     assert [partition["damaged_place_count"] for partition in shown] == [0, 3]
     assert shown[1]["damaged_offset"] == 17
+
+
+# --- what is wrong: each row of the table in OPERATIONS -----------------------------------------
+
+
+def no_majority(cluster):
+    cluster.lose_controller()
+    gone = DescribeVoterReply(error=ErrorCode.NETWORK_EXCEPTION)
+    old = DescribeVoterReply(broker_id=4, voters=(1, 4), leader_epoch=2)
+    known = DescribeVoterReply(broker_id=2, voters=(1, 2, 3), leader_epoch=7, log_end_offset=9)
+    cluster.voters = {1: gone, 2: known, 3: gone, 4: old}
+    return ("broker 1 of voters [1, 2, 3]", "broker 3 of voters [1, 2, 3]")
+
+
+def no_controller(cluster):
+    cluster.lose_controller()
+    known = DescribeVoterReply(broker_id=2, voters=(1, 2, 3), leader_epoch=7)
+    cluster.voters = {1: DescribeVoterReply(broker_id=1), 2: known}
+    return ("controller (gone or restarting)",)
+
+
+def voter_cannot_vote(cluster):
+    no_controller(cluster)
+    cluster.voters[1] = DescribeVoterReply(broker_id=1, problem="no space on /data")
+    return ("broker 1 (no space on /data)",)
+
+
+def without_a_leader(cluster):
+    cluster.change_partition("flights", 1, leader=-1, isr=(3, 2))
+    cluster.change("partition:flights-1@1", is_leader=False, is_following=True)
+    return ("flights-1 (in sync: broker 3, broker 2)",)
+
+
+def not_serving(cluster):
+    cluster.change("group:0@1", error=ErrorCode.KAFKA_STORAGE_ERROR, detail="disk gone")
+    return ("group:0@1 (offline: disk gone)",)
+
+
+def refuses_all(cluster):
+    cluster.change("partition:flights-0@1", isr=(1,), min_insync_replicas=2)
+    return ("flights-0 (1 of 2 in sync)",)
+
+
+def broker_away(cluster):
+    cluster.add_broker(is_fenced=True, is_live=False)
+    cluster.replies["partition:flights-0@2"] = DescribeReplicaReply(
+        error=ErrorCode.NETWORK_EXCEPTION
+    )
+    told = (VoterMetadata(broker_id=1, is_controller=True), VoterMetadata(broker_id=2))
+    behind = structs.replace(told[1], is_behind=True)
+    cluster.metadata = structs.replace(cluster.metadata, voters=(told[0], behind))
+    return ("broker 2",)
+
+
+def broker_takes_no_part(cluster):
+    cluster.add_broker(data_dir="", problem="/data is another cluster's")
+    return ("broker 2 (/data is another cluster's)",)
+
+
+def replica_not_following(cluster):
+    cluster.add_broker()
+    cluster.change("partition:flights-0@2", is_following=False)
+    return ("partition:flights-0@2 (starting)",)
+
+
+def under_replicated(cluster):
+    cluster.add_broker()
+    cluster.change_partition("flights", 0, isr=(1,))
+    return ("flights-0",)
+
+
+def voter_behind(cluster):
+    cluster.add_broker()
+    told = (VoterMetadata(broker_id=1, is_controller=True), VoterMetadata(broker_id=2))
+    behind = structs.replace(told[1], is_behind=True)
+    cluster.metadata = structs.replace(cluster.metadata, voters=(told[0], behind))
+    return ("broker 2",)
+
+
+def damaged(cluster):
+    cluster.change("partition:flights-1@1", damaged_offset=17, damaged_place_count=3)
+    return ("partition:flights-1@1 at offset 17",)
+
+
+ROWS = {
+    "no majority of the voters": (no_majority, 3),
+    "no controller": (no_controller, 3),
+    "without a leader": (without_a_leader, 3),
+    "not serving": (not_serving, 3),
+    "refuses acks=all": (refuses_all, 3),
+    "voter cannot vote": (voter_cannot_vote, 3),
+    "broker away": (broker_away, 1),
+    "broker takes no part": (broker_takes_no_part, 1),
+    "replica not following": (replica_not_following, 1),
+    "under-replicated": (under_replicated, 1),
+    "voter behind": (voter_behind, 1),
+    "damaged": (damaged, 1),
+}
+
+
+def test_every_condition_has_its_row():
+    assert list(ROWS) == [condition.name for condition in CONDITIONS]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_condition_is_found_where_it_is(cluster, name):
+    arrange, status = ROWS[name]
+    places = arrange(cluster)
+    found, told = cluster.told()
+    assert found[name] == places
+    assert told == status
+
+
+def test_a_dead_node_is_told_once_and_everything_is_served(cluster):
+    broker_away(cluster)
+    assert cluster.told() == ({"broker away": ("broker 2",)}, 1)
+    assert "state      degraded" in cli_status.as_text(cluster.seen())
+
+
+def test_a_broker_that_was_drained_is_not_missed(cluster):
+    gone = BrokerMetadata(broker_id=2, data_dir="/data", is_fenced=True, is_draining=True)
+    cluster.metadata = structs.replace(cluster.metadata, brokers=(*cluster.metadata.brokers, gone))
+    assert cluster.told() == ({}, 0)
+
+
+def test_programs_get_what_is_wrong_and_what_to_do(cluster):
+    shown = cli_status.as_json((not_serving(cluster), cluster.seen())[1])
+    (finding,) = shown["findings"]
+    assert (shown["state"], shown["serving"]) == ("not serving", False)
+    assert finding["condition"] == "not serving"
+    assert finding["places"] == ["group:0@1 (offline: disk gone)"]
+    assert finding["served"] is False
+    assert "look again" in finding["advice"]
+
+
+def test_the_worst_is_told_with_its_advice_and_not_every_place():
+    condition = CONDITIONS[3]
+    finding = Finding(condition, ("a", "b", "c", "d", "e"))
+    line = describe_error(cli_status.StatusError(finding))
+    assert line.startswith("oncelog: not serving: a, b, c and 2 more — look again")
+
+
+def test_operations_has_each_condition_with_its_exit_status():
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| (\d) \|", text, re.MULTILINE)
+    assert rows == [
+        (condition.name, "1" if condition.is_served else "3") for condition in CONDITIONS
+    ]
