@@ -116,9 +116,12 @@ class BrokerWatch:
         """The brokers that miss heartbeats, and are not fenced."""
         return self._sessions.unheard(self._brokers(), loop_ms())
 
-    def heard(self, broker_id: int) -> None:
-        """A broker has registered or sent a heartbeat of its epoch, or its actors serve."""
-        self._sessions.heard(broker_id, loop_ms())
+    def heard(self, broker_id: int, ago_ms: int = 0) -> None:
+        """A broker has registered or sent a heartbeat of its epoch, or its actors serve.
+
+        ``ago_ms``: how long before now that counts from.
+        """
+        self._sessions.heard(broker_id, loop_ms() - ago_ms)
 
     async def look(self) -> None:
         """See who is alive now, have new ones join, and those fenced whose node has died."""

@@ -145,7 +145,13 @@ class Membership:
         return structs.replace(decided, records=(*decided.records, *more))
 
     async def heartbeat(self, request: BrokerHeartbeatRequest) -> BrokerHeartbeatReply:
-        """A broker lives: others lead what its silent actors and offline replicas led."""
+        """A broker lives: others lead what its silent actors and offline replicas led.
+
+        Its session counts from the last answer that it has heard: one that is heard and hears
+        nobody can lead nothing.
+        """
+        config = self._config
+        is_reached = request.unanswered_ms <= config.broker_session_timeout_ms
         machine, placements = self._machine, self._placed_on(request.broker_id)
         silent = self._lost(placements, Sight(request.silent_actors, request.offline_replicas))
         reply = await self._execute(
@@ -155,12 +161,13 @@ class Membership:
                 machine.broker_states,
                 request,
                 silent,
-                has_node=request.broker_id not in self.brokers.gone,
+                is_reached=is_reached and request.broker_id not in self.brokers.gone,
             ),
         )
         if reply.error is not ErrorCode.NONE:
             return reply
-        self.brokers.heard(request.broker_id)
+        late_ms = max(0, request.unanswered_ms - config.broker_heartbeat_interval_ms)
+        self.brokers.heard(request.broker_id, late_ms)
         return structs.replace(reply, actors=tuple(dict.fromkeys(map(holder_of, placements))))
 
     async def _watch_own_actors(self) -> None:

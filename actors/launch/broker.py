@@ -19,6 +19,7 @@ from oncelog.actors.coordination.actor_watch import ActorWatch, Sight
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.metadata_voter import ControllerPlace, MetadataVoter, NoPlace
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.messages.base import Reply
 from oncelog.actors.protocol.messages.brokers import (
@@ -115,18 +116,22 @@ class Broker:
         actors: tuple[str, ...] = ()
         seen = Sight()
         looking: asyncio.Task[Sight] | None = None
+        answered_ms = loop_ms()
         while True:
             request = BrokerHeartbeatRequest(
                 broker_id=self.config.broker_id,
                 broker_epoch=broker_epoch,
                 silent_actors=seen.silent_actors,
                 offline_replicas=seen.offline_replicas,
+                unanswered_ms=loop_ms() - answered_ms,
             )
             # Not longer: a lost call must not cost the session.
             reply = await self.surroundings.transport.call(
                 CONTROLLER_ACTOR, request, timeout_ms=cluster.broker_heartbeat_interval_ms
             )
             self._note_heard(reply)
+            if reply.error not in _UNHEARD:
+                answered_ms = loop_ms()
             if reply.error in _UNREGISTERED:
                 return
             if reply.error is ErrorCode.NONE:

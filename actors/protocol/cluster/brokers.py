@@ -17,7 +17,7 @@ whole one.
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
-| broker_heartbeat | fenced | unfenced, durably; unless its node is gone |
+| broker_heartbeat | fenced | unfenced, durably; unless its node is gone, or no answer gets there |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
 | broker_heartbeat | some of its replicas are offline | likewise |
 | broker_heartbeat | else | nothing logged |
@@ -25,6 +25,7 @@ whole one.
 | drain_broker | too few would be left for a user topic | INVALID_REPLICATION_FACTOR, and which |
 | drain_broker | none would be left for an internal topic | likewise |
 | drain_broker | as it is already (a retry) | nothing logged |
+| broker_heartbeat | it has had no answer for a while | its session counts from that answer |
 | session over | not fenced | fenced |
 | all its actors answer, as long as its own is away | not fenced | its session begins anew |
 
@@ -177,13 +178,13 @@ def decide_heartbeat(
     request: BrokerHeartbeatRequest,
     silent: Collection[Placement] = (),
     *,
-    has_node: bool = True,
+    is_reached: bool = True,
 ) -> Decision[BrokerHeartbeatReply]:
     """A broker lives: if it was fenced it is so no longer, and leads what only it can.
 
     ``silent``: the replicas that ``request.silent_actors`` hold, and those that are offline. Others
-    lead what they led. Without ``has_node`` it stays fenced: Ray has given its node up, and ends
-    its processes soon.
+    lead what they led. Unless it ``is_reached`` it stays fenced: no answer gets there, or Ray has
+    given its node up and ends its processes soon.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:
@@ -195,7 +196,7 @@ def decide_heartbeat(
     if not broker.is_fenced:
         moved = after_silence(topics.values(), silent, brokers)
         return decision(BrokerHeartbeatReply(), *moved)
-    if not has_node:
+    if not is_reached:
         return Decision(reply=BrokerHeartbeatReply())
     record = _changed(broker, is_fenced=False, is_draining=broker.is_draining)
     led = after_unfencing(topics.values(), request.broker_id)

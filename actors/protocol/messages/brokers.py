@@ -54,7 +54,8 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
     """A registered broker lives.
 
     ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``:
-    what the others have answered. Source: KIP-631, KIP-858.
+    what the others have answered. ``unanswered_ms``: how long ago it last heard the controller; one
+    that is heard and hears nobody can lead nothing. Source: KIP-631, KIP-858.
     """
 
     method = "broker_heartbeat"
@@ -64,6 +65,7 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
     broker_epoch: int
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
+    unanswered_ms: int = 0
 
 
 class PingReply(Reply, frozen=True, kw_only=True):

@@ -58,6 +58,20 @@ def beat(
     return world.run(decide_heartbeat(machine.topics, machine.broker_states, request, silent))
 
 
+def test_a_fenced_broker_that_no_answer_reaches_stays_fenced(world: ClusterWorld) -> None:
+    """It may be heard all the same: what it leads would acknowledge nothing."""
+    lose(world, 2)
+    request = BrokerHeartbeatRequest(broker_id=2, broker_epoch=2, unanswered_ms=60_000)
+    machine = world.machine
+    before = len(world.log)
+    reply = world.run(
+        decide_heartbeat(machine.topics, machine.broker_states, request, is_reached=False)
+    )
+    assert reply.error is ErrorCode.NONE
+    assert machine.broker_states[2].is_fenced
+    assert len(world.log) == before
+
+
 def lose(world: ClusterWorld, broker_id: int) -> None:
     world.apply(fence(world.machine.topics, world.machine.broker_states, broker_id))
 

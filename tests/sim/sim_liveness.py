@@ -1,0 +1,159 @@
+"""Progress while something stays broken that nobody mends, as long as a majority is sound.
+
+*Sound and connected* are two of three nodes, clients see them, and no operator does anything. Then
+the controller decides, every partition with a sound replica in sync is led, transactions end, and
+groups read, all within ``PROGRESS_LIMIT_S`` of virtual time after the fault.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.storage.exceptions import OncelogError, TopicAlreadyExistsError
+from oncelog.storage.model import IsolationLevel, TopicPartition
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+PROGRESS_LIMIT_S: Final = 45.0
+"""Sessions, an election of the controller, its load, and the back-off of clients, with hasty
+brokers; a transaction that is cut short has to time out, too."""
+
+TRANSACTION_TIMEOUT_MS: Final = 5_000
+GROUP: Final = "liveness"
+
+
+def _kill_node(world: World, number: int) -> None:
+    world.kill_node(number)
+
+
+def _fill_disks(world: World, number: int) -> None:
+    for name in world.disks_on(number):
+        disk = world.disk(name)
+        disk.capacity_bytes = sum(len(content) for content in disk.files().values())
+    world.count("disk_full")
+    world.tell("world", f"* the disks of node {number} are full")
+
+
+def _fail_disks(world: World, number: int) -> None:
+    for name in world.disks_on(number):
+        for call in ("append", "datasync", "sync_directory", "open", "read"):
+            world.disk(name).fail(call, "", errno.EIO)
+    world.count("disk_error")
+    world.tell("world", f"* the disks of node {number} fail")
+
+
+def _isolate(world: World, number: int) -> None:
+    world.isolate_node(number)
+
+
+def _silence(world: World, number: int) -> None:
+    """Nothing that the node sends to other brokers arrives."""
+    for other in world.node_numbers():
+        if other != number:
+            world.cut(number, other, both=False)
+
+
+def _deafen(world: World, number: int) -> None:
+    """Nothing that other brokers send arrives at the node."""
+    for other in world.node_numbers():
+        if other != number:
+            world.cut(other, number, both=False)
+
+
+def _hang_replicas(world: World, number: int) -> None:
+    """Every process of a replica there hangs, and Ray takes all for alive."""
+    for name in world.actors_on(number):
+        if name != CONTROLLER_ACTOR and not name.startswith("broker:"):
+            world.pause(name)
+
+
+LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
+    "node dead": _kill_node,
+    "disks full": _fill_disks,
+    "disks fail": _fail_disks,
+    "isolated": _isolate,
+    "not heard": _silence,
+    "hears nothing": _deafen,
+    "replicas hang": _hang_replicas,
+}
+"""What befalls one node, and stays."""
+
+
+def strike_for_good(world: World, random: Random) -> str:
+    """Break something of one node that nobody mends; what."""
+    name = random.choice(list(LASTING_FAULTS))
+    LASTING_FAULTS[name](world, random.choice(world.node_numbers()))
+    return name
+
+
+def demand_progress(world: World, partitions: list[TopicPartition], name: str) -> None:
+    """Fail unless all of it goes on within ``PROGRESS_LIMIT_S``; ``name`` is of a new topic."""
+    clients = [world.client(f"{role}-{name}") for role in ("decider", "committer", "member")]
+    begin_s = world.now_s
+    for client, work in zip(clients, (_decide, _commit, _read_in_group), strict=True):
+        left_s = begin_s + PROGRESS_LIMIT_S - world.now_s
+        world.run(client.spawn(work(client, partitions, name)), limit_s=max(left_s, 0.1))
+    for client in clients:
+        world.end_process(client, "has seen progress")
+
+
+async def _decide(client: Any, partitions: list[TopicPartition], name: str) -> None:
+    """The controller makes a topic."""
+    while True:
+        try:
+            await client.admin().create_topic(name, 1, 2)
+            return
+        except TopicAlreadyExistsError:
+            return
+        except OncelogError as error:
+            client.world.note(f"no decision yet: {error!r}")
+
+
+async def _commit(client: Any, partitions: list[TopicPartition], name: str) -> None:
+    """One transaction over every partition is committed, by a producer of a new id."""
+    producer = client.producer(
+        transactional_id=f"id-{name}", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, linger_ms=0
+    )
+    await producer.init_transactions()
+    while True:
+        await producer.begin_transaction()
+        try:
+            for tp in partitions:
+                await producer.send(tp.topic, name.encode(), partition=tp.partition)
+            await producer.commit_transaction()
+            break
+        except OncelogError as error:
+            client.world.note(f"no commit yet: {error!r}")
+            if error.fatal:
+                producer = client.producer(
+                    transactional_id=f"id-{name}", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+                )
+                await producer.init_transactions()
+            else:
+                await producer.abort_transaction()
+    await producer.close()
+
+
+async def _read_in_group(client: Any, partitions: list[TopicPartition], name: str) -> None:
+    """A member of a group gets what was just committed, of every partition."""
+    consumer = client.consumer(
+        group_id=f"{GROUP}-{name}",
+        auto_offset_reset="earliest",
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        enable_auto_commit=False,
+    )
+    await consumer.subscribe(sorted({tp.topic for tp in partitions}))
+    missing = set(partitions)
+    while missing:
+        try:
+            for record in await consumer.poll(1_000):
+                if record.value == name.encode():
+                    missing.discard(record.topic_partition)
+        except OncelogError as error:
+            client.world.note(f"nothing read yet: {error!r}")
+    await consumer.close()
