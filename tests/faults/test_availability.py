@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from faults.availability import longest_stall, outages_s
+from faults.availability import gap_lines, longest_stall, outages_s
 from faults.history import build_history
 
 SECOND = 1_000_000_000
@@ -76,3 +76,20 @@ def test_a_killed_process_is_away_until_it_serves_again_and_several_until_all_do
     assert outages_s(run) == []
     other = fault(1, 10, answers=(12, 19), brokers=(3,))
     assert outages_s(history(fault(0, 0, ends=60, role="node"), other, commits=[])) == [(10, 19)]
+
+
+def test_gaps_are_told_by_kind_of_fault():
+    run = history(
+        fault(0, 10, ends=20),
+        fault(1, 40, ends=41, role="node"),
+        fault(2, 60, ends=66, role="node"),
+        commits=[9, 13, 21, 39, 41, 45, 67],
+    )
+    head, *lines = gap_lines(run)
+    assert head.startswith("no commit")
+    assert [line.split("   ")[0].strip() for line in lines] == [
+        "kill node",
+        "pause partition leader",
+    ]
+    assert lines[0].endswith("p50 4.50 s, p99 6.95 s, max 7.00 s")
+    assert lines[1].endswith("8.00 s")

@@ -11,13 +11,20 @@ from faults.fault_plan import (
     BROKER,
     CLIENT,
     CONTROLLER,
+    DOUBLE_FAILOVER,
+    EMPTIED_DISK,
     EVERYTHING,
     FOLLOWER,
+    FULL_DISK,
     GROUPS,
     LEADER,
     LINK,
     LINKED_ROLES,
+    MOVE,
     NODE,
+    OLD_DISK,
+    ONE_WAY_LINK,
+    STALLED_FOLLOWER,
     TRANSACTIONS,
     plan_faults,
 )
@@ -34,12 +41,21 @@ def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
 
 
 def test_of_several_brokers_nodes_and_followers_are_struck_too():
-    plan = plan_faults(1, 300, LINKED_ROLES)
+    plan = plan_faults(1, 600, LINKED_ROLES)
     for role in (FOLLOWER, BROKER, NODE):
         assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
-    links = [fault for fault in plan if fault.role == LINK]
-    assert all(fault.pause_s for fault in links)
-    assert {fault.is_whole for fault in links} == {True, False}
+    for role in (LINK, ONE_WAY_LINK):
+        links = [fault for fault in plan if fault.role == role]
+        assert all(fault.pause_s for fault in links)
+        assert {fault.is_whole for fault in links} == {True, False}
+    for role in (EMPTIED_DISK, OLD_DISK, DOUBLE_FAILOVER):
+        struck = [fault for fault in plan if fault.role == role]
+        assert struck
+        assert all(fault.away_s and fault.is_whole for fault in struck)
+    for role in (FULL_DISK, STALLED_FOLLOWER, MOVE):
+        struck = [fault for fault in plan if fault.role == role]
+        assert struck
+        assert all(fault.pause_s and not fault.away_s for fault in struck)
     assert {fault.is_whole for fault in plan if fault.role == NODE} == {True, False}
     assert all(bool(fault.away_s) != bool(fault.pause_s) for fault in plan if fault.role == NODE)
 

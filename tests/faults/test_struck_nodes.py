@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from faults.fault_plan import NODE, Fault
+from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, Fault
 from faults.struck_nodes import StruckNodes
 from ray_nodes import children_of, is_raylet, wait_for
 
@@ -19,6 +19,7 @@ class FakeNodes:
     links = None
 
     def __init__(self, directory):
+        self.root = directory
         self.raylet = directory / "raylet"
         shutil.copy("/bin/sleep", self.raylet)
         self.processes = {}
@@ -26,6 +27,7 @@ class FakeNodes:
             self.start_node(f"node-{number}", "", labels="")
 
     def start_node(self, name, _address, *, labels):
+        (self.root / name).mkdir(exist_ok=True)
         script = f"{self.raylet} 600 & echo there; wait"
         process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE)
         self.processes[name] = process
@@ -56,8 +58,12 @@ class Watched:
     def __init__(self, nodes):
         self.notes = []
         self.unwhole = ""
+        self.problems = {}
         self.is_noted = threading.Condition()
-        self.struck = StruckNodes(nodes, (2, 3), lambda: self.unwhole, self._note)
+        self.struck = StruckNodes(nodes, (2, 3), lambda: self.unwhole, self._note, self.problem_of)
+
+    def problem_of(self, number):
+        return self.problems.get(number, "")
 
     def _note(self, function, number):
         with self.is_noted:
@@ -77,8 +83,8 @@ def watched(nodes):
     assert found.struck.errors == []
 
 
-def fault(*, pause_s=0.0, away_s=0.0):
-    return Fault(NODE, pause_s, 0.0, is_aimed=False, at_once=False, away_s=away_s, is_whole=True)
+def fault(role=NODE, *, pause_s=0.0, away_s=0.0):
+    return Fault(role, pause_s, 0.0, is_aimed=False, at_once=False, away_s=away_s, is_whole=True)
 
 
 def test_a_killed_node_is_back_later_and_none_is_struck_until_all_is_in_sync(nodes, watched):
@@ -101,3 +107,30 @@ def test_a_paused_node_goes_on_when_it_is_healed(nodes, watched):
     wait_for(lambda: nodes.state(3) == "S", "its end")
     watched.wait("whole", 8)
     assert ("back", 8) not in watched.notes
+
+
+def test_a_node_comes_back_on_an_empty_disk(nodes, watched):
+    (nodes.root / "node-2" / "log").mkdir()
+    assert watched.struck.strike(1, fault(EMPTIED_DISK, away_s=0.1), 2)
+    watched.wait("whole", 1)
+    assert list((nodes.root / "node-2").iterdir()) == []
+
+
+def test_a_disk_of_before_is_emptied_once_the_log_refuses_it(nodes, watched):
+    """1. A node dies, and what its disk had is kept. 2. It dies again, later, and comes back on
+    that. 3. Its broker takes no part: an operator empties the disk.
+    """
+    log = nodes.root / "node-2" / "log"
+    log.write_text("old")
+    assert watched.struck.strike(1, fault(away_s=0.1), 2)
+    watched.wait("whole", 1)
+    log.write_text("new")
+    watched.unwhole = "a-0"
+    assert watched.struck.strike(2, fault(OLD_DISK, away_s=0.1), 2)
+    watched.wait("back", 2)
+    assert log.read_text() == "old"
+    watched.problems[2] = "its disk is of before"
+    watched.wait("emptied", 2)
+    watched.unwhole, watched.problems[2] = "", ""
+    watched.wait("whole", 2)
+    assert not log.exists()

@@ -24,18 +24,18 @@ HAS_OWN_NETWORK: Final = "FAULTS_HAVE_OWN_NETWORK"
 
 
 def enter_own_network(*command: str) -> None:
-    """Replace this process by ``command`` in a network of its own, unless it has one."""
+    """Replace this process by ``command`` with a network and mounts of its own, unless it has."""
     if HAS_OWN_NETWORK not in os.environ:
         os.environ[HAS_OWN_NETWORK] = "1"
         sys.stdout.flush()
-        os.execvp("unshare", ["unshare", "-n", *command])
+        os.execvp("unshare", ["unshare", "-n", "-m", *command])
 
 
 def can_link() -> bool:
     """Whether this machine lets us make such networks."""
     make = "ip link add cable0 type veth peer name cable1 && ip link add bridge type bridge"
     with contextlib.suppress(OSError):
-        command = ["unshare", "-n", "sh", "-c", make]
+        command = ["unshare", "-n", "-m", "sh", "-c", make]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return False
 
@@ -77,16 +77,14 @@ class Links:
             return []
         return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
 
-    def cut(self, one: int, other: int) -> None:
-        """Let nothing pass between two nodes, either way."""
-        for near, far in ((one, other), (other, one)):
-            permanent = ("lladdr", NOBODY, "dev", _device(near), "nud", "permanent")
-            self._ip(near, "neigh", "replace", address_of(far), *permanent)
+    def cut(self, sender: int, receiver: int) -> None:
+        """Let nothing pass from one node to another; the other way all goes on."""
+        permanent = ("lladdr", NOBODY, "dev", _device(sender), "nud", "permanent")
+        self._ip(sender, "neigh", "replace", address_of(receiver), *permanent)
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, sender: int, receiver: int) -> None:
         """Undo ``cut``."""
-        for near, far in ((one, other), (other, one)):
-            self._ip(near, "neigh", "del", address_of(far), "dev", _device(near))
+        self._ip(sender, "neigh", "del", address_of(receiver), "dev", _device(sender))
 
     def close(self) -> None:
         """End what holds the networks."""

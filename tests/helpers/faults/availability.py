@@ -10,12 +10,16 @@ log.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from faults.fault_plan import CLIENT, LINK, NODE
+from faults.fault_plan import CLIENT, NODE_ROLES
 from faults.history import History, Json
-from faults.totals import carried_out
+from faults.totals import carried_out, quantiles
+
+AFTER_S: Final = 2.0
+"""What still counts as just after a fault."""
 
 RESTART_S: Final = 5.0
 """How long a killed process is away of which nothing more was heard."""
@@ -60,6 +64,22 @@ def longest_gap_s(history: History, begin: float, end: float) -> float:
     return max(right - left for left, right in itertools.pairwise(commits))
 
 
+def gap_lines(history: History) -> Iterator[str]:
+    """For each kind of fault, the longest times without a commit while it lasted and just after.
+
+    Where several faults overlap a gap counts for each: what it was due to tells the history.
+    """
+    found: dict[str, list[float]] = {}
+    for fault in carried_out(history):
+        begin = fault["time"] / 1e9
+        gap = longest_gap_s(history, begin, _ends_s(history, fault) + AFTER_S)
+        whole = " (whole)" if fault.get("is_whole") else ""
+        found.setdefault(f"{fault['f']} {fault['role']}{whole}", []).append(gap)
+    yield "no commit     by kind of fault, while it lasted and just after"
+    for label, gaps in sorted(found.items()):
+        yield f"  {label:<45} {len(gaps):>4}   {quantiles(gaps)}"
+
+
 def outages_s(history: History) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
     edges: list[tuple[float, int, Json]] = []
@@ -70,7 +90,7 @@ def outages_s(history: History) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     struck: list[Json] = []
     since = 0.0
-    for at, change, fault in sorted(edges, key=lambda edge: edge[:2]):
+    for at, change, fault in sorted(edges, key=lambda edge: (edge[0], -edge[1])):
         was_out = _is_outage(struck)
         if change > 0:
             struck.append(fault)
@@ -89,15 +109,16 @@ def _is_outage(struck: list[Json]) -> bool:
 
 
 def _ends_s(history: History, fault: Json) -> float:
-    """When a fault was over."""
-    is_of_node = fault["role"] in (NODE, LINK)
+    """When a fault was over, as another thread may have noted before the fault itself."""
+    is_of_node = fault["role"] in NODE_ROLES
     ends = "whole" if is_of_node else "resume" if fault["f"] == "pause" else "answered"
     times = [
         float(line["time"]) / 1e9
         for line in history.faults
         if line["f"] == ends and line["fault"] == fault["fault"]
     ]
-    return max(times, default=float(fault["time"]) / 1e9 + RESTART_S)
+    begin = float(fault["time"]) / 1e9
+    return max(begin, *times) if times else begin + RESTART_S
 
 
 def _commits_s(history: History, begin: float, end: float) -> list[float]:

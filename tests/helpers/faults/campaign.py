@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from faults.availability import STALL_MAX_S, longest_stall
+from faults.availability import STALL_MAX_S, gap_lines, longest_stall
 from faults.checker import Demands, check
 from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
 from faults.crew import KINDS, Crew, Plan
@@ -321,6 +321,7 @@ def _judge_availability(result: Result, several: SeveralBrokers) -> None:
     result.figures.append(f"elections     {count_moves(changes)}")
     found = list(takeovers(result.history, changes, founder=FOUNDER))
     result.figures.extend(takeover_lines(found))
+    result.figures.extend(gap_lines(result.history))
     every = longest_stall(result.history, lives_always=True)
     result.figures.append(f"no commit     for {stall} at most while a majority lived, else {every}")
 
@@ -408,6 +409,8 @@ def _cluster_of(
             settings={
                 "calls": arguments.calls,
                 "replicas_per_actor": arguments.replicas_per_actor,
+                # So that leaders move while other faults go on.
+                "leader_imbalance_check_interval_ms": "5000",
             },
         ) as several:
             yield several.cluster, several

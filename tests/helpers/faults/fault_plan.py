@@ -17,6 +17,13 @@ CLIENT: Final = "client"
 EVERYTHING: Final = "every actor"
 NODE: Final = "node"
 LINK: Final = "link"
+ONE_WAY_LINK: Final = "one-way link"
+EMPTIED_DISK: Final = "node, disk emptied"
+OLD_DISK: Final = "node, disk of before"
+FULL_DISK: Final = "full disk"
+DOUBLE_FAILOVER: Final = "node, then its successor"
+STALLED_FOLLOWER: Final = "stalled follower, then its leader"
+MOVE: Final = "drain or move"
 ROLES: Final[Mapping[str, int]] = {
     LEADER: 6,
     TRANSACTIONS: 6,
@@ -27,11 +34,39 @@ ROLES: Final[Mapping[str, int]] = {
 }
 """Roles of victims, and how often each is chosen. ``EVERYTHING`` is all actors, killed at once."""
 
-SEVERAL_BROKERS_ROLES: Final[Mapping[str, int]] = {**ROLES, FOLLOWER: 5, BROKER: 2, NODE: 5}
+SEVERAL_BROKERS_ROLES: Final[Mapping[str, int]] = {
+    **ROLES,
+    FOLLOWER: 5,
+    BROKER: 2,
+    NODE: 4,
+    EMPTIED_DISK: 1,
+    OLD_DISK: 1,
+    DOUBLE_FAILOVER: 2,
+    STALLED_FOLLOWER: 2,
+    MOVE: 2,
+}
 """The same where there are several brokers. ``NODE`` is a broker's, with all on it."""
 
-LINKED_ROLES: Final[Mapping[str, int]] = {**SEVERAL_BROKERS_ROLES, LINK: 4}
-"""The same where what links two nodes can be cut, or one node off from all others."""
+LINKED_ROLES: Final[Mapping[str, int]] = {
+    **SEVERAL_BROKERS_ROLES,
+    LINK: 3,
+    ONE_WAY_LINK: 2,
+    FULL_DISK: 2,
+}
+"""The same where what links two nodes can be cut, or one node off from all others, and the node of
+one broker has a disk of its own."""
+
+NODE_ROLES: Final = frozenset(
+    {NODE, LINK, ONE_WAY_LINK, EMPTIED_DISK, OLD_DISK, FULL_DISK, DOUBLE_FAILOVER}
+)
+"""What befalls a node, and only one at a time; it is over when every replica is in sync again."""
+
+CUT_ROLES: Final = frozenset({LINK, ONE_WAY_LINK})
+KILL_ROLES: Final = frozenset({EVERYTHING, EMPTIED_DISK, OLD_DISK, DOUBLE_FAILOVER})
+"""Those that only a kill can be."""
+
+PAUSE_ROLES: Final = frozenset({*CUT_ROLES, FULL_DISK, STALLED_FOLLOWER, MOVE})
+"""Those that last for a while."""
 
 KILL_SHARE: Final = 0.6
 BURST_SHARE: Final = 0.15
@@ -51,7 +86,8 @@ class Fault:
     One that is ``at_once`` follows the fault before it without waiting for anything. Of a node:
     ``away_s`` is how long it stays away after a kill; ``is_whole`` says whether all its
     processes are struck, or when it is killed only its raylet, when it is paused all but that. A
-    link is always "paused"; ``is_whole``: the node is cut off from all.
+    link is always "paused"; ``is_whole``: the node is cut off from all, of a one-way link: nothing
+    that it sends arrives, and else nothing arrives there.
     """
 
     role: str
@@ -69,16 +105,18 @@ def plan_faults(seed: int, count: int, roles: Mapping[str, int] = ROLES) -> list
     faults = []
     for _ in range(count):
         role = chance.choices(list(roles), list(roles.values()))[0]
-        is_kill = chance.random() < KILL_SHARE or role == EVERYTHING
-        is_kill = is_kill and role != LINK
+        is_kill = chance.random() < KILL_SHARE or role in KILL_ROLES
+        is_kill = is_kill and role not in PAUSE_ROLES
         span = LONG_PAUSE_S if chance.random() < LONG_SHARE else SHORT_PAUSE_S
         pause_s = 0.0 if is_kill else chance.uniform(*span)
         delay_s = chance.uniform(0.0, STRIKE_DELAY_MAX_S)
         at_once = chance.random() < BURST_SHARE
         is_aimed = not at_once and chance.random() < AIMED_SHARE
         away_s, is_whole = 0.0, False
-        if role in (NODE, LINK):
+        if role == FULL_DISK:
+            pause_s = chance.uniform(*AWAY_S)
+        if role in NODE_ROLES:
             away_s = chance.uniform(*AWAY_S) if is_kill else 0.0
-            is_whole = chance.random() < WHOLE_SHARE
+            is_whole = chance.random() < WHOLE_SHARE or role in KILL_ROLES
         faults.append(Fault(role, pause_s, delay_s, is_aimed, at_once, away_s, is_whole))
     return faults

@@ -21,13 +21,33 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from faults.fault_plan import CLIENT, CONTROLLER, EVERYTHING, LINK, NODE, Fault
+from faults.fault_plan import (
+    CLIENT,
+    CONTROLLER,
+    CUT_ROLES,
+    DOUBLE_FAILOVER,
+    EVERYTHING,
+    FOLLOWER,
+    FULL_DISK,
+    LEADER,
+    LINK,
+    MOVE,
+    NODE_ROLES,
+    STALLED_FOLLOWER,
+    Fault,
+)
 from faults.history import NEMESIS, HistoryWriter
 from faults.struck_nodes import StruckNodes
 from faults.victims import Actors, Victim
 from ray_nodes import Nodes
 
 NOTICE_WAIT_S: Final = 4.0
+SUCCESSOR_WAIT_S: Final = 8.0
+"""How soon after a node its successor is struck: ``replica_lag_time_max_ms`` of the cluster."""
+
+FOLLOWS: Final = 1_000_000
+"""The number of a fault that follows another is its number plus this."""
+
 PAUSED_MAX: Final = 2
 NOTICE_BYTES_MAX: Final = 65_536
 
@@ -65,7 +85,9 @@ class Nemesis:
         self._notices.bind(("127.0.0.1", 0))
         self._nodes: StruckNodes | None = None
         if nodes is not None:
-            self._nodes = StruckNodes(nodes, struck_brokers, actors.unwhole, self._note_later)
+            self._nodes = StruckNodes(
+                nodes, struck_brokers, actors.unwhole, self._note_later, actors.problem_of
+            )
 
     @property
     def port(self) -> int:
@@ -81,7 +103,7 @@ class Nemesis:
                 while not until() and self._must_wait(fault, due):
                     self._rest(0.1)
                 self._carry_out_deferred()
-                if fault.role in (NODE, LINK) and not self._may_strike_nodes():
+                if fault.role in NODE_ROLES and not self._may_strike_nodes():
                     self._deferred.append((number, fault))
                     continue
                 while not until() and not self._carry_out(number, fault):
@@ -164,14 +186,15 @@ class Nemesis:
             time.sleep(fault.delay_s)
         struck = victims if fault.role == EVERYTHING else [victim or self._chance.choice(victims)]
         process_ids = [one.process_id for one in struck if _is_ours(one.process_id)]
-        is_of_nodes = fault.role in (NODE, LINK)
+        is_of_nodes = fault.role in NODE_ROLES
         brokers = {one.broker_id for one in struck if one.broker_id}
-        if fault.role == NODE and self._nodes is not None:
-            process_ids = self._nodes.strike(number, fault, struck[0].broker_id)
-        if fault.role == LINK and self._nodes is not None:
-            process_ids = self._nodes.cut(number, fault, struck[0].broker_id)
-            # Where both live, either may lead what it cannot replicate to the other.
-            brokers |= set() if fault.is_whole else set(process_ids)
+        if is_of_nodes and self._nodes is not None:
+            process_ids = self._strike_node(self._nodes, number, fault, struck[0].broker_id)
+            if fault.role == LINK and not fault.is_whole:
+                # Where both live, either may lead what it cannot replicate to the other.
+                brokers |= set(process_ids)
+        if fault.role == MOVE:
+            return self._move(number, fault)
         struck = [one for one in struck if one.process_id in process_ids or is_of_nodes]
         if not process_ids:
             return False
@@ -194,6 +217,84 @@ class Nemesis:
                 self._strike(number, fault, one)
         self.done += 1
         self.aimed += is_aimed
+        if fault.role == STALLED_FOLLOWER:
+            self._kill_leader_of(number, set(struck[0].serves))
+        if fault.role == DOUBLE_FAILOVER:
+            self._kill_successor(number, struck[0])
+        return True
+
+    @staticmethod
+    def _strike_node(nodes: StruckNodes, number: int, fault: Fault, broker_id: int) -> list[int]:
+        if fault.role in CUT_ROLES:
+            return nodes.cut(number, fault, broker_id)
+        if fault.role == FULL_DISK:
+            return nodes.fill(number, fault, broker_id)
+        return nodes.strike(number, fault, broker_id)
+
+    def _kill_leader_of(self, number: int, keys: set[str]) -> bool:
+        """Kill whoever leads some of these, as a fault of its own."""
+        leaders = [one for one in self._victims(LEADER) if keys & set(one.serves)]
+        if not leaders:
+            return False
+        victim = self._chance.choice(leaders)
+        number += FOLLOWS
+        self._writer.note(
+            "kill",
+            fault=number,
+            role=LEADER,
+            target=victim.name,
+            serves=list(victim.serves),
+            process_ids=[victim.process_id],
+            brokers=[victim.broker_id],
+            is_sole=victim.is_sole,
+            is_whole=False,
+            pause_ms=0,
+            aimed=True,
+            wall_ms=time.time_ns() // 1_000_000,
+        )
+        fault = Fault(LEADER, 0.0, 0.0, is_aimed=True, at_once=True)
+        self._strike(number, fault, victim)
+        return True
+
+    def _kill_successor(self, number: int, node: Victim) -> None:
+        """Kill who leads what the node led, while the node still counts as in sync, or just not."""
+        keys = {key for key in node.serves if key in self._actors.keys}
+        deadline = time.monotonic() + SUCCESSOR_WAIT_S
+        while keys and time.monotonic() < deadline:
+            others = {
+                key for key in keys if self._actors.leader_of(key) not in (node.broker_id, -1)
+            }
+            if others and self._kill_leader_of(number, others):
+                return
+            self._rest(0.1)
+
+    def _move(self, number: int, fault: Fault) -> bool:
+        """Have leaders and replicas move while other faults go on, for as long as it lasts."""
+        told = self._actors.begin_move(self._chance)
+        if not told:
+            return False
+        self._writer.note(
+            "pause",
+            fault=number,
+            role=MOVE,
+            target=told,
+            serves=[],
+            process_ids=[],
+            brokers=[],
+            is_sole=False,
+            is_whole=False,
+            pause_ms=round(fault.pause_s * 1_000),
+            aimed=False,
+            wall_ms=time.time_ns() // 1_000_000,
+        )
+        self.done += 1
+        until = time.monotonic() + fault.pause_s
+
+        def end() -> None:
+            self._actors.end_move(until)
+            self._note_later("resume", number)
+
+        threading.Thread(target=end, daemon=True).start()
         return True
 
     def _strike(self, number: int, fault: Fault, victim: Victim) -> None:
@@ -212,10 +313,15 @@ class Nemesis:
         paused = {process_id for _, _, process_id, _ in self._paused}
         if role == CLIENT:
             found = [Victim(name, pid, (name,)) for name, pid in self._clients().items()]
-        elif role in (NODE, LINK):
+        elif role in NODE_ROLES:
+            nodes = self._actors.nodes()
+            if role == FULL_DISK and self._nodes is not None:
+                nodes = [node for node in nodes if self._nodes.can_fill(node.broker_id)]
+            return nodes
+        elif role == MOVE:
             return self._actors.nodes()
         else:
-            found = self._actors.serving(role)
+            found = self._actors.serving(FOLLOWER if role == STALLED_FOLLOWER else role)
         return [victim for victim in found if victim.process_id not in paused]
 
     def _aim(self, victims: list[Victim]) -> Victim | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from ray_nodes import Nodes, can_unshare, wait_for
 import oncelog
 
 LOGS: Final = "ray-logs"
+LIMITED_DISK_BYTES: Final = 1 << 30
+"""The disk of the last broker, where it may have one of its own; what a campaign writes is less."""
 FOUNDER: Final = 1
 """The broker on which the controller is at first."""
 VOTERS: Final = 3
@@ -66,6 +69,9 @@ def several_brokers(
     broker_ids = range(FOUNDER, FOUNDER + brokers)
     links = Links(broker_ids) if HAS_OWN_NETWORK in os.environ else None
     nodes = Nodes(root, links=links)
+    limited = root / name_of(broker_ids[-1])
+    if links is not None:
+        _mount_limited(limited)
     token = "RAY_AUTH_TOKEN"
     os.environ[token] = nodes.environment[token]  # For this process and the clients.
     try:
@@ -93,6 +99,23 @@ def several_brokers(
         nodes.close()
         if links is not None:
             links.close()
+            _keep_files_of(limited)
+
+
+def _mount_limited(disk: Path) -> None:
+    """Make it a disk that a fault can fill; it goes with the mounts of this process."""
+    disk.mkdir()
+    size = f"size={LIMITED_DISK_BYTES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], check=True)
+
+
+def _keep_files_of(disk: Path) -> None:
+    """Put what is on such a disk where others look for it after this process."""
+    kept = disk.with_name(f"{disk.name}.kept")
+    shutil.copytree(disk, kept)
+    subprocess.run(["umount", "--lazy", disk], check=True)
+    disk.rmdir()
+    kept.rename(disk)
 
 
 def _voters_in_sync(cluster: Any) -> int:

@@ -1,21 +1,25 @@
-"""Nodes that are killed, paused, and come back on their disks: one at a time.
+"""Nodes that are killed, paused, cut off or short of disk, and come back: one at a time.
 
 A node counts as struck until it is up again and every replica in sync: so a majority always lives.
+A node comes back on its disk, on an empty one, or on a copy of its own of some time before. Where
+the log refuses that copy and says so, its operator empties the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
-from faults.fault_plan import Fault
+from faults.fault_plan import EMPTIED_DISK, NODE, OLD_DISK, ONE_WAY_LINK, Fault
 from links import OWN
 from ray_nodes import Nodes, children_of, descendants_of, is_raylet
 
@@ -41,22 +45,33 @@ def name_of(broker_id: int) -> str:
 class _Strike:
     """What befell the one node that is struck.
 
-    ``stopped`` are processes that are to go on, ``cut`` the nodes that it does not reach.
+    ``stopped`` are processes that are to go on, ``cut`` the ways, sender first, that are closed;
+    ``filler`` is the file that fills its disk. ``disk`` is how the node finds its disk, which is at
+    rest once it is dead if all of its processes were killed (``is_whole``).
     """
 
     number: int
     broker_id: int
     until: float
-    stopped: list[int]
-    cut: list[int]
+    disk: str
+    is_whole: bool
+    stopped: list[int] = field(default_factory=list)
+    cut: list[tuple[int, int]] = field(default_factory=list)
+    filler: Path | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether something is to be undone."""
+        return bool(self.stopped or self.cut or self.filler)
 
 
 class StruckNodes:
     """Strikes nodes, and keeps every other one running, in a thread until ``stop``.
 
     ``unwhole`` tells what is not in sync yet. ``note`` writes down, from that thread, that a
-    fault has come to a point: ``resume``, ``back`` when the node is up, ``whole`` when all is in
-    sync; and ``node_ended`` where a node was found dead, which one that was paused may be too.
+    fault has come to a point: ``resume``, ``back`` when the node is up, ``emptied`` when its old
+    disk was refused, ``whole`` when all is in sync; and ``node_ended`` where a node was found dead,
+    which one that was paused may be too. ``problem_of`` tells why a broker takes no part.
     """
 
     def __init__(
@@ -65,12 +80,14 @@ class StruckNodes:
         broker_ids: Collection[int],
         unwhole: Callable[[], str],
         note: Callable[[str, int], None],
+        problem_of: Callable[[int], str] = lambda _broker_id: "",
     ) -> None:
         self.errors: list[BaseException] = []
         self._nodes = nodes
         self._broker_ids = broker_ids
         self._unwhole = unwhole
         self._note = note
+        self._problem_of = problem_of
         self._strike: _Strike | None = None
         self._is_over = threading.Event()
         self._has_looked = threading.Event()
@@ -94,23 +111,53 @@ class StruckNodes:
             struck = stopped = descendants_of(started) if fault.is_whole else below
         else:
             struck = [raylet, *below] if fault.is_whole else [raylet]
-        until = time.monotonic() + (fault.pause_s or fault.away_s)
-        self._strike = _Strike(number, broker_id, until, stopped, [])
+        self._begin(number, fault, broker_id, stopped=stopped)
         _send(struck, signal.SIGSTOP if fault.pause_s else signal.SIGKILL)
         return struck
 
     def cut(self, number: int, fault: Fault, broker_id: int) -> list[int]:
-        """Cut the node off from all others, or from one that is not the head; from which."""
+        """Cut the node off from all others, or from one that is not the head, or one way from all;
+        from which.
+        """
         links = self._nodes.links
         if links is None:
             return []
         others = [n for n in (OWN, *self._broker_ids) if n != broker_id]
-        cut = others if fault.is_whole else others[-1:]
-        until = time.monotonic() + fault.pause_s
-        self._strike = _Strike(number, broker_id, until, [], cut)
-        for other in cut:
-            links.cut(broker_id, other)
-        return cut
+        sent = [(broker_id, other) for other in others]
+        heard = [(other, broker_id) for other in others]
+        if fault.role == ONE_WAY_LINK:
+            # Ray's own road stays whole: what it does without its head is not shown here.
+            ways = [way for way in (sent if fault.is_whole else heard) if OWN not in way]
+        else:
+            ways = [*sent, *heard] if fault.is_whole else [sent[-1], heard[-1]]
+        self._begin(number, fault, broker_id, cut=ways)
+        for way in ways:
+            links.cut(*way)
+        return sorted({one for way in ways for one in way if one != broker_id})
+
+    def fill(self, number: int, fault: Fault, broker_id: int) -> list[int]:
+        """Leave no room on the disk of the node, which ``can_fill``."""
+        filler = self._disk(broker_id) / "filler"
+        with filler.open("wb") as file:
+            free_bytes = shutil.disk_usage(filler).free
+            while free_bytes > 0:
+                with contextlib.suppress(OSError):  # Others write meanwhile.
+                    os.posix_fallocate(file.fileno(), file.tell(), free_bytes)
+                    file.seek(free_bytes, os.SEEK_CUR)
+                free_bytes = shutil.disk_usage(filler).free
+        self._begin(number, fault, broker_id, filler=filler)
+        return [self._process(broker_id).pid]
+
+    def can_fill(self, broker_id: int) -> bool:
+        """Whether the disk of a node is one of its own, and not that of this machine."""
+        return self._disk(broker_id).is_mount()
+
+    def _begin(self, number: int, fault: Fault, broker_id: int, **held: Any) -> None:
+        until = time.monotonic() + (fault.pause_s or fault.away_s)
+        self._strike = _Strike(number, broker_id, until, fault.role, fault.is_whole, **held)
+
+    def _disk(self, broker_id: int) -> Path:
+        return Path(self._nodes.root) / name_of(broker_id)
 
     def heal(self) -> None:
         """Have every node up, as soon as that is possible."""
@@ -128,8 +175,7 @@ class StruckNodes:
 
     def _are_up(self) -> bool:
         strike = self._strike
-        is_held = strike is not None and (strike.stopped or strike.cut)
-        return not is_held and not self._down()
+        return (strike is None or not strike.is_held) and not self._down()
 
     def _keep(self) -> None:
         try:
@@ -145,15 +191,19 @@ class StruckNodes:
         away = None
         if strike is not None and strike.until > time.monotonic():
             away = strike.broker_id
-        elif strike is not None and (strike.stopped or strike.cut):
+        elif strike is not None and strike.is_held:
             self._release(strike)
         for broker_id in self._down():
             number = strike.number if strike is not None and strike.broker_id == broker_id else -1
             if broker_id == away:
                 continue
             self._note("node_ended", number)
+            if strike is not None and number >= 0 and strike.is_whole:
+                self._change_disk(strike)
             start_node(self._nodes, broker_id)
             self._note("back", number)
+        if strike is not None and away is None:
+            self._empty_if_refused(strike)
         if strike is not None and away is None and not self._down() and not self._unwhole():
             self._note("whole", strike.number)
             self._strike = None
@@ -161,11 +211,44 @@ class StruckNodes:
     def _release(self, strike: _Strike) -> None:
         _send(strike.stopped, signal.SIGCONT)
         links, cut = self._nodes.links, strike.cut
-        strike.stopped, strike.cut = [], []
-        for other in cut:
+        if strike.filler is not None:
+            strike.filler.unlink()
+        strike.stopped, strike.cut, strike.filler = [], [], None
+        for way in cut:
             assert links is not None
-            links.join(strike.broker_id, other)
+            links.join(*way)
         self._note("resume", strike.number)
+
+    # --- disks --------------------------------------------------------------------------------
+
+    def _change_disk(self, strike: _Strike) -> None:
+        """Give a dead node the disk that its fault says, once; keep a copy of what it had."""
+        disk, copy = self._disk(strike.broker_id), self._copy_of(strike.broker_id)
+        role, strike.disk = strike.disk, NODE
+        if role == OLD_DISK and copy.exists():
+            strike.disk = OLD_DISK
+            _empty(disk)
+            shutil.copytree(copy, disk, dirs_exist_ok=True)
+        else:
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(disk, copy)
+        if role == EMPTIED_DISK:
+            _empty(disk)
+
+    def _empty_if_refused(self, strike: _Strike) -> None:
+        """What an operator does whom the log tells that a disk is an old one."""
+        if strike.disk != OLD_DISK or not self._problem_of(strike.broker_id):
+            return
+        strike.disk = EMPTIED_DISK
+        self._note("emptied", strike.number)
+        process = self._process(strike.broker_id)
+        _send([*descendants_of(process.pid), process.pid], signal.SIGKILL)
+        process.wait(UP_DEADLINE_S)
+        _empty(self._disk(strike.broker_id))
+        start_node(self._nodes, strike.broker_id)
+
+    def _copy_of(self, broker_id: int) -> Path:
+        return Path(self._nodes.root) / f"{name_of(broker_id)}.before"
 
     def _down(self) -> list[int]:
         return [n for n in self._broker_ids if self._process(n).poll() is not None]
@@ -178,3 +261,11 @@ def _send(process_ids: list[int], number: int) -> None:
     for process_id in process_ids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, number)
+
+
+def _empty(disk: Path) -> None:
+    for entry in disk.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from faults.availability import longest_gap_s
-from faults.fault_plan import LINK, NODE
+from faults.fault_plan import CUT_ROLES, NODE_ROLES
 from faults.history import History, Json
 from faults.replicas import LoggedChange
 from faults.totals import carried_out, quantiles
@@ -38,7 +38,7 @@ def takeovers(
     """
     ends = {line["fault"]: line["time"] for line in history.faults if line["f"] == "whole"}
     for fault in carried_out(history):
-        if fault["role"] in (NODE, LINK) and (fault["is_whole"] or fault["role"] == NODE):
+        if fault["role"] in NODE_ROLES and (fault["is_whole"] or fault["role"] not in CUT_ROLES):
             end = ends.get(fault["fault"])
             if end is not None:
                 yield from _takeover(history, fault, end, changes, founder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from collections import defaultdict
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
-from faults.client import GROUP
+from faults.client import GROUP, partition_of, repeat
 from faults.fault_plan import (
     BROKER,
     CONTROLLER,
@@ -76,11 +77,13 @@ class Actors:
         self, cluster: Any, keys: Collection[str], transactional_ids: Collection[str]
     ) -> None:
         self._cluster = cluster
-        self._keys = keys
+        self.keys = keys
         self._transactional_ids = transactional_ids
         self._metadata = cluster.describe()
         self._known_at = time.monotonic()
         self._handles: dict[str, Any] = {}
+        self._drained = 0
+        """The broker that a move drains."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="metadata", daemon=True)
         self._thread.start()
@@ -176,6 +179,61 @@ class Actors:
                     found.append(f"{topic.name}-{one.partition}: {state}")
         return "; ".join(found)
 
+    def problem_of(self, broker_id: int) -> str:
+        """Why a broker takes no part, by what the controller said last; "" if it does."""
+        brokers = self._metadata.brokers
+        return next((one.problem for one in brokers if one.broker_id == broker_id), "")
+
+    def leader_of(self, key: str) -> int:
+        """The broker that leads what a key of the history names, -1 if none does."""
+        wanted = partition_of(key)
+        for topic in self._metadata.topics:
+            for one in topic.partitions:
+                if (topic.name, one.partition) == (wanted.topic, wanted.partition):
+                    return one.leader
+        return -1
+
+    # --- moves --------------------------------------------------------------------------------
+
+    def begin_move(self, chance: random.Random) -> str:
+        """Drain a broker where others can hold all, or have each leader of the clients' topics move
+        to the next of its replicas; what was begun, "" if nothing could be.
+        """
+        admin, metadata = self._cluster.admin(), self._metadata
+        live = [broker.broker_id for broker in metadata.brokers if broker.is_live]
+        widest = max(len(one.replicas) for topic in metadata.topics for one in topic.partitions)
+        try:
+            if len(live) > widest:
+                self._drained = chance.choice(live)
+                admin.drain_broker(self._drained)
+                return f"drain {self._drained}"
+            for key in self.keys:
+                tp = partition_of(key)
+                replicas = self._replicas_of(tp)
+                if len(replicas) > 1:
+                    admin.reassign_partition(tp.topic, tp.partition, [*replicas[1:], replicas[0]])
+        except OncelogError:
+            # Another fault is in the way, as of the controller; what was begun goes on.
+            self._drained = 0
+            return ""
+        return "move preferred leaders"
+
+    def _replicas_of(self, tp: Any) -> tuple[int, ...]:
+        for topic in self._metadata.topics:
+            for one in topic.partitions:
+                if (topic.name, one.partition) == (tp.topic, tp.partition):
+                    return tuple(one.replicas)
+        return ()
+
+    def end_move(self, until: float) -> None:
+        """Use a drained broker again, from ``until`` on."""
+        self._is_over.wait(max(0.0, until - time.monotonic()))
+        drained, self._drained = self._drained, 0
+        if drained:
+            repeat(lambda: self._cluster.admin().resume_broker(drained))
+
+    # --- roles --------------------------------------------------------------------------------
+
     def _replicas(self) -> Iterator[_Replica]:
         for topic in self._metadata.topics:
             for partition in topic.partitions:
@@ -213,7 +271,7 @@ class Actors:
             shard = shard_of(GROUP, self._metadata.offsets_partitions)
             role, serves = GROUPS, {GROUP} if shard == replica.partition else set()
         else:
-            role, serves = LEADER, {f"{replica.topic}-{replica.partition}"} & set(self._keys)
+            role, serves = LEADER, {f"{replica.topic}-{replica.partition}"} & set(self.keys)
         return (role if replica.leads else FOLLOWER), serves
 
     def _handle(self, name: str) -> Any:
