@@ -91,8 +91,11 @@ def strike_for_good(world: World, random: Random) -> str:
     return name
 
 
-def demand_progress(world: World, partitions: list[TopicPartition], name: str) -> None:
-    """Fail unless all of it goes on within ``PROGRESS_LIMIT_S``; ``name`` is of a new topic."""
+def progress_s(world: World, partitions: list[TopicPartition], name: str) -> float:
+    """After how long all of it has gone on; fails after ``PROGRESS_LIMIT_S``.
+
+    ``name`` is that of a new topic.
+    """
     clients = [world.client(f"{role}-{name}") for role in ("decider", "committer", "member")]
     begin_s = world.now_s
     for client, work in zip(clients, (_decide, _commit, _read_in_group), strict=True):
@@ -100,6 +103,7 @@ def demand_progress(world: World, partitions: list[TopicPartition], name: str) -
         world.run(client.spawn(work(client, partitions, name)), limit_s=max(left_s, 0.1))
     for client in clients:
         world.end_process(client, "has seen progress")
+    return world.now_s - begin_s
 
 
 async def _decide(client: Any, partitions: list[TopicPartition], name: str) -> None:
