@@ -126,6 +126,7 @@ class ReplicaServer(ReplicationCalls):
             opener=surroundings.new_opener() if surroundings.new_opener else None,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
+        self.replica.on_newer_settings = self.refresh_settings_soon
         self.replica.on_bug = surroundings.die
         self.replica.on_restart = self.restart_later
         self.replica.on_loss = self.end_for_another
@@ -133,6 +134,7 @@ class ReplicaServer(ReplicationCalls):
         self.replica.send_push = self.send_push
         self.replica.propose_isr = self.propose_isr
         self._key_task: asyncio.Task[None] | None = None
+        self._settings_task: asyncio.Task[None] | None = None
         self.maintenance = Maintenance(
             replica=self.replica,
             clock=surroundings.clock,
@@ -201,7 +203,8 @@ class ReplicaServer(ReplicationCalls):
         reply = await ask(MetadataRequest(topics=(self.config.topic,)))
         for topic in reply.topics:
             if topic.topic_id == self.replica.leadership.topic_id:
-                self.replica.configure(topic.settings, topic.settings_version)
+                if self.replica.upkeep_error() is ErrorCode.NONE:
+                    self.replica.configure(topic.settings, topic.settings_version)
                 self._check_given_epoch(topic)
         if reply.cluster_key_version > self.replica.keys.version:
             await self._refresh_keys()
@@ -233,6 +236,11 @@ class ReplicaServer(ReplicationCalls):
         """Ask the controller for the keys of tickets, once however often this is called."""
         if self._key_task is None or self._key_task.done():
             self._key_task = asyncio.get_running_loop().create_task(self._refresh_keys())
+
+    def refresh_settings_soon(self) -> None:
+        """Ask the controller for the settings of the topic, once however often this is called."""
+        if self._settings_task is None or self._settings_task.done():
+            self._settings_task = asyncio.get_running_loop().create_task(self.refresh_settings())
 
     async def _refresh_keys(self) -> None:
         reply = await self._ask_controller(ClusterKeysRequest())

@@ -95,6 +95,7 @@ class ReplicaLog:
         self.damage = FoundDamage(self.topic_partition)
         self.tallies = ReplicaTallies()
         self.on_newer_keys: Callable[[], None] = lambda: None
+        self.on_newer_settings: Callable[[], None] = lambda: None
         self.on_bug: Callable[[BaseException], None] = _raise
         self.on_restart: Callable[[str], None] = lambda _reason: None
         self.on_loss: Callable[[str], None] = lambda _reason: None

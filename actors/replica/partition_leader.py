@@ -279,13 +279,17 @@ class PartitionLeader:
         return DeleteRecordsReply(log_start_offset=replica.machine.log_start_offset)
 
     async def configure(self, request: ConfigureRequest) -> ConfigureReply:
-        """Follow new settings of the topic from now on."""
-        error = self._check(request.topic_partition, -1)
-        if error is ErrorCode.NONE and request.topic_id != self.replica.leadership.topic_id:
+        """Follow new settings of the topic from now on, as a leader or as a follower."""
+        replica = self.replica
+        error = ErrorCode.NONE if replica.is_following else replica.availability()
+        is_ours = request.topic_partition == replica.topic_partition
+        if error is ErrorCode.NONE and not (
+            is_ours and request.topic_id == replica.leadership.topic_id
+        ):
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if error is not ErrorCode.NONE:
             return request.failed(error)
-        self.replica.configure(request.settings, request.settings_version)
+        replica.configure(request.settings, request.settings_version)
         return ConfigureReply()
 
     # --- offsets, markers, producers ------------------------------------------------------

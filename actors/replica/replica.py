@@ -14,6 +14,7 @@ from typing import Final
 from oncelog.actors.config import ReplicaConfig, TopicConfig, internal_topic_config
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.cluster.topic_creation import min_insync_of
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -96,6 +97,7 @@ class Replica(FollowerLog):
         """What a start, which goes on, is refused by the disk at present."""
         self._is_stopped = False
         self._opening = asyncio.Lock()
+        self._settings: tuple[tuple[str, str], ...] = ()
         self._settings_version = 0
 
     # --- state ----------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class Replica(FollowerLog):
             is_leader=self._is_leading,
             is_following=self.is_following,
             isr=() if self.replicator is None else self.replicator.isr,
-            min_insync_replicas=self.leadership.min_insync_replicas,
+            min_insync_replicas=self._min_insync_replicas,
             leader_epoch=self.leader_epoch,
             log_start_offset=machine.log_start_offset,
             last_stable_offset=machine.last_stable_offset,
@@ -217,9 +219,16 @@ class Replica(FollowerLog):
         self._note_risen()
         self.replicator.appended()
 
+    @property
+    def _min_insync_replicas(self) -> int:
+        """What follows from the newest settings and the newest replicas that are known."""
+        known = self.leadership
+        replication_factor = known.replication_factor or len(known.replicas) or 1
+        return min_insync_of(self._settings, replication_factor)
+
     def _replication_settings(self) -> ReplicationSettings:
         return ReplicationSettings(
-            min_insync_replicas=self.leadership.min_insync_replicas,
+            min_insync_replicas=self._min_insync_replicas,
             lag_max_ms=self.config.cluster.replica_lag_time_max_ms,
         )
 
@@ -252,12 +261,15 @@ class Replica(FollowerLog):
             previous_leader_epoch=push.previous_leader_epoch,
             high_watermark=push.bounds.high_watermark,
             log_start_offset=push.bounds.log_start_offset,
+            settings_version=self._settings_version,
             batches=batches,
         )
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """See ``FollowerLog``; a push of a newer epoch ends what this replica leads."""
         if self.replicator is None:
+            if request.settings_version > self._settings_version:
+                self.on_newer_settings()
             return await super().replicate(request)
         is_ours = request.topic_id == self.leadership.topic_id
         if is_ours and request.leader_epoch > self.leader_epoch:
@@ -278,7 +290,6 @@ class Replica(FollowerLog):
             self.leadership = leadership
         if leadership.leader_epoch == self.leader_epoch:
             self.configure(leadership.settings, leadership.settings_version)
-            replicator.configure(self._replication_settings())
         replicator.learn(assignment_of(leadership, self.broker_id))
         return ErrorCode.NONE
 
@@ -406,14 +417,16 @@ class Replica(FollowerLog):
 
     def configure(self, settings: Sequence[tuple[str, str]], version: int) -> None:
         """Follow the settings of the topic, unless newer ones than ``version`` are known."""
-        if version < self._settings_version:
-            return
-        self._settings_version = version
-        if self.config.topic in INTERNAL_TOPICS:
-            self.topic = internal_topic_config(self.config.topic, self.config.cluster)
-        else:
-            self.topic = TopicConfig.from_text(dict(settings))
-        self.log.settings = log_settings(self.topic)
+        if version >= self._settings_version:
+            self._settings, self._settings_version = tuple(settings), version
+            if self.config.topic in INTERNAL_TOPICS:
+                self.topic = internal_topic_config(self.config.topic, self.config.cluster)
+            else:
+                self.topic = TopicConfig.from_text(dict(settings))
+            self.log.settings = log_settings(self.topic)
+        if self.replicator is not None:
+            # The count of replicas may be newer also where the settings are not.
+            self.replicator.configure(self._replication_settings())
 
     async def _use(self, opened: Callable[[], PartitionLog]) -> None:
         """Open a log beside the event loop and take it, which is durable to its end, for ours."""

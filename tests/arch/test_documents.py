@@ -122,7 +122,7 @@ def named_in(text: str) -> set[str]:
 
 
 def checkers_of(source) -> set[str]:
-    """Checker classes, and the names under which ``LogWatch`` tells what it found."""
+    """Checker classes, and the names under which others tell what they found."""
     return {
         node.name
         for node in source.nodes
@@ -131,8 +131,7 @@ def checkers_of(source) -> set[str]:
         str(node.args[0].value)
         for node in source.nodes
         if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "_found"
+        and ast.unparse(node.func) in {"self._found", "Violation"}
         and isinstance(node.args[0], ast.Constant)
     }
 

@@ -1,4 +1,4 @@
-"""Operators in a simulated world: new topics, more partitions, and records removed meanwhile.
+"""Operators in a simulated world: topics, partitions and settings change, records are removed.
 
 A topic's name says what it is for, so the successor of a killed operator can carry on:
 records of a *kept* topic are removed by size and by hand, those of a *compact* one when
@@ -40,7 +40,7 @@ def settings_of(topic: str) -> dict[str, Any]:
 
 
 async def operator(player: Player) -> None:
-    """Makes a few topics, gives them partitions, and deletes records, until the run is over."""
+    """Makes a few topics, changes them and others, and deletes records, until the run is over."""
     admin = player.client.admin()
     while player.is_on:
         await asyncio.sleep(player.random.expovariate(1.0))
@@ -50,6 +50,8 @@ async def operator(player: Player) -> None:
                 await _create(player, admin, len(own))
             elif player.random.random() < 0.3:
                 await _add_partition(player, admin, player.random.choice(own))
+            elif player.random.random() < 0.4:
+                await _alter(player, admin)
             else:
                 await _delete_records(player, admin, own)
         except OncelogError as error:
@@ -74,6 +76,14 @@ async def _add_partition(player: Player, admin: AsyncAdmin, name: str) -> None:
         await admin.create_partitions(name, wanted)
         player.stage.topics[name] = wanted
         player.stage.counts["partitions added"] += 1
+
+
+async def _alter(player: Player, admin: AsyncAdmin) -> None:
+    """Two in sync are asked for where there are so many replicas, or no longer."""
+    name = player.random.choice(sorted(player.stage.topics))
+    minimum = player.random.choice((1, 1, 2, None))
+    await admin.alter_topic(name, min_insync_replicas=minimum)
+    player.stage.counts["settings changed"] += 1
 
 
 async def _delete_records(player: Player, admin: AsyncAdmin, own: list[str]) -> None:

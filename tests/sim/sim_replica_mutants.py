@@ -146,6 +146,12 @@ def _unchecked_copies() -> Iterator[None]:
         yield
 
 
+def _minimum_with_the_isr() -> Any:
+    """A leader learns another minimum in sync only with another ISR or other replicas."""
+    told = property(lambda self: self.leadership.min_insync_replicas)
+    return mock.patch.object(Replica, "_min_insync_replicas", told)
+
+
 @contextmanager
 def leads_on() -> Iterator[None]:
     """A leader that is told of a newer epoch leads on, whoever tells it."""
@@ -241,6 +247,13 @@ REPLICA_MUTANTS = (
         sabotage=_old_acknowledgements,
         checker="MissingCopies",
         changes=LOST_DISKS,
+    ),
+    Saboteur(
+        name="settings are followed by their own version",
+        sabotage=_minimum_with_the_isr,
+        checker="StaleSettings",
+        changes=QUIET
+        | {"brokers": 3, "replication_factor": 3, "operators": 4, "writers": 1, "readers": 1},
     ),
     Saboteur(
         name="followers check what they take",

@@ -22,7 +22,9 @@ from oncelog.storage.records.batch import BatchHeader
 
 Method = Callable[..., Any]
 
-REPLICA_CHECKERS = frozenset({"ChangedBatches", "CutPromises", "MissingCopies", "UnequalReplicas"})
+REPLICA_CHECKERS = frozenset(
+    {"ChangedBatches", "CutPromises", "MissingCopies", "StaleSettings", "UnequalReplicas"}
+)
 """What this part of the watch may find."""
 
 
@@ -207,6 +209,21 @@ def unequal_logs(world: Any) -> list[Violation]:
         if len(set(copies.values())) > 1:
             sizes = {broker_id: len(copy) for broker_id, copy in copies.items()}
             found.append(Violation("UnequalReplicas", f"{tp} from {begin} on: {sizes}", (str(tp),)))
+    return found
+
+
+def stale_settings(world: Any) -> list[Violation]:
+    """At peace every leader follows the settings that the controller has recorded last."""
+    machine, found = world.server("controller").machine, []
+    for replica in world.replicas().values():
+        tp, told = replica.topic_partition, machine.leadership(replica.topic_partition)
+        if told is None or replica.leadership.topic_id != told.topic_id:
+            continue
+        described = replica.describe(1)
+        wanted, recorded = described.min_insync_replicas, told.min_insync_replicas
+        if described.is_leader and wanted != recorded:
+            text = f"{replica.machine} wants {wanted} in sync, and {recorded} are asked for"
+            found.append(Violation("StaleSettings", text, (str(tp),)))
     return found
 
 

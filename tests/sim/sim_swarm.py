@@ -26,7 +26,7 @@ from sim_operators import operator, settings_of
 from sim_process import Client, Process
 from sim_processors import processor
 from sim_remakes import remaker
-from sim_replica_watch import unequal_logs
+from sim_replica_watch import stale_settings, unequal_logs
 from sim_rogue import rogue
 from sim_stage import (
     COPY_GROUP,
@@ -220,6 +220,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
                 _read_everything(stage)
                 world.quiesce(limit_s=QUIET_LIMIT_S)
                 result.violations += unequal_logs(world)
+                result.violations += stale_settings(world)
                 result.violations += check_history(stage.history)
                 result.violations += _judged_as_campaign(stage)
             except SimulationError as error:

@@ -308,6 +308,7 @@ class ClusterMachine:
             settings_version=topic.settings_version,
             transaction_state_partitions=founded.transaction_state_partitions,
             offsets_partitions=founded.offsets_partitions,
+            replication_factor=partition.settled_count,
         )
 
     def decide_rotate_key(
@@ -366,8 +367,9 @@ class ClusterMachine:
                 topic = self._topics[self._names_by_id[topic_id]]
                 topic.settings = settings
                 topic.settings_version += 1
+                # Lone leaders too: they do not ask again.
                 for number in range(len(topic.partitions)):
-                    self._note_untold(topic, number)
+                    self._untold[TopicPartition(topic.name, number)] = None
             case PartitionsCreated() as added:
                 topic = self._topics[self._names_by_id[added.topic_id]]
                 invariant(

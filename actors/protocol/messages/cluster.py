@@ -180,7 +180,12 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
 
     With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the current one: what to expect instead.
     ``leader`` is a broker id, -1 if nobody can lead now; ``hosts`` as in ``PartitionMetadata``.
-    Without ``replicas`` there is one, and it leads.
+    Without ``replicas`` there is one, and it leads. ``replication_factor`` counts those that a
+    reassignment adds only once it is complete; 0: all of ``replicas``.
+
+    ``settings`` are of ``settings_version``, everything else of the partition is of
+    ``partition_version``. ``min_insync_replicas`` follows from both, and is only for leaders of an
+    earlier version of this program, in a rolling upgrade.
     """
 
     leader_epoch: int = NO_LEADER_EPOCH
@@ -196,6 +201,7 @@ class BecomeLeaderReply(Reply, frozen=True, kw_only=True):
     settings_version: int = 0
     transaction_state_partitions: int = 0
     offsets_partitions: int = 0
+    replication_factor: int = 0
 
 
 class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True):

@@ -38,7 +38,9 @@ class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
     (exclusive), -1 if the leader's log begins there: the follower takes the batches only where
     its own log agrees. ``epoch_start_offset`` is where ``leader_epoch`` began: a follower keeps
     nothing of older epochs from there on. Without batches it asks whether the logs agree, and
-    tells the high watermark and the log start. Late and repeated copies are harmless.
+    tells the high watermark and the log start. ``settings_version`` is that of the leader: a
+    follower that knows only older settings of the topic asks for them. Late and repeated copies
+    are harmless.
     """
 
     method = "replicate"
@@ -53,4 +55,5 @@ class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):
     previous_leader_epoch: int
     high_watermark: int
     log_start_offset: int
+    settings_version: int = 0
     batches: Batches

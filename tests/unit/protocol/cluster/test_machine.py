@@ -15,6 +15,7 @@ from oncelog.actors.protocol.cluster.log import (
     BrokerRegistered,
     ClusterFounded,
     LeaderElected,
+    TopicConfigured,
     decode_cluster_record,
     encode_cluster_record,
 )
@@ -350,6 +351,19 @@ def test_a_move_does_not_raise_the_minimum_in_sync(world: ClusterWorld) -> None:
     told = machine.leadership(TopicPartition("alone", 0))
     assert told is not None
     assert (told.replicas, told.min_insync_replicas) == ((3, 1), 1)
+    assert told.replication_factor == 1
+
+
+def test_every_leader_is_told_of_other_settings_a_lone_one_too(world: ClusterWorld) -> None:
+    alone = TopicPartition("alone", 0)
+    world.start_replica(1, alone)
+    before = world.machine.leadership(alone)
+    assert before is not None
+    settings = (("retention_ms", "5"),)
+    world.apply([TopicConfigured(topic_id="b" * 32, settings=settings)])
+    assert world.machine.take_untold() == [alone]
+    told = structs.replace(before, settings=settings, settings_version=1)
+    assert world.machine.leadership(alone) == told
 
 
 def test_leaders_are_told_what_changed_once(world: ClusterWorld) -> None:
