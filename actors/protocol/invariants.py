@@ -42,6 +42,7 @@ INVARIANTS: Final = MappingProxyType(
         "I-23": "synced and committed bytes are never cut without the replica going offline",
         "I-24": "a cluster is founded once, and a topic id is never used again",
         "I-25": "the members of a group always have a protocol in common",
+        "I-26": "a replica acknowledges, and leads, only while its machine ends where its log does",
     }
 )
 """The statement of each rule by its number. A retired number is never used again."""

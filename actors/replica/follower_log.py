@@ -74,7 +74,7 @@ class FollowerLog(ReplicaLog):
     def learn_leadership(self, leadership: BecomeLeaderReply) -> ErrorCode:
         """The controller has told who leads now; if it is this replica, it has been elected."""
         follower = self._follower
-        if follower is None or self._is_cutting:
+        if follower is None or self._is_cutting or self.failure is not None:
             return NOT_NOW
         if leadership.leader_epoch <= follower.known_epoch:
             is_known = leadership.leader_epoch == follower.known_epoch
@@ -121,6 +121,7 @@ class FollowerLog(ReplicaLog):
         error = await self._until_synced(self.machine.log_end_offset)
         if error is not ErrorCode.NONE:
             return ReplicateReply(error=error)
+        self.check_ends()
         reply = follower.acknowledge(request, verdict, self._synced_offset)
         self._keep_bounds()
         return reply
@@ -142,7 +143,10 @@ class FollowerLog(ReplicaLog):
                 self._sync.request(self.log, size_bytes, is_awaited=self.topic.flush != "os")
 
     async def _cut(self, verdict: ReplicateVerdict) -> None:
-        """Cut the log and rebuild the machine from what is left, durably. OSError."""
+        """Cut the log and rebuild the machine from what is left, durably.
+
+        OSError: then the replica is offline until it has started again.
+        """
         log, epoch = self.log, self.machine.leader_epoch
         _logger.warning(
             "%s cuts its log at %d, which ended at %d, as its leader has another",
@@ -163,11 +167,16 @@ class FollowerLog(ReplicaLog):
         try:
             await self._sync.drain()
             self._sync_waiters.send_away(NOT_NOW)
+            # Of what is left nothing counts as synced before the cut is done.
+            self._synced_offset = 0
             await self.run_beside(cut)
+        except OSError as error:
+            # Log and machine may be at different places: only a start makes them equal again.
+            self._give_up("cut", error)
+            raise
         finally:
             self._is_cutting = False
         if self._log is log:
-            self._synced_offset = 0
             self.machine.become_follower(epoch)
             self._sync.begin(log)
 

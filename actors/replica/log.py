@@ -20,6 +20,7 @@ from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -411,6 +412,15 @@ class ReplicaLog:
         # The last stable offset may have risen over a transaction that lost its head.
         self._waiters.wake_readers()
         return ErrorCode.NONE
+
+    def check_ends(self) -> None:
+        """What is acknowledged, or led, by the machine is what is in the log."""
+        machine_end, log_end = self.machine.log_end_offset, self.log.log_end_offset
+        invariant(
+            machine_end == log_end,
+            "I-26",
+            f"{self.topic_partition}: the machine ends at {machine_end}, the log at {log_end}",
+        )
 
     def check_log(self) -> None:
         """Go offline if the log went: work beside appends has met an error of the disk."""

@@ -407,6 +407,7 @@ class Replica(FollowerLog):
 
     async def _begin_epoch(self) -> None:
         """Make the start of the epoch durable."""
+        self.check_ends()
         self.log.assign_leader_epoch(self.leader_epoch, self.machine.log_end_offset)
 
     def learn_keys(self, keys: ClusterKeys) -> None:

@@ -1,0 +1,167 @@
+"""A follower cuts its log, and the disk refuses half way: nothing that was cut is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from actor_surroundings import InlineBackground, ManualClock
+from copied_logs import DATA_DIR, TP, LeaderLog
+from crash_disk import CrashDisk
+
+from oncelog.actors.config import ReplicaConfig
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
+from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
+from oncelog.actors.replica.replica import Replica
+from oncelog.storage.errors import ErrorCode
+
+TOPIC_ID = "a" * 32
+RECORDS = [(("data", -1), 1, 0, 0)] * 24
+CUT_AT = 23
+Scenario = Callable[["Follower"], Coroutine[Any, Any, None]]
+
+
+class Follower:
+    """Broker 2's replica, which follows broker 1, and what it asked for."""
+
+    def __init__(self, disk: CrashDisk) -> None:
+        self.disk = disk
+        self.restarts: list[str] = []
+        self.replica = Replica(
+            config=ReplicaConfig(
+                topic=TP.topic, partition=TP.partition, broker_id=2, data_dir=str(DATA_DIR)
+            ),
+            filesystem=disk,
+            clock=ManualClock(),
+            background=InlineBackground(),
+            epoch_source=self._told,
+        )
+        self.replica.on_restart = self.restarts.append
+        self._follows = asyncio.Event()
+        self.replica.on_following = self._follows.set
+
+    async def _told(self, last_epoch: int) -> BecomeLeaderReply:
+        return BecomeLeaderReply(
+            leader_epoch=max(last_epoch, 0),
+            topic_id=TOPIC_ID,
+            leader=1,
+            replicas=(1, 2),
+            hosts=(0, 0),
+            isr=(1, 2),
+        )
+
+    async def start(self) -> None:
+        self._starting = asyncio.ensure_future(self.replica.start())
+        await self._follows.wait()
+
+    async def stop(self) -> None:
+        await self.replica.stop()
+        await self._starting
+
+    async def push(self, epoch: int, batches: bytes, *, at: int, before: int) -> ReplicateReply:
+        """What follows ``at``, where the epoch begins; ``before`` is the epoch of what is there."""
+        return await self.replica.replicate(
+            ReplicateRequest(
+                topic_partition=TP,
+                topic_id=TOPIC_ID,
+                leader=1,
+                leader_epoch=epoch,
+                epoch_start_offset=at,
+                previous_end_offset=at,
+                previous_leader_epoch=before,
+                high_watermark=0,
+                log_start_offset=0,
+                batches=batches,
+            )
+        )
+
+
+def play(*scenarios: Scenario) -> None:
+    """Each in a life of its own, on what the one before has left on the disk."""
+
+    async def body() -> None:
+        disk = CrashDisk()
+        for scenario in scenarios:
+            follower = Follower(disk)
+            await follower.start()
+            await scenario(follower)
+            disk.kill()
+            disk = disk.after_kill()
+
+    asyncio.run(body())
+
+
+def batches_of_two_leaders() -> tuple[list[bytes], bytes]:
+    """24 records of epoch 1, each a batch, and another 24th of epoch 2."""
+    leader = LeaderLog(epoch=1)
+    leader.run(RECORDS)
+    first = list(leader.batches)
+    leader.cut(CUT_AT)
+    leader.run(RECORDS[:1])
+    return first, leader.batches[-1]
+
+
+@pytest.mark.parametrize(
+    ("call", "suffix", "number"),
+    [
+        ("open", ".snapshot", errno.EMFILE),
+        ("read", ".snapshot", errno.EMFILE),
+        ("read", ".log", errno.EMFILE),
+        ("read", ".log", errno.EIO),
+        ("datasync", ".log", errno.EMFILE),
+        ("datasync", ".log", errno.EIO),
+    ],
+)
+def test_nothing_that_was_cut_is_acknowledged_after_a_cut_that_failed(
+    call: str, suffix: str, number: int
+) -> None:
+    """1. The follower has 24 records of epoch 1. 2. A leader of epoch 2 has another 24th: it cuts,
+    and the disk refuses once before the machine is rebuilt. 3. The leader of epoch 1 leads again,
+    in epoch 3, with its own 24th, and asks whether the follower has it. 4. A start.
+    """
+    first, second = batches_of_two_leaders()
+
+    async def cuts(follower: Follower) -> None:
+        await follower.push(1, b"".join(first[:10]), at=0, before=-1)
+        follower.replica.log.roll(follower.replica.machine.snapshot())
+        taken = await follower.push(1, b"".join(first[10:]), at=10, before=1)
+        assert (taken.error, taken.log_end_offset) == (ErrorCode.NONE, 24)
+        follower.disk.fail(call, suffix, number, times=1)
+        refused = await follower.push(2, second, at=CUT_AT, before=1)
+        assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
+        probe = await follower.push(3, b"", at=24, before=1)
+        assert (probe.error, probe.log_end_offset) != (ErrorCode.NONE, 24)
+        assert not follower.replica.is_following
+        assert follower.replica.failure is not None
+        # What may pass needs no operator.
+        assert len(follower.restarts) == (number == errno.EMFILE)
+
+    async def begins_again(follower: Follower) -> None:
+        replica = follower.replica
+        assert replica.machine.log_end_offset == replica.log.log_end_offset
+        assert replica.log.log_end_offset in (CUT_AT, 24)
+        taken = await follower.push(3, second, at=CUT_AT, before=1)
+        assert (taken.error, taken.log_end_offset) == (ErrorCode.NONE, 24)
+        await follower.stop()
+
+    play(cuts, begins_again)
+
+
+def test_a_follower_that_failed_is_not_elected() -> None:
+    """It would lead with what its machine was left with."""
+    first, second = batches_of_two_leaders()
+
+    async def scenario(follower: Follower) -> None:
+        await follower.push(1, b"".join(first), at=0, before=-1)
+        follower.disk.fail("read", ".log", errno.EMFILE, times=1)
+        await follower.push(2, second, at=CUT_AT, before=1)
+        elected = await follower._told(3)
+        told = BecomeLeaderReply(
+            leader_epoch=4, topic_id=TOPIC_ID, leader=2, replicas=(1, 2), isr=elected.isr
+        )
+        assert follower.replica.learn_leadership(told) is not ErrorCode.NONE
+
+    play(scenario)
