@@ -172,6 +172,9 @@ class GroupCoordinator:
                 await asyncio.sleep(0)
                 if self.replica.availability() is not ErrorCode.NONE:
                     return  # Stopped meanwhile: nobody needs what was loaded.
+        # A group or an offset that is lost with this leader must not have been told to anybody.
+        if await self.replica.all_committed() is not ErrorCode.NONE:
+            return
         self._machine = machine
         self._queue = ApplyQueue(replica=self.replica, table=machine, on_failure=self._break)
         self._epoch = self.replica.leader_epoch

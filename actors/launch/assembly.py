@@ -267,9 +267,10 @@ class ReplicaServer(ReplicationCalls):
     async def _start(self) -> None:
         try:
             await self.replica.start()
+            # What is on top may wait for followers; settings and epochs are to be heard meanwhile.
+            self.start_upkeep()
             await self.load()
             self.is_loaded = True
-            self.start_upkeep()
         except InvariantViolation as error:
             self.surroundings.die(error)
         except OSError as error:

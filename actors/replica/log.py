@@ -369,6 +369,17 @@ class ReplicaLog:
         else:
             self._waiters.when_committed(next_offset, done)
 
+    async def all_committed(self) -> ErrorCode:
+        """Wait, for as long as this replica leads, until all that is in the log now is committed.
+
+        What its predecessor had appended and not committed is lost if this leader is, so nothing
+        may be done, or answered, on the strength of it before.
+        """
+        waiter: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        self.when_committed(self.machine.log_end_offset, functools.partial(settle, waiter))
+        error = await waiter
+        return error if error is not ErrorCode.NONE else self.availability()
+
     async def progress(self, timeout_ms: int) -> None:
         """Wait until a reader may see more than now, the role changes or the time is over."""
         await self._waiters.progress(timeout_ms)

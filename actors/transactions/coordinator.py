@@ -148,8 +148,9 @@ class TransactionCoordinator:
     async def load(self) -> None:
         """Load the log, resume what is decided but not complete, then serve.
 
-        Does nothing when the replica does not lead; a stop meanwhile discards what is loaded.
-        Raises ``CorruptDataError``.
+        Only once all of it is committed: markers of a PREPARE that is lost with this leader could
+        contradict the next one's. Does nothing when the replica does not lead; a stop meanwhile
+        discards what is loaded. Raises ``CorruptDataError``.
         """
         if self.replica.availability() is not ErrorCode.NONE:
             return
@@ -160,6 +161,8 @@ class TransactionCoordinator:
                 await asyncio.sleep(0)
                 if self._is_stopped:
                     return
+        if await self.replica.all_committed() is not ErrorCode.NONE or self._is_stopped:
+            return
         self._runtime.is_loaded = True
         self._completions.resume()
         scans = TransactionScans(

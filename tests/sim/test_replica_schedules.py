@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,13 @@ from sim_replica_stage import (
 )
 from sim_world import SimulationError, World
 
+from oncelog.actors.interfaces import address_of, holder_of
+from oncelog.actors.protocol.messages.admin import DescribeTransactionsRequest
+from oncelog.actors.protocol.messages.group import DescribeGroupsRequest
+from oncelog.api.records import ConsumerGroupMetadata
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError, TransactionAbortableError
+from oncelog.storage.model import TopicPartition
 
 HOUR_MS = 3_600_000
 PARTITIONS = (0, 1, 2)
@@ -136,6 +143,128 @@ def test_what_a_transaction_was_acknowledged_is_in_it_after_all_have_been_electe
     world.quiesce()
     for partition in PARTITIONS:
         assert read(world, partition) == (["a", "b", "c"] if is_committed else ["a"])
+
+
+def test_a_coordinator_acts_on_nothing_that_is_not_committed() -> None:
+    """1. A transaction is to be committed, and PREPARE reaches no follower. 2. The coordinator's
+    process dies, and leads again: its log has PREPARE. 3. Its host is lost, and the next one has
+    never heard of it: the transaction times out. 4. All of it is there, or nothing.
+    """
+    settings = dataclasses.replace(replicated(3), restart_ms=(50.0, 100.0))
+    with watching() as watched, World(seed=3, topics={"a": 3}, settings=settings) as world:
+        client = world.client("writer")
+        coordinators: set[str] = set()
+        marked: list[float] = []
+
+        def watch(exchange: Any, _: Any, is_reply: bool) -> None:
+            if exchange.method == "init_producer_id":
+                coordinators.add(exchange.callee)
+            if exchange.method == "write_txn_markers" and not is_reply:
+                marked.append(world.now_s)
+
+        world.network.watchers.append(watch)
+
+        async def begin() -> Any:
+            producer = await producer_of(client, transaction_timeout_ms=5_000)
+            await producer.begin_transaction()
+            await send(producer, "a")
+            return producer
+
+        producer = world.run(client.spawn(begin()))
+        (coordinator,) = coordinators
+        node = world.node_of(coordinator)
+        gate = world.network.hold(
+            "replicate",
+            caller=coordinator,
+            when=lambda push: push.topic_partition.topic == "__transaction_state",
+        )
+        client.spawn(producer.commit_transaction())
+        world.run(gate.wait_held(2))
+        epoch = world.server(coordinator_of(world, node)).replica.leader_epoch
+        world.kill(coordinator)
+        world.run_for(1)
+        again = world.server(coordinator_of(world, node)).replica
+        assert again.leader_epoch > epoch
+        assert again.availability() is ErrorCode.NONE
+        assert again.machine.high_watermark < again.machine.log_end_offset
+        assert marked == []
+        world.end_process(client, "leaves")
+        world.kill_node(node, is_power_lost=True)
+        gate.release_all()
+        world.run_for(20)
+        world.start_node(node)
+        world.quiesce()
+        assert len({tuple(read(world, partition)) for partition in PARTITIONS}) == 1
+        assert watched.violations == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "request_type"),
+    [
+        ("__transaction_state", DescribeTransactionsRequest),
+        ("__consumer_offsets", DescribeGroupsRequest),
+    ],
+)
+def test_a_coordinator_loads_until_followers_have_what_it_loaded(
+    topic: str, request_type: type[Any]
+) -> None:
+    """1. A coordinator's process dies, and leads again. 2. Its pushes are held: it cannot know
+    whether the end of its log is committed. 3. They arrive.
+    """
+    settings = dataclasses.replace(replicated(3), restart_ms=(50.0, 100.0))
+    with watching() as watched, World(seed=3, topics={"a": 3}, settings=settings) as world:
+        client = world.client("asker")
+
+        async def transact() -> None:
+            producer = await producer_of(client)
+            await producer.begin_transaction()
+            await send(producer, "a")
+            group = ConsumerGroupMetadata(group_id="g", generation_id=-1, member_id="")
+            await producer.send_offsets_to_transaction({TopicPartition("a", 0): 1}, group)
+            await producer.commit_transaction()
+
+        world.run(client.spawn(transact()))
+        found = next(
+            replica
+            for replica in world.leaders().values()
+            if replica.topic_partition.topic == topic and replica.machine.log_end_offset
+        )
+        placement = next(
+            one
+            for one in world.replicas_of(found.topic_partition)
+            if one.broker_id == found.broker_id
+        )
+
+        def ask() -> ErrorCode:
+            asking = client.transport.call(address_of(placement), request_type(), timeout_ms=1_000)
+            reply: Any = world.run(client.spawn(asking))
+            error: ErrorCode = reply.error
+            return error
+
+        assert ask() is ErrorCode.NONE
+        gate = world.network.hold(
+            "replicate",
+            caller=holder_of(placement),
+            when=lambda push: push.topic_partition.topic == topic,
+        )
+        world.kill(holder_of(placement))
+        world.run_for(1)
+        assert ask() is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        gate.release_all()
+        world.run_for(1)
+        assert ask() is ErrorCode.NONE
+        assert watched.violations == []
+
+
+def coordinator_of(world: World, node: int) -> str:
+    """The transaction coordinator that leads on a node."""
+    return next(
+        name
+        for name, server in world.servers().items()
+        if name.startswith("transaction:")
+        and name.endswith(f"@{node}")
+        and server.replica.machine.log_end_offset
+    )
 
 
 def test_a_leader_that_does_not_step_down_for_a_newer_epoch_is_noticed() -> None:
