@@ -313,20 +313,34 @@ def test_an_offset_out_of_range_without_reset_policy_is_raised(fake_cluster, run
         run(scenario())
 
 
-def test_a_seek_overtakes_a_position_that_is_still_looked_up(fake_cluster, run):
+@pytest.mark.parametrize(
+    ("asked", "settings"), [(ListOffsetsRequest, {}), (OffsetFetchRequest, {"group_id": "g"})]
+)
+def test_a_seek_overtakes_a_position_that_is_still_looked_up(fake_cluster, run, asked, settings):
+    """1. A position is looked up. 2. The reader seeks elsewhere. 3. The answer comes, and counts
+    no more.
+    """
     (log,) = fake_cluster.create("t")
     log.append(b"0", b"1", b"2")
-    fake_cluster.fail(ListOffsetsRequest, ErrorCode.NETWORK_EXCEPTION, times=3)
+    fake_cluster.committed[TP] = 1
 
     async def scenario():
-        consumer = consumer_of(fake_cluster)
-        await consumer.assign(TP)
-        await consumer.poll(0)
-        await consumer.seek(TP, 2)
-        await asyncio.sleep(10)
-        return values(await consumer.poll(1_000))
+        consumer = consumer_of(fake_cluster, **settings)
+        answered = asyncio.Event()
 
-    assert run(scenario()) == [b"2"]
+        async def held(_request):
+            await answered.wait()
+
+        fake_cluster.hooks[asked] = held
+        await consumer.assign(TP)
+        await consumer.poll(100)
+        assert len(fake_cluster.requests(asked)) == 1
+        await consumer.seek(TP, 2)
+        answered.set()
+        await asyncio.sleep(0.1)
+        return await consumer.position(TP), values(await consumer.poll(1_000))
+
+    assert run(scenario()) == (2, [b"2"])
 
 
 def test_a_leader_that_is_away_for_long_is_waited_for(fake_cluster, run):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from random import Random
 
 import pytest
@@ -155,6 +156,62 @@ def test_automatic_commits_store_what_was_delivered_before_the_poll(fake_cluster
         return early, dict(fake_cluster.committed)
 
     assert run(scenario()) == ({}, {TP: 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "commits"),
+    [
+        (ErrorCode.UNKNOWN_MEMBER_ID, []),
+        (ErrorCode.FENCED_INSTANCE_ID, []),
+        (ErrorCode.REBALANCE_IN_PROGRESS, [1]),
+    ],
+)
+def test_a_commit_that_is_due_is_not_begun_for_partitions_that_may_be_anothers(
+    fake_cluster, run, error, commits
+):
+    """1. A member reads. 2. Its group rebalances, or drops it. 3. It polls when an automatic
+    commit is due: only the one before it joins again is sent, by a member that may.
+    """
+    (log,) = fake_cluster.create("t")
+    log.append(b"0", b"1")
+
+    async def scenario():
+        consumer = consumer_of(
+            fake_cluster, group_id="g", heartbeat_interval_ms=1_000, auto_commit_interval_ms=1_000
+        )
+        await consumer.subscribe("t")
+        await consumer.poll(500, max_records=1)
+        await consumer.poll(0, max_records=1)
+        fake_cluster.fail(HeartbeatRequest, error)
+        await asyncio.sleep(1.5)
+        with contextlib.suppress(FencedInstanceIdError):
+            await consumer.poll(100)
+        await asyncio.sleep(0.1)
+        return [request.generation_id for request in fake_cluster.requests(OffsetCommitRequest)]
+
+    assert run(scenario()) == commits
+
+
+def test_commits_of_one_consumer_are_stored_in_the_order_they_were_made(fake_cluster, run):
+    """1. A commit is under way for long. 2. A later one is made. 3. The later one counts."""
+    fake_cluster.create("t")
+
+    async def late(_request):
+        if len(fake_cluster.requests(OffsetCommitRequest)) == 1:
+            await asyncio.sleep(5)
+
+    fake_cluster.hooks[OffsetCommitRequest] = late
+
+    async def scenario():
+        consumer = consumer_of(fake_cluster, group_id="g", enable_auto_commit=False)
+        await consumer.assign(TP)
+        first = asyncio.ensure_future(consumer.commit({TP: 1}))
+        await asyncio.sleep(1)
+        await consumer.commit({TP: 2})
+        await first
+
+    run(scenario())
+    assert fake_cluster.committed == {TP: 2}
 
 
 @pytest.mark.parametrize("is_automatic", [True, False])
