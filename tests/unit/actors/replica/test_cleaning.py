@@ -18,6 +18,8 @@ from oncelog.actors.replica.replica import Replica
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from oncelog.storage.records.batch import parse_header
+from oncelog.storage.records.codec import encode_records
 
 
 def play(directory: Path, scenario: Callable[[Replica], Any], **settings: str) -> Any:
@@ -83,6 +85,37 @@ def test_log_that_is_not_dirty_enough_is_left_alone(tmp_path):
     async def scenario(replica):
         await write(replica, 10)
         assert await clean_if_dirty(replica, now_ms=START_MS) is None
+
+    play(tmp_path, scenario)
+
+
+def test_values_that_an_open_transaction_may_replace_are_kept(tmp_path):
+    """1. Much is written. 2. As much again, in a transaction that is open. 3. Compaction keeps
+    the newest values before it, as it may abort.
+    """
+
+    def settled(replica):
+        stable = replica.machine.last_stable_offset
+        batches = [batch for batch in replica.replay() if batch.header.base_offset < stable]
+        return {record.key: record.value for batch in batches for record in batch.records}
+
+    async def scenario(replica):
+        await write(replica)
+        before, end = settled(replica), replica.machine.log_end_offset
+        for number in range(40):
+            batch = encode_records(
+                [(b"%d" % key, b"replaced" * 1_000, START_MS, ()) for key in range(5)],
+                producer_id=7,
+                producer_epoch=0,
+                base_sequence=5 * number,
+                is_transactional=True,
+            )
+            outcome = replica.write(batch, parse_header(batch), None, now_ms=START_MS)
+        assert await replica.committed(outcome.next_offset) is ErrorCode.NONE
+        assert replica.machine.last_stable_offset == end < replica.machine.high_watermark
+        result = await clean_if_dirty(replica, now_ms=START_MS)
+        assert 0 < result.first_dirty_offset <= end
+        assert settled(replica) == before
 
     play(tmp_path, scenario)
 

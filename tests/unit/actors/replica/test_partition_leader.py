@@ -50,6 +50,21 @@ def marker(pid: int, epoch: int, *, committed: bool, coordinator_epoch: int = 0)
     )
 
 
+@pytest.mark.parametrize(
+    ("topic_id", "error"),
+    [("", ErrorCode.NONE), ("a" * 32, ErrorCode.NONE), ("b" * 32, ErrorCode.UNKNOWN_TOPIC_ID)],
+)
+def test_who_reads_a_topic_gets_nothing_of_the_next_one_of_its_name(
+    play: Play, topic_id: str, error: ErrorCode
+) -> None:
+    async def scenario(h: Any) -> None:
+        await h.produce(h.batch(b"a"))
+        fetched = await h.leader.fetch(h.fetch_request(0, topic_id=topic_id))
+        assert (fetched.error, len(fetched.records) > 0) == (error, error is ErrorCode.NONE)
+
+    play(scenario)
+
+
 def test_what_is_acknowledged_is_read_back_in_offset_order(play: Play) -> None:
     async def scenario(h: Any) -> None:
         replies = [await h.produce(h.batch(b"a", b"b")), await h.produce(h.batch(b"c"))]
