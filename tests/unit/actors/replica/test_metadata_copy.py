@@ -138,6 +138,50 @@ def test_a_vote_is_kept_over_a_start(tmp_path: Path) -> None:
     play(tmp_path, votes, remembers)
 
 
+def test_a_vote_fences_the_older_controller_at_once(tmp_path: Path) -> None:
+    """1. A controller pushes in epoch 4. 2. The voter votes for another in epoch 5. 3. A push of
+    the older one comes, in the same life of the voter.
+    """
+
+    async def scenario(copy: MetadataCopy) -> None:
+        founder = BrokerRegistered(broker_id=1, data_dir="/d")
+        assert (await copy.replicate(pushed(4, founder))).error is ErrorCode.NONE
+        assert (await copy.vote(asked(5, 3))).is_granted
+        refused = await copy.replicate(pushed(4, founder, at=1))
+        assert refused.error is ErrorCode.FENCED_LEADER_EPOCH
+        assert refused.leader_epoch == 5
+        assert copy.position() == LogPosition(4, 1)
+
+    play(tmp_path, scenario)
+
+
+def test_of_two_candidates_at_once_one_gets_the_vote(tmp_path: Path) -> None:
+    """Both ask while the vote for the first is being written down."""
+
+    async def scenario(copy: MetadataCopy) -> None:
+        first, second = await asyncio.gather(copy.vote(asked(5, 1)), copy.vote(asked(5, 3)))
+        assert (first.is_granted, second.is_granted) == (True, False)
+        assert state_in(tmp_path) == VoterState(epoch=5, voted_for=1, is_copied=True)
+
+    play(tmp_path, scenario)
+
+
+def test_a_push_that_meets_a_vote_of_a_newer_epoch_is_refused(tmp_path: Path) -> None:
+    """The push comes while the vote is being written down."""
+
+    async def scenario(copy: MetadataCopy) -> None:
+        founder = BrokerRegistered(broker_id=1, data_dir="/d")
+        vote, push = await asyncio.gather(
+            copy.vote(asked(5, 1)), copy.replicate(pushed(4, founder))
+        )
+        assert vote.is_granted
+        assert push.error is ErrorCode.FENCED_LEADER_EPOCH
+        assert copy.position().end_offset == 0
+        assert state_in(tmp_path) == copy.state == VoterState(epoch=5, voted_for=1, is_copied=True)
+
+    play(tmp_path, scenario)
+
+
 def test_an_epoch_is_kept_that_a_push_told(tmp_path: Path) -> None:
     founder = BrokerRegistered(broker_id=1, data_dir="/d")
 
