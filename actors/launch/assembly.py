@@ -193,7 +193,7 @@ class ReplicaServer(ReplicationCalls):
             if known is not None and self.only_topic_id in {"", topic.topic_id}:
                 return ExpectedLog(
                     topic_id=topic.topic_id,
-                    is_in_sync=self.config.broker_id in known.isr,
+                    is_in_sync=known.has_log(self.config.broker_id),
                 )
         return None
 

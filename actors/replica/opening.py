@@ -5,8 +5,9 @@
 ``remove`` may block for long: the caller runs them beside the event loop.
 
 A log that is in sync and is not there is missing, never empty: the directory bears the id of its
-topic, durably, before its replica asks the controller for its role, and so before it can be in
-sync. Where the directory does not bear the id, it is another disk's, or has lost its files.
+topic, durably, before its replica asks the controller for its role. Those that have never asked are
+in sync, as the partition was made, without a log: nothing is committed that they have not
+acknowledged. Where the directory does not bear the id, it is another disk's, or has lost its files.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ class AsyncAdmin:
         on each broker if there are fewer. ``InvalidReplicationFactorError`` for more than there are
         brokers that are neither fenced nor draining. ``settings`` are those of ``TopicConfig``.
         ``TopicAlreadyExistsError`` if the name is taken; with ``exist_ok`` that topic is left as it
-        is, however many partitions it has.
+        is, however many partitions it has. ``BrokerNotAvailableError`` if some partitions cannot be
+        written after a minute: the topic is there, and with ``exist_ok`` it is waited for again.
         """
         check_topic_name(name)
         check_partitions(partitions)
@@ -139,7 +140,8 @@ class AsyncAdmin:
 
         Records with a key may go to another partition than before. Running producers and groups
         use the new ones within ``routing.METADATA_AGE_MAX_MS``. Safe to repeat;
-        ``InvalidPartitionsError`` for fewer than there are.
+        ``InvalidPartitionsError`` for fewer than there are, ``BrokerNotAvailableError`` if some
+        cannot be written after a minute.
         """
         check_partitions(partitions)
         request = CreatePartitionsRequest(name=name, partitions=partitions)
@@ -150,7 +152,7 @@ class AsyncAdmin:
     async def alter_topic(self, name: str, **settings: Unpack[TopicOptions]) -> None:
         """Change settings of a topic, durably; ``None`` makes one the default again.
 
-        The others stay. Leaders that cannot be reached apply them within minutes.
+        The others stay. Leaders that cannot be reached apply them once they can.
         ``InvalidConfigError`` names a setting that is unknown or impossible.
         """
         changed = settings_text(settings)

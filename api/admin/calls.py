@@ -16,7 +16,7 @@ from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import call_with_retries
 from oncelog.api.session.routing import Router
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import exception_for
+from oncelog.storage.exceptions import BrokerNotAvailableError, exception_for
 from oncelog.storage.model import TopicPartition
 
 TIMEOUT_MS: Final = 60_000
@@ -24,6 +24,9 @@ TIMEOUT_MS: Final = 60_000
 
 ATTEMPT_TIMEOUT_MS: Final = 30_000
 """How long one attempt may take: deleting a topic stops its actors first."""
+
+NAMED_MAX: Final = 10
+"""Partitions that an error names."""
 
 
 class AdminCalls:
@@ -88,7 +91,10 @@ class AdminCalls:
         )
 
     async def wait_until_led(self, name: str, partitions: int) -> None:
-        """Wait until every partition's actor leads; the topic exists even if that takes longer."""
+        """Wait until every partition can be written; BrokerNotAvailableError names the others.
+
+        The topic exists even so.
+        """
         await self.router.metadata((name,), refresh=True)
         request = DescribeReplicaRequest()
 
@@ -100,12 +106,26 @@ class AdminCalls:
                 return request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return reply
 
-        async def wait(topic_partition: TopicPartition) -> None:
-            await call_with_retries(
+        async def wait(topic_partition: TopicPartition) -> ErrorCode:
+            reply = await call_with_retries(
                 lambda: ask(topic_partition), random=self.random, timeout_ms=self.timeout_ms
             )
+            return reply.error
 
-        await asyncio.gather(*(wait(TopicPartition(name, number)) for number in range(partitions)))
+        errors = await asyncio.gather(
+            *(wait(TopicPartition(name, number)) for number in range(partitions))
+        )
+        waiting = [
+            f"{number} ({error.name})"
+            for number, error in enumerate(errors)
+            if error is not ErrorCode.NONE
+        ]
+        if waiting:
+            named = ", ".join(waiting[:NAMED_MAX]) + ("" if len(waiting) <= NAMED_MAX else ", …")
+            raise BrokerNotAvailableError(
+                f"topic {name!r} is there, and {len(waiting)} of its {partitions} partitions "
+                f"cannot be written after {self.timeout_ms // 1_000} s: {named}"
+            )
 
     async def shards(self, topic: str, request: Request[ReplyT]) -> list[ReplyT]:
         """The answer of every coordinator shard, one call each; raises the error of any refusal."""

@@ -98,7 +98,7 @@ class ClusterWorld:
         return self.machine.topics[name]
 
     def lead(self, leader: int, isr: tuple[int, ...], number: int = 0) -> PartitionState:
-        """Elect, as a record says it."""
+        """Elect, as a record says it; the replica has started."""
         partition = self.machine.topics["t"].partitions[number]
         record = LeaderElected(
             topic_id=TOPIC_ID,
@@ -106,7 +106,7 @@ class ClusterWorld:
             leader=leader,
             leader_epoch=partition.leader_epoch + 1,
             isr=isr,
-            incarnation="",
+            incarnation="" if leader < 0 else "by hand",
         )
         self.apply([record])
         return partition

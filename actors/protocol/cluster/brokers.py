@@ -11,8 +11,8 @@ whole one.
 | register_broker | unknown, or known without a directory id | registered, fenced |
 | register_broker | known, the same directory, fenced | registered anew, with a newer epoch |
 | register_broker | known, the same directory, not fenced | its epoch again, nothing logged |
-| register_broker | another directory, in sync | DUPLICATE_BROKER_REGISTRATION, and where |
-| register_broker | another directory, fenced and in sync nowhere | registered, fenced: a new disk |
+| register_broker | another directory, a log in sync | DUPLICATE_BROKER_REGISTRATION, and where |
+| register_broker | another directory, fenced and no log in sync | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
 | register_broker | no directory id, or another cluster's | INVALID_REQUEST |
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
@@ -167,7 +167,7 @@ def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerReque
         return f"{who} The first is not fenced"
     for topic in topics.values():
         for number, partition in enumerate(topic.partitions):
-            if known.broker_id in partition.isr:
+            if partition.has_log(known.broker_id):
                 return f"{who} The first has the last copy of {topic.name}-{number}"
     return ""
 

@@ -6,6 +6,10 @@ else is elected, and the partition has no leader until that member is back. A me
 leaves the ISR in the same decision; its leader learns of it by the version, and until then waits
 for more members than it must. Nothing here changes state: each function gives records.
 
+All replicas of a new partition begin in the ISR, as all are empty. One that has not *started* yet
+has no log; what it has not acknowledged is not committed. What was never led is empty everywhere,
+so that any live replica may lead it.
+
 =====================  =============================  ==========================================
 event                  partition                      records
 =====================  =============================  ==========================================
@@ -14,14 +18,17 @@ broker fenced          led by it, others in the ISR   the first live one leads; 
 broker fenced          led by it, no other live       no leader, epoch + 1; ISR without it,
                                                       unless that leaves nobody
 broker fenced          another leads, it is in sync   ISR without it
+broker fenced          never led                      none
 broker unfenced        no leader, it is in sync       it leads; ISR as it was
 broker unfenced        another leads, it is not in    a new version, ISR as it was: it may join, and
                        sync                           what was refused before cannot be accepted
 replica started        led by it                      it leads, epoch + 1; ISR as it was
 replica started        no leader, it is in sync and   it leads, epoch + 1; ISR as it was
                        live
-replica started        never led, it is live, and     it leads, and is the ISR
-                       preferred or that one is not
+replica started        never led, it is the first     it leads; ISR as it was, without those that
+                       live replica                   are not live
+replica started        for the first time, in sync    a new version: it has a log from now on
+                       and not to lead
 replica started        else, another leads, it is     a new version, ISR as it was: what it had said
                        not in sync                    before is worth nothing, and it may have lost
                                                       its log
@@ -30,6 +37,8 @@ new directory          another leads, it is not in    likewise
                        sync
 actor is silent, or    led by it, others in the ISR   as if its broker were fenced
 replica offline        live; or in sync
+actor is silent, or    never led, another has         ISR without it: it is not waited for
+replica offline        started
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
@@ -82,9 +91,17 @@ def is_live(broker_id: int, brokers: Brokers) -> bool:
 
 
 def candidates(partition: PartitionState, brokers: Brokers) -> tuple[int, ...]:
-    """Who may be elected, best first: preferred leaders first, those that drain last."""
-    live = [n for n in partition.replicas if n in partition.isr and is_live(n, brokers)]
-    return tuple(sorted(live, key=lambda broker_id: brokers[broker_id].is_draining))
+    """Who may be elected, best first: preferred leaders first, then those that drain.
+
+    Last those that have not started. What was never led waits for its preferred leader, unless
+    that one is not in sync, as it was silent.
+    """
+    live = [n for n in partition.replicas if is_live(n, brokers)]
+    if not partition.has_been_led:
+        return tuple(sorted(live, key=lambda n: (n not in partition.isr, brokers[n].is_draining)))
+    in_sync = [n for n in live if n in partition.isr]
+    late = partition.unstarted
+    return tuple(sorted(in_sync, key=lambda n: (n in late, brokers[n].is_draining)))
 
 
 def elect(
@@ -110,7 +127,7 @@ def after_fencing(topics: Iterable[TopicState], broker_id: int, brokers: Brokers
     records = [
         _without(topic, number, broker_id, brokers)
         for topic, number, partition in _partitions(topics)
-        if broker_id in partition.isr
+        if broker_id in partition.isr and partition.has_been_led
     ]
     return tuple(record for record in records if record is not None)
 
@@ -141,6 +158,8 @@ def after_unfencing(topics: Iterable[TopicState], broker_id: int) -> Records:
     """
     records: list[ClusterRecord | None] = []
     for topic, number, partition in _partitions(topics):
+        if not partition.has_been_led:
+            continue
         if partition.leader == NO_LEADER and broker_id in partition.isr:
             records.append(elect(topic, number, broker_id))
         elif broker_id in partition.replicas:
@@ -153,20 +172,38 @@ def after_start(
 ) -> LeaderElected | None:
     """The election of a replica that has started, if it is the one to lead; else None.
 
-    A leader that starts again gets another epoch: what it had not synced is gone. Of a partition
-    that was never led every replica is empty; the preferred one leads it, while it is live.
+    A leader that starts again gets another epoch: what it had not synced is gone.
     """
     partition, broker_id = topic.partitions[number], request.broker_id
-    if partition.leader != broker_id:
-        if partition.leader != NO_LEADER or not is_live(broker_id, brokers):
+    possible, isr = candidates(partition, brokers), partition.isr
+    if not partition.has_been_led:
+        if broker_id not in possible[:1]:
             return None
-        if partition.isr and broker_id not in partition.isr:
-            return None
-        preferred = partition.replicas[0]
-        if not partition.isr and preferred != broker_id and is_live(preferred, brokers):
-            return None
-    elected = elect(topic, number, broker_id, partition.isr or (broker_id,))
+        isr = tuple(n for n in possible if n in isr or n == broker_id)
+    elif partition.leader != broker_id and (
+        partition.leader != NO_LEADER or broker_id not in possible
+    ):
+        return None
+    elected = elect(topic, number, broker_id, isr)
     return structs.replace(elected, incarnation=request.incarnation)
+
+
+def after_follower_start(topic: TopicState, number: int, broker_id: int) -> IsrChanged | None:
+    """See ``after_return``; also a new version, if one in sync begins for the first time.
+
+    From then on it has a log, which it has made durable before it asked: should it be without one
+    later, that was lost.
+    """
+    partition = topic.partitions[number]
+    if broker_id not in partition.unstarted:
+        return after_return(topic, number, broker_id)
+    return IsrChanged(
+        topic_id=topic.topic_id,
+        partition=number,
+        partition_version=partition.version + 1,
+        isr=partition.isr,
+        started=broker_id,
+    )
 
 
 def after_return(topic: TopicState, number: int, broker_id: int) -> IsrChanged | None:
@@ -211,7 +248,9 @@ def after_silence(
         if topic is None or topic.topic_id != placement.topic_id:
             continue
         partition = topic.partitions[tp.partition]
-        others = [n for n in candidates(partition, brokers) if n != broker_id]
+        others = {n for n in candidates(partition, brokers) if n != broker_id}
+        if not partition.has_been_led:
+            others -= set(partition.unstarted)
         if broker_id in partition.isr and others:
             record = _without(topic, tp.partition, broker_id, brokers)
             records += [] if record is None else [record]

@@ -111,12 +111,16 @@ class LeaderElected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The in-sync replicas under the current leader; ``partition_version`` is the new one."""
+    """The in-sync replicas under the current leader; ``partition_version`` is the new one.
+
+    ``started``, if not -1, is a broker whose replica has asked for its role for the first time.
+    """
 
     topic_id: str
     partition: int
     partition_version: int
     isr: tuple[int, ...]
+    started: int = -1
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ Rules. Whatever an answer hands out (an epoch, a block of ids, a topic) is durab
 A leader epoch only rises, by compare-and-set: an election names the epoch it follows. One
 start of a replica gets one epoch, however often it asks. A topic id is never used twice.
 
+One file: ``apply`` is the only thing that changes what every decision here looks at.
+
 | request | state | answer |
 |---|---|---|
 | become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
@@ -12,7 +14,8 @@ start of a replica gets one epoch, however often it asks. A topic id is never us
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
 | become_leader | it is to lead, see ``elections`` | epoch + 1 |
-| become_leader | else | who leads, nothing logged |
+| become_leader | it has never asked, and is in sync | who leads, and that it has begun |
+| become_leader | else | who leads, nothing logged; but see ``elections`` |
 | create_topic | same name and id | its id again (a retry) |
 | create_topic | same name | TOPIC_ALREADY_EXISTS |
 | create_partitions | unknown, internal | as alter_topic |
@@ -41,7 +44,7 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.elections import after_return, after_start
+from oncelog.actors.protocol.cluster.elections import after_follower_start, after_start
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
@@ -281,7 +284,7 @@ class ClusterMachine:
         self, topic: TopicState, number: int, broker_id: int
     ) -> Decision[BecomeLeaderReply]:
         leadership = self._leadership(topic, topic.partitions[number])
-        record = after_return(topic, number, broker_id)
+        record = after_follower_start(topic, number, broker_id)
         if record is None:
             return Decision(reply=leadership)
         version = record.partition_version
@@ -474,7 +477,7 @@ class ClusterMachine:
             HostedReplica(
                 topic_partition=TopicPartition(topic.name, number),
                 topic_id=topic.topic_id,
-                is_in_sync=broker_id in partition.isr,
+                is_in_sync=partition.has_log(broker_id),
             )
             for topic in self._topics.values()
             for number, partition in enumerate(topic.partitions)

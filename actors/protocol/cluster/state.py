@@ -21,6 +21,7 @@ from oncelog.actors.protocol.cluster.log import (
 )
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
+from oncelog.storage.model import NO_LEADER_EPOCH
 
 NO_LEADER: Final = -1
 """The leader of a partition that nobody can lead now."""
@@ -62,19 +63,31 @@ def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerS
 class PartitionState:
     """One partition: its replicas with their hosts, and who leads in which epoch.
 
-    ``adding`` and ``removing`` are those of a reassignment in progress. ``isr`` is empty until the
-    first election.
+    ``adding`` and ``removing`` are those of a reassignment in progress. All replicas begin in sync,
+    as they begin empty. ``unstarted`` are those in sync that have never asked for their role: they
+    have no log yet, and what they have not acknowledged is not committed.
     """
 
     replicas: tuple[int, ...]
     hosts: tuple[int, ...] = ()
     leader: int = NO_LEADER
-    leader_epoch: int = -1
+    leader_epoch: int = NO_LEADER_EPOCH
     isr: tuple[int, ...] = ()
     incarnation: str = ""
     version: int = 0
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    unstarted: tuple[int, ...] = ()
+
+    def has_log(self, broker_id: int) -> bool:
+        """Whether the replica there is in sync and must have its log: one that is gone is lost."""
+        has_started = broker_id in self.isr and broker_id not in self.unstarted
+        return has_started and self.has_been_led
+
+    @property
+    def has_been_led(self) -> bool:
+        """Whether anybody was ever elected."""
+        return self.leader_epoch != NO_LEADER_EPOCH
 
     @property
     def target(self) -> tuple[int, ...]:
@@ -102,12 +115,12 @@ class PartitionState:
         self.leader_epoch = record.leader_epoch
         self.isr = record.isr
         self.incarnation = record.incarnation
-        self._changed(self.version + 1)
+        self._changed(self.version + 1, started=record.leader if record.incarnation else NO_LEADER)
 
     def isr_changed(self, record: IsrChanged) -> None:
-        """Apply a change of the ISR under the same leader."""
+        """Apply a change of the ISR under the same leader, or the first start of a replica."""
         self.isr = record.isr
-        self._changed(record.partition_version)
+        self._changed(record.partition_version, started=record.started)
 
     def replicas_changed(self, record: ReplicasChanged) -> None:
         """Apply a step of a reassignment."""
@@ -118,7 +131,7 @@ class PartitionState:
         self.removing = record.removing
         self._changed(record.partition_version)
 
-    def _changed(self, version: int) -> None:
+    def _changed(self, version: int, *, started: int = NO_LEADER) -> None:
         """I-22: replicas differ, the ISR is among them, and the leader in the ISR."""
         follows = version == self.version + 1
         is_distinct = len(set(self.replicas)) == len(self.replicas)
@@ -126,6 +139,8 @@ class PartitionState:
         if not (follows and is_distinct and is_led and set(self.isr) <= set(self.replicas)):
             invariant(False, "I-22", f"version {version} of {self}")
         self.version = version
+        # Whoever has left the ISR comes back by acknowledging, for which it has to start.
+        self.unstarted = tuple(n for n in self.unstarted if n in self.isr and n != started)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +158,7 @@ def partitions_of(record: TopicCreated | PartitionsCreated) -> list[PartitionSta
     """New partitions; a record without hosts is of replicas that are alone."""
     hosts = record.hosts or tuple((OWN_ACTOR,) * len(ids) for ids in record.replicas)
     return [
-        PartitionState(replicas=ids, hosts=numbers)
+        PartitionState(replicas=ids, hosts=numbers, isr=ids, unstarted=ids)
         for ids, numbers in zip(record.replicas, hosts, strict=True)
     ]
 
@@ -165,6 +180,7 @@ def described(topic: TopicState) -> TopicMetadata:
                 hosts=partition.hosts,
                 adding=partition.adding,
                 removing=partition.removing,
+                unstarted=partition.unstarted,
             )
             for number, partition in enumerate(topic.partitions)
         ),

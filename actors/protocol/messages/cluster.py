@@ -19,7 +19,7 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     ``hosts`` has for each of ``replicas`` the host that holds it, 0 for an actor of its own.
     ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds, and
-    those that it will remove.
+    those that it will remove. ``unstarted`` are those of ``isr`` that have never begun.
     """
 
     partition: int
@@ -30,6 +30,12 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    unstarted: tuple[int, ...] = ()
+
+    def has_log(self, broker_id: int) -> bool:
+        """Whether the replica there is in sync and must have its log: one that is gone is lost."""
+        has_started = broker_id in self.isr and broker_id not in self.unstarted
+        return has_started and self.leader_epoch != NO_LEADER_EPOCH
 
     @property
     def is_under_replicated(self) -> bool:
@@ -330,10 +336,10 @@ class AllocateProducerIdsRequest(Request[AllocateProducerIdsReply], frozen=True,
 
 
 class HostedReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that a host is to hold; ``is_in_sync``: it has a log.
+    """A replica that a host is to hold; ``is_in_sync``: it is, and so has a log.
 
-    One that is not in sync may be empty: it copies what it lacks. ``is_leaving``: it is held only
-    until it has removed its files.
+    Any other may be empty: it copies what it lacks, or nothing was committed without it.
+    ``is_leaving``: it is held only until it has removed its files.
     """
 
     topic_partition: TopicPartition

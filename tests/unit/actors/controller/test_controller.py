@@ -373,9 +373,10 @@ def partition_of(controller: Controller) -> Any:
     return controller.machine.topics["flights"].partitions[0]
 
 
-def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path) -> None:
-    """1. A topic of two replicas; both start, and 2 leads. 2. It proposes that 1 is in sync. 3. Its
-    actor is silent: 1 leads. Each time the leader is told, and a restart knows all of it.
+def test_a_leader_changes_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path) -> None:
+    """1. A topic of two replicas; both start, and 2 leads. 2. It proposes that 1 is not in sync,
+    then that it is. 3. Its actor is silent: 1 leads. Each time the leader is told, and a restart
+    knows all of it.
     """
 
     async def body() -> None:
@@ -387,7 +388,7 @@ def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path)
             assert (await controller.create_topic(request)).error is ErrorCode.NONE
         assert partition_of(controller).replicas == (2, 1)
         led = await controller.become_leader(started(2, "one", -1))
-        assert (led.leader, led.leader_epoch, led.isr) == (2, 0, (2,))
+        assert (led.leader, led.leader_epoch, led.isr) == (2, 0, (2, 1))
         follows = await controller.become_leader(started(1, "two", 0))
         assert (follows.leader, follows.leader_epoch) == (2, 0)
         proposal = AlterIsrRequest(
@@ -396,11 +397,14 @@ def test_a_leader_widens_its_isr_and_who_is_in_it_leads_after_it(tmp_path: Path)
             broker_id=2,
             leader_epoch=0,
             partition_version=follows.partition_version,
-            isr=(2, 1),
+            isr=(2,),
         )
         altered = await controller.alter_isr(proposal)
+        assert (altered.error, altered.isr) == (ErrorCode.NONE, (2,))
+        wider = structs.replace(proposal, isr=(2, 1), partition_version=altered.partition_version)
+        altered = await controller.alter_isr(wider)
         assert (altered.error, altered.isr) == (ErrorCode.NONE, (2, 1))
-        again = await controller.alter_isr(proposal)
+        again = await controller.alter_isr(wider)
         assert again.error is ErrorCode.INVALID_UPDATE_VERSION
         await until_idle()
         told = [(actor, one) for actor, one in world.told if isinstance(one, LeaderAndIsrRequest)]

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from oncelog.actors.interfaces import partition_actor
 from oncelog.actors.protocol.messages.admin import (
     DescribeTransactionsReply,
     DescribeTransactionsRequest,
@@ -36,6 +37,7 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.api.admin.admin import Admin, AsyncAdmin
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    BrokerNotAvailableError,
     GroupIdNotFoundError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
@@ -115,6 +117,21 @@ def test_creation_waits_until_every_partition_is_led(fake_cluster, run, admin):
     run(admin.create_topic("t", partitions=2))
 
     assert len(fake_cluster.requests(DescribeReplicaRequest)) == 7
+
+
+def test_partitions_that_nobody_leads_after_a_while_are_named_and_not_taken_for_created(
+    fake_cluster, run, admin
+):
+    away = partition_actor("t", 1, 1)
+    fake_cluster.actors[away] = lambda request: request.failed(ErrorCode.NETWORK_EXCEPTION)
+    with pytest.raises(BrokerNotAvailableError) as raised:
+        run(admin.create_topic("t", partitions=3))
+    assert str(raised.value) == (
+        "topic 't' is there, and 1 of its 3 partitions cannot be written after 60 s: "
+        "1 (NETWORK_EXCEPTION)"
+    )
+    with pytest.raises(BrokerNotAvailableError):
+        run(admin.create_topic("t", partitions=3, exist_ok=True))
 
 
 def test_a_creation_without_an_answer_is_repeated_with_the_same_topic_id(fake_cluster, run, admin):

@@ -170,6 +170,19 @@ def test_a_new_disk_is_taken_once_nothing_counts_on_the_old_one(world: ClusterWo
     assert (broker.directory_id, broker.is_fenced) == ("another", True)
 
 
+def test_a_new_disk_is_taken_for_one_that_was_lost_before_the_first_record() -> None:
+    """All replicas begin in sync, so the others lead on; and nothing counts on one never begun."""
+    world = ClusterWorld()
+    world.register(1, 2)
+    world.create((1, 2), (1,))
+    world.start_replica(1, TopicPartition("t", 0))
+    lose(world, 1)
+    assert register(world, 1, "another").error is ErrorCode.NONE
+    partition = world.machine.topics["t"].partitions[0]
+    assert (partition.leader, partition.isr) == (2, (2,))
+    assert not partition.has_log(1)
+
+
 @pytest.mark.parametrize("changes", [{"directory_id": ""}, {"cluster_id": "e" * 32}])
 def test_a_broker_needs_a_directory_of_this_cluster(
     world: ClusterWorld, changes: dict[str, str]

@@ -177,6 +177,16 @@ def test_a_leader_that_starts_again_gets_another_epoch(world: ClusterWorld) -> N
 
 
 def test_a_follower_that_starts_follows(world: ClusterWorld) -> None:
+    """It is noted the first time: from then on it must have a log."""
+    partition = world.machine.topics["t"].partitions[0]
+    version = partition.version
+    assert not partition.has_log(2)
+    assert start(world, 2) == (1, 0, (1, 2, 3))
+    assert (partition.has_log(2), partition.has_log(3), partition.version) == (
+        True,
+        False,
+        version + 1,
+    )
     before = len(world.log)
     assert start(world, 2) == (1, 0, (1, 2, 3))
     assert len(world.log) == before
@@ -198,30 +208,98 @@ def unled() -> ClusterWorld:
     return world
 
 
-def test_what_was_never_led_is_led_by_its_preferred_replica_alone_in_sync() -> None:
+ALL = (1, 2, 3)
+
+
+def test_what_was_never_led_is_led_by_its_preferred_replica_and_all_are_in_sync() -> None:
     world = unled()
-    assert start(world, 2) == (-1, -1, ())
-    assert start(world, 3) == (-1, -1, ())
-    assert start(world, 1) == (1, 0, (1,))
-    assert start(world, 2) == (1, 0, (1,))
+    assert start(world, 2) == (-1, -1, ALL)
+    assert start(world, 3) == (-1, -1, ALL)
+    assert start(world, 1) == (1, 0, ALL)
+    assert start(world, 2) == (1, 0, ALL)
 
 
 def test_what_was_never_led_is_led_by_another_while_the_preferred_broker_is_fenced() -> None:
+    """Who is fenced at the first election is not in sync."""
     world = unled()
-    world.change(1, fenced=True)
-    assert start(world, 1) == (-1, -1, ())
-    world.change(3, fenced=True)
-    assert start(world, 3) == (-1, -1, ())
+    fence(world, 1)
+    assert start(world, 1) == (-1, -1, ALL)
+    fence(world, 3)
+    assert start(world, 3) == (-1, -1, ALL)
     assert start(world, 2) == (2, 0, (2,))
-    world.change(1)
+    unfence(world, 1)
     assert start(world, 1) == (2, 0, (2,))
+
+
+def test_a_broker_that_comes_back_leads_what_was_never_led_only_once_it_has_started() -> None:
+    world = unled()
+    for broker_id in ALL:
+        fence(world, broker_id)
+    for broker_id in (3, 1):
+        unfence(world, broker_id)
+    assert state(world) == (-1, -1, ALL)
+    assert start(world, 3) == (-1, -1, ALL)
+    assert start(world, 1) == (1, 0, (1, 3))
+
+
+def test_an_empty_partition_is_led_by_another_when_its_first_leader_dies_at_once() -> None:
+    """Even by one that has not started: nothing was committed without it."""
+    world = unled()
+    assert start(world, 1) == (1, 0, ALL)
+    fence(world, 1)
+    assert state(world) == (2, 1, (2, 3))
+    assert not world.machine.topics["t"].partitions[0].has_log(2)
+    assert start(world, 2) == (2, 2, (2, 3))
+    assert world.machine.topics["t"].partitions[0].has_log(2)
+
+
+def test_one_that_has_started_is_elected_before_one_that_has_not() -> None:
+    world = unled()
+    start(world, 1)
+    start(world, 3)
+    fence(world, 1)
+    assert state(world) == (3, 1, (2, 3))
+
+
+def test_nobody_waits_for_a_preferred_leader_whose_actor_is_silent() -> None:
+    """Unless all are: actors that are being started are silent for a while."""
+    world = unled()
+    silence(world, 1, 0)
+    assert state(world) == (-1, -1, ALL)
+    assert start(world, 2) == (-1, -1, ALL)
+    silence(world, 1, 0)
+    assert state(world) == (-1, -1, (2, 3))
+    assert start(world, 2) == (2, 0, (2, 3))
+    assert start(world, 1) == (2, 0, (2, 3))
+
+
+def test_what_was_never_led_is_led_by_whoever_lives() -> None:
+    world = unled()
+    start(world, 2)
+    silence(world, 1, 0)
+    fence(world, 2)
+    fence(world, 3)
+    assert start(world, 1) == (1, 0, (1,))
+
+
+def test_a_log_that_tells_of_an_isr_of_one_is_read_as_it_was() -> None:
+    """Earlier versions began with the first leader alone; who joined had started."""
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2, 3))
+    partition = world.lead(1, (1,))
+    assert (partition.isr, partition.unstarted) == ((1,), ())
+    assert alter(world, isr=(1, 2)).error is ErrorCode.NONE
+    assert [partition.has_log(broker_id) for broker_id in ALL] == [True, True, False]
+    topic = world.machine.topics["t"]
+    assert world.replayed().topics["t"] == topic
 
 
 def test_a_replica_whose_broker_nobody_knows_is_not_elected() -> None:
     world = ClusterWorld()
     world.register(1)
     world.create((9, 1))
-    assert start(world, 9) == (-1, -1, ())
+    assert start(world, 9) == (-1, -1, (9, 1))
     assert start(world, 1) == (1, 0, (1,))
 
 

@@ -334,7 +334,7 @@ def test_a_started_replica_is_told_all_that_a_leader_needs_to_know(world: Cluste
     assert told == world.machine.leadership(REPLICATED)
     assert (told.topic_id, told.leader, told.leader_epoch) == (TOPIC_ID, 1, 0)
     assert (told.partition_version, told.replicas, told.hosts) == (1, (1, 2), (0, 0))
-    assert (told.isr, told.min_insync_replicas) == ((1,), 1)
+    assert (told.isr, told.min_insync_replicas) == ((1, 2), 1)
     follower = world.start_replica(2, REPLICATED)
     assert follower == structs.replace(told, partition_version=2)
     assert follower == world.machine.leadership(REPLICATED)
