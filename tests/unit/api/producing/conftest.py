@@ -180,8 +180,8 @@ class LogCluster:
     """``Transport`` to leaders and coordinators in memory, which fail on demand.
 
     ``faults[type]`` holds what becomes of the next calls of a type: an ``ErrorCode`` is answered
-    at once, ``"lose reply"`` does the work and answers ``NETWORK_EXCEPTION``, ``"lose call"`` does
-    not even do the work, a number delays by seconds.
+    at once, ``"lose reply"`` does the work and answers ``NETWORK_EXCEPTION``, ``(code,)`` does it
+    and answers ``code``, ``"lose call"`` does not even do the work, a number delays by seconds.
     """
 
     def __init__(self) -> None:
@@ -235,6 +235,8 @@ class LogCluster:
             await asyncio.sleep(LATE_S)
         if fault in ("lose reply", "lose reply late"):
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
+        if isinstance(fault, tuple):
+            return request.failed(*fault)
         return reply
 
     async def _answer(self, actor: str, request: Any) -> Any:

@@ -273,7 +273,15 @@ def test_a_batch_behind_one_of_unknown_outcome_is_never_sent_under_another_epoch
 
 @pytest.mark.parametrize(
     ("fault", "is_twice_possible"),
-    [("lose reply", True), (ErrorCode.NOT_ENOUGH_REPLICAS, False), (None, False)],
+    [
+        ("lose reply", True),
+        # What a leader also answers when it loses its place, or its disk, after the append.
+        ((ErrorCode.NOT_LEADER_OR_FOLLOWER,), True),
+        ((ErrorCode.KAFKA_STORAGE_ERROR,), True),
+        ((ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,), True),
+        (ErrorCode.NOT_ENOUGH_REPLICAS, False),
+        (None, False),
+    ],
 )
 def test_a_batch_that_may_be_in_the_log_is_never_sent_under_another_epoch(
     cluster: Any, run: Any, *, fault: Any, is_twice_possible: bool
