@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from voting_world import VotingWorld, play
 
 from oncelog.actors.interfaces import broker_actor
-from oncelog.actors.protocol.messages.cluster import MetadataRequest
-from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest
-from oncelog.actors.replica.voter_file import read_voter_state
+from oncelog.actors.protocol.cluster.quorum import VoterState
+from oncelog.actors.protocol.messages.brokers import BrokerHeartbeatRequest
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderRequest,
+    ClusterKeysRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    HostedReplicasRequest,
+    MetadataRequest,
+)
+from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.replica.voter_file import read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TopicPartition
+
+NOT_CONTROLLER = ErrorCode.NOT_CONTROLLER
 
 
 def test_two_brokers_have_one_voter_and_three_have_three(tmp_path: Path) -> None:
@@ -129,15 +144,130 @@ def test_one_voter_of_three_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_controller_without_a_majority_answers_nothing(tmp_path: Path) -> None:
+    """It may have been followed: neither what it knows nor what it would refuse is told."""
+
     async def scenario(world: VotingWorld) -> None:
         await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
         old = world.nodes[1].controller
         assert old is not None
+        epochs = {one.broker_id: one.broker_epoch for one in old.machine.broker_states.values()}
+        tp = TopicPartition("gone", 0)
+        questions = (
+            old.metadata(MetadataRequest()),
+            old.cluster_keys(ClusterKeysRequest()),
+            old.hosted_replicas(HostedReplicasRequest(broker_id=2, host=0)),
+            old.create_topic(CreateTopicRequest(name="a", topic_id="b" * 32, partitions=1)),
+            old.delete_topic(DeleteTopicRequest(name="gone")),
+            old.become_leader(
+                BecomeLeaderRequest(
+                    topic_partition=tp,
+                    topic_id="",
+                    broker_id=2,
+                    incarnation="1",
+                    expected_epoch=-1,
+                )
+            ),
+            old.broker_heartbeat(BrokerHeartbeatRequest(broker_id=2, broker_epoch=epochs[2])),
+        )
         world.nodes[1].is_isolated = True
-        reply = await old.metadata(MetadataRequest())
-        assert reply.error is ErrorCode.NOT_CONTROLLER
+        replies = await asyncio.gather(*questions)
+        assert {type(one).__name__ for one in replies if one.error is not NOT_CONTROLLER} == set()
         world.nodes[1].is_isolated = False
         assert (await old.metadata(MetadataRequest())).error is ErrorCode.NONE
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_does_nothing_by_a_log_that_is_not_committed(tmp_path: Path) -> None:
+    """1. A topic is recorded on the controller's disk alone. 2. The process dies, and leads again:
+    voters answer it, and take no batch. 3. It serves, and starts replicas, once they have taken it.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        one = world.nodes[1]
+        reach = one.call
+
+        async def call(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if isinstance(request, ReplicateRequest) and len(request.batches):
+                return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+            return await reach(actor, request, timeout_ms=timeout_ms)
+
+        async def start(placements: Sequence[Any] | None = None) -> None:
+            placed.update(one.topic_partition.topic for one in placements or ())
+
+        placed: set[str] = set()
+        one.call, one.start = call, start  # type: ignore[method-assign]
+        creating = asyncio.ensure_future(world.create("a"))
+        await asyncio.sleep(0.5)
+        one.end_controller(None)
+        assert await creating is not ErrorCode.NONE
+        one.start_controller()
+        await asyncio.sleep(2)
+        assert one.controller is not None
+        assert one.controller.replica.availability() is ErrorCode.NONE
+        assert (await world.metadata()).error is NOT_CONTROLLER
+        assert placed == set()
+        one.call = reach  # type: ignore[method-assign]
+        assert await world.until_serving() == 1
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        assert "a" in placed
+
+    play(tmp_path, scenario)
+
+
+def test_a_candidate_has_voted_for_itself_durably_before_it_asks_others(tmp_path: Path) -> None:
+    """Else it could vote for another in the epoch that it leads, after a restart.
+
+    And it asks for an epoch beyond every one in which it has voted.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        for node in world.nodes.values():
+            node.kill()
+        two, disk = world.nodes[2], RealFileSystem()
+        voted = VoterState(epoch=50, voted_for=3, is_copied=True)
+        write_voter_state(disk, two.data_dir, voted)
+        asked: list[tuple[VoteRequest, VoterState | None]] = []
+        reach = two.call
+
+        async def call(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if isinstance(request, VoteRequest):
+                asked.append((request, read_voter_state(disk, two.data_dir)))
+            return await reach(actor, request, timeout_ms=timeout_ms)
+
+        two.call = call  # type: ignore[method-assign]
+        two.is_up = world.nodes[3].is_up = True
+        world.nodes[3].start_broker()
+        two.start_controller()
+        assert await world.until_serving() == 2
+        trials = [state for request, state in asked if request.is_trial]
+        votes = [(request.leader_epoch, state) for request, state in asked if not request.is_trial]
+        own = VoterState(epoch=51, voted_for=2, is_copied=True)
+        assert set(trials) == {voted}
+        assert set(votes) == {(51, own)}
+
+    play(tmp_path, scenario)
+
+
+def test_a_candidate_asks_for_an_epoch_beyond_that_of_a_voter_that_refuses_it(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        for node in world.nodes.values():
+            node.kill()
+        two, three = world.nodes[2], world.nodes[3]
+        write_voter_state(
+            RealFileSystem(), three.data_dir, VoterState(epoch=50, voted_for=1, is_copied=True)
+        )
+        two.is_up = three.is_up = True
+        three.start_broker()
+        two.start_controller()
+        assert await world.until_serving() == 2
+        assert (await world.metadata()).controller_epoch == 51
 
     play(tmp_path, scenario)
 
