@@ -1,4 +1,4 @@
-"""What moves replicas: people, brokers that drain, internal topics that grow, and leaders' balance.
+"""What moves replicas: people, brokers that drain, partitions that grow, and leaders' balance.
 
 A move begins with a record; the actors of the new replicas are started and copy the log. When all
 of the target are in sync another record ends it, and the old replicas are removed. Whatever a call,
@@ -21,8 +21,8 @@ from oncelog.actors.controller.replica_actors import ReplicaActors
 from oncelog.actors.controller.replica_calls import ReplicaCalls
 from oncelog.actors.protocol.cluster.brokers import decide_drain
 from oncelog.actors.protocol.cluster.elections import balance
+from oncelog.actors.protocol.cluster.growth import grown
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
-from oncelog.actors.protocol.cluster.internal_topics import grown
 from oncelog.actors.protocol.cluster.log import decision
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.cluster.reassignment import complete, decide_reassign, drained
@@ -85,13 +85,15 @@ class Moves:
         self._is_due.set()
         return reply
 
-    async def reassign(self, request: ReassignPartitionRequest) -> ReassignPartitionReply:
-        """Begin to move a partition, or cancel that."""
+    async def reassign(
+        self, request: ReassignPartitionRequest, *, is_own: bool = False
+    ) -> ReassignPartitionReply:
+        """Begin to move a partition, or cancel that; ``is_own``: nobody has asked for it."""
         tp = request.topic_partition
         async with self._names.hold(tp.topic):
             going: list[Placement] = []
             reply = await self._execute(
-                request, lambda _now_ms: self._decide_reassign(request, going)
+                request, lambda _now_ms: self._decide_reassign(request, going, is_own=is_own)
             )
             self._settle(tp, going, reply)
             if reply.error is ErrorCode.NONE:
@@ -102,7 +104,7 @@ class Moves:
             return reply
 
     def _decide_reassign(
-        self, request: ReassignPartitionRequest, going: list[Placement]
+        self, request: ReassignPartitionRequest, going: list[Placement], *, is_own: bool
     ) -> Decision[ReassignPartitionReply]:
         machine, tp = self._machine, request.topic_partition
         topic = machine.topics.get(tp.topic)
@@ -113,6 +115,7 @@ class Moves:
             request,
             min_insync_replicas=min_insync_of(settings, len(request.replicas)),
             host_of=functools.partial(self._host_of, tp, dict(settings)),
+            keeps_factor=is_own,
         )
         partition = self._find(tp)
         if decided.records and partition is not None and not request.replicas:
@@ -185,7 +188,7 @@ class Moves:
             timer.cancel()
 
     async def move_on(self) -> None:
-        """End what is complete, and begin what draining brokers and internal topics need."""
+        """End what is complete, and begin what draining brokers and few replicas make needed."""
         machine = self._machine
         moving = [
             TopicPartition(topic.name, number)
@@ -198,7 +201,7 @@ class Moves:
         for move in (*drained(topics, brokers), *grown(topics, brokers)):
             tp = move.topic_partition
             request = ReassignPartitionRequest(topic_partition=tp, replicas=move.replicas)
-            reply = await self.reassign(request)
+            reply = await self.reassign(request, is_own=True)
             if reply.error is ErrorCode.NONE:
                 _logger.info("%s moves to brokers %s", tp, list(move.replicas))
             else:

@@ -107,9 +107,10 @@ class AsyncAdmin:
     ) -> str:
         """Create a topic, durably, and wait until its partitions can be written; its id.
 
-        Each partition has ``replication_factor`` replicas, on as many brokers; ``None``: 3, or one
-        on each broker if there are fewer. ``InvalidReplicationFactorError`` for more than there are
-        brokers that are neither fenced nor draining. ``settings`` are those of ``TopicConfig``.
+        Each partition has ``replication_factor`` replicas, on as many brokers; ``None``: 3, or for
+        now one on each broker if there are fewer, and more when others join or are back.
+        ``InvalidReplicationFactorError`` for more than there are brokers that are neither fenced
+        nor draining. ``settings`` are those of ``TopicConfig``.
         ``TopicAlreadyExistsError`` if the name is taken; with ``exist_ok`` that topic is left as it
         is, however many partitions it has. ``BrokerNotAvailableError`` if some partitions cannot be
         written after a minute: the topic is there, and with ``exist_ok`` it is waited for again.
@@ -228,7 +229,7 @@ class AsyncAdmin:
     async def describe_topic(self, name: str) -> TopicMetadata:
         """Id, settings and partitions of a topic: leaders (-1: none), replicas and ISR.
 
-        ``is_under_replicated`` of a partition: a replica is not in sync.
+        ``is_under_replicated`` of a partition: a replica is not in sync, or there are too few.
         ``UnknownTopicOrPartitionError`` if there is no such topic.
         """
         reply = await self._calls.controller(MetadataRequest(topics=(name,)))

@@ -120,6 +120,9 @@ def _note(partition: PartitionMetadata) -> str:
         notes.append("no leader")
     if partition.is_under_replicated:
         notes.append("under-replicated")
+    count = len(partition.replicas) - len(partition.adding)
+    if count < partition.replication_factor:
+        notes.append(f"{count} of {partition.replication_factor} replicas")
     for verb, brokers in (("adding", partition.adding), ("removing", partition.removing)):
         if brokers:
             notes.append(f"{verb} {', '.join(map(str, brokers))}")

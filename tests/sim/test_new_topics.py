@@ -1,4 +1,4 @@
-"""Topics that are made while a broker dies: their partitions are empty, and led all the same."""
+"""Topics that are made while a broker dies, or is away: they are led, and have their replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from msgspec import structs
 from sim_log_watch import watching
-from sim_replica_stage import replicated
+from sim_replica_stage import SESSION_S, replicated
 from sim_world import SimulationError, World
 
 from oncelog.actors.protocol.cluster import machine
@@ -18,6 +18,9 @@ from oncelog.actors.protocol.cluster.elections import after_start
 PARTITIONS = 6
 FIRST_LED_S = 0.02
 """When a new topic has first leaders, whose followers have not caught up yet."""
+
+GROWN_LIMIT_S = 15.0
+"""Two looks of the controller, as four partitions grow at a time, and a copy each."""
 
 LED_LIMIT_S = 10.0
 """A session of a broker, an election, and the back-off of clients."""
@@ -36,6 +39,11 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 async def create(client: Any) -> None:
     await client.admin().create_topic("new", PARTITIONS, 3)
+
+
+async def create_open(client: Any) -> None:
+    """How many replicas is left to the cluster."""
+    await client.admin().create_topic("new", PARTITIONS)
 
 
 async def write_all(client: Any) -> None:
@@ -86,7 +94,7 @@ def test_with_the_first_leader_alone_in_sync_an_empty_partition_has_no_leader(
         world.run_for(FIRST_LED_S)
         world.kill_node(2)
         with pytest.raises(SimulationError, match="was not done"):
-            world.run(creating, limit_s=LED_LIMIT_S)
+            world.run(creating, limit_s=LED_LIMIT_S / 2)
 
 
 def test_a_disk_that_is_lost_before_the_first_record_is_replaced(world: World) -> None:
@@ -99,4 +107,23 @@ def test_a_disk_that_is_lost_before_the_first_record_is_replaced(world: World) -
     world.start_node(2)
     world.quiesce()
     assert {tuple(sorted(one.isr)) for one in partitions(world)} == {(1, 2, 3)}
+    world.run(spawn(world, write_all), limit_s=LED_LIMIT_S)
+
+
+def test_a_topic_made_while_a_broker_is_away_gets_its_third_replica_when_that_is_back(
+    world: World,
+) -> None:
+    """1. A node is dead. 2. A topic is made, and written. 3. The node is back, another one dies."""
+    world.kill_node(2)
+    world.run_for(SESSION_S)
+    world.run(spawn(world, create_open), limit_s=LED_LIMIT_S)
+    assert {tuple(sorted(one.replicas)) for one in partitions(world)} == {(1, 3)}
+    world.run(spawn(world, write_all), limit_s=LED_LIMIT_S)
+    world.start_node(2)
+    world.quiesce()
+    deadline_s = world.now_s + GROWN_LIMIT_S
+    while any(len(one.isr) < 3 or one.is_moving for one in partitions(world)):
+        world.run_for(0.5)
+        assert world.now_s < deadline_s
+    world.kill_node(3)
     world.run(spawn(world, write_all), limit_s=LED_LIMIT_S)

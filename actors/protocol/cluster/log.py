@@ -64,6 +64,7 @@ class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
     """A topic, with the replicas (broker ids, preferred leader first) of each partition.
 
     ``hosts`` are those of the replicas, in the same order; none of them has one if it is empty.
+    ``replication_factor`` is how many each is to have once there are brokers; 0: as many as it has.
     """
 
     name: str
@@ -71,6 +72,7 @@ class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[tuple[int, ...], ...]
     settings: tuple[tuple[str, str], ...]
     hosts: tuple[tuple[int, ...], ...] = ()
+    replication_factor: int = 0
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,7 @@ class PartitionsCreated(msgspec.Struct, frozen=True, kw_only=True):
     first_partition: int
     replicas: tuple[tuple[int, ...], ...]
     hosts: tuple[tuple[int, ...], ...] = ()
+    replication_factor: int = 0
 
 
 class TopicDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +129,8 @@ class IsrChanged(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):
     """All replicas of a partition, in a step of a reassignment; see ``TopicCreated``.
 
-    ``adding`` and ``removing`` are among ``replicas`` until the reassignment is complete.
+    ``adding`` and ``removing`` are among ``replicas`` until the reassignment is complete. For
+    ``replication_factor`` see ``TopicCreated``; 0: as many as there are when it is complete.
     """
 
     topic_id: str
@@ -137,6 +141,7 @@ class ReplicasChanged(msgspec.Struct, frozen=True, kw_only=True):
     isr: tuple[int, ...]
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    replication_factor: int = 0
 
 
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, kw_only=True):

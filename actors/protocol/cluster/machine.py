@@ -80,6 +80,7 @@ from oncelog.actors.protocol.cluster.topic_creation import (
     min_insync_of,
     placed,
     replication_of,
+    wanted_of,
 )
 from oncelog.actors.protocol.effects import Decision, LogRecord, refused
 from oncelog.actors.protocol.invariants import invariant
@@ -189,6 +190,7 @@ class ClusterMachine:
             replicas=replicas,
             settings=request.settings,
             hosts=rules.choose(replicas, self.held()),
+            replication_factor=wanted_of(request),
         )
         return decision(CreateTopicReply(topic_id=request.topic_id), record)
 
@@ -238,6 +240,7 @@ class ClusterMachine:
             first_partition=count,
             replicas=replicas,
             hosts=rules.choose(replicas, self.held()),
+            replication_factor=topic.partitions[0].replication_factor,
         )
         return decision(CreatePartitionsReply(), record)
 
@@ -444,7 +447,8 @@ class ClusterMachine:
     def metadata(self, names: Iterable[str] | None) -> tuple[TopicMetadata, ...]:
         """Describe the named topics that exist, or all, by name."""
         wanted = sorted(self._topics) if names is None else names
-        return tuple(described(self._topics[name]) for name in wanted if name in self._topics)
+        known = (self._topics[name] for name in wanted if name in self._topics)
+        return tuple(described(topic, self._brokers) for topic in known)
 
     @property
     def cluster_id(self) -> str:

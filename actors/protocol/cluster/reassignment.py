@@ -2,12 +2,14 @@
 
 Rules. The new replicas are added first, and the old ones stay. Once every replica of the target is
 in sync the old ones are removed, and a leader among them gives way. At each step the leader is in
-the ISR and the ISR among the replicas. Nothing here changes state: each function gives records.
+the ISR and the ISR among the replicas. Whoever asks for a target, or cancels one, also says how
+many replicas there are to be (``growth``); what the controller moves by itself leaves that as it
+is. Nothing here changes state: each function gives records.
 
 =============  ===================================  ============================================
 event          state                                answer
 =============  ===================================  ============================================
-begin          the target is what is there          nothing logged (a retry)
+begin          the target is what is there          nothing logged (a retry), unless it grows
 begin          only the order differs               the new order: another preferred leader
 begin          another is in progress               REASSIGNMENT_IN_PROGRESS
 begin          else                                 ``adding`` and ``removing``
@@ -77,8 +79,12 @@ def decide_reassign(
     *,
     min_insync_replicas: int = 1,
     host_of: HostChoice = in_own_actor,
+    keeps_factor: bool = False,
 ) -> Decision[ReassignPartitionReply]:
-    """Begin a reassignment, or cancel one that is in progress."""
+    """Begin a reassignment, or cancel one that is in progress.
+
+    With ``keeps_factor`` nobody has said how many replicas there are to be.
+    """
     topic, number = topics.get(request.topic_partition.topic), request.topic_partition.partition
     if topic is None or not 0 <= number < len(topic.partitions):
         return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -88,14 +94,25 @@ def decide_reassign(
     error, detail = _check_target(partition, brokers, target, min_insync_replicas)
     if error is not ErrorCode.NONE:
         return refused(request, error, detail)
-    if target == partition.target:
+    if target == partition.target and (
+        keeps_factor or partition.is_moving or partition.replication_factor == len(target)
+    ):
         return Decision(reply=ReassignPartitionReply())
     if partition.is_moving:
         detail = f"it is being moved to {list(partition.target)}: wait for that, or cancel it"
         return refused(request, ErrorCode.REASSIGNMENT_IN_PROGRESS, detail)
     removing = tuple(n for n in partition.replicas if n not in target)
     adding = tuple(n for n in target if n not in partition.replicas)
-    record = _changed(topic, number, (*target, *removing), partition.isr, host_of, adding, removing)
+    record = _changed(
+        topic,
+        number,
+        (*target, *removing),
+        partition.isr,
+        host_of,
+        adding,
+        removing,
+        factor=partition.replication_factor if keeps_factor else 0,
+    )
     return decision(ReassignPartitionReply(), record)
 
 
@@ -139,11 +156,17 @@ def complete(topic: TopicState, number: int, brokers: Brokers) -> Records:
     partition = topic.partitions[number]
     if not partition.is_moving or not set(partition.target) <= set(partition.isr):
         return ()
-    return _reduced(topic, number, partition.target, brokers)
+    factor = partition.replication_factor
+    return _reduced(topic, number, partition.target, brokers, factor=factor)
 
 
 def _reduced(
-    topic: TopicState, number: int, replicas: tuple[int, ...], brokers: Brokers
+    topic: TopicState,
+    number: int,
+    replicas: tuple[int, ...],
+    brokers: Brokers,
+    *,
+    factor: int = 0,
 ) -> Records:
     """Only ``replicas`` are left; nothing if none of them could lead where one must."""
     partition = topic.partitions[number]
@@ -151,12 +174,12 @@ def _reduced(
     if not isr:
         return ()
     if partition.leader in (NO_LEADER, *isr):
-        return (_changed(topic, number, replicas, isr, in_own_actor),)
+        return (_changed(topic, number, replicas, isr, in_own_actor, factor=factor),)
     live = [n for n in candidates(partition, brokers) if n in isr]
     if not live:
         return ()
     elected = elect(topic, number, live[0], isr)
-    return elected, _changed(topic, number, replicas, isr, in_own_actor, steps=2)
+    return elected, _changed(topic, number, replicas, isr, in_own_actor, steps=2, factor=factor)
 
 
 def _changed(
@@ -169,6 +192,7 @@ def _changed(
     removing: tuple[int, ...] = (),
     *,
     steps: int = 1,
+    factor: int = 0,
 ) -> ReplicasChanged:
     partition = topic.partitions[number]
     hosts = dict(zip(partition.replicas, partition.hosts, strict=True))
@@ -181,6 +205,7 @@ def _changed(
         isr=isr,
         adding=adding,
         removing=removing,
+        replication_factor=factor,
     )
 
 

@@ -6,6 +6,7 @@ partition raises its version by one, those of earlier releases too, which do not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,7 +66,8 @@ class PartitionState:
 
     ``adding`` and ``removing`` are those of a reassignment in progress. All replicas begin in sync,
     as they begin empty. ``unstarted`` are those in sync that have never asked for their role: they
-    have no log yet, and what they have not acknowledged is not committed.
+    have no log yet, and what they have not acknowledged is not committed. ``replication_factor`` is
+    how many replicas there are to be, as soon as there are brokers for them.
     """
 
     replicas: tuple[int, ...]
@@ -78,6 +80,7 @@ class PartitionState:
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     unstarted: tuple[int, ...] = ()
+    replication_factor: int = 0
 
     def has_log(self, broker_id: int) -> bool:
         """Whether the replica there is in sync and must have its log: one that is gone is lost."""
@@ -129,6 +132,7 @@ class PartitionState:
         self.isr = record.isr
         self.adding = record.adding
         self.removing = record.removing
+        self.replication_factor = record.replication_factor or len(self.target)
         self._changed(record.partition_version)
 
     def _changed(self, version: int, *, started: int = NO_LEADER) -> None:
@@ -158,13 +162,20 @@ def partitions_of(record: TopicCreated | PartitionsCreated) -> list[PartitionSta
     """New partitions; a record without hosts is of replicas that are alone."""
     hosts = record.hosts or tuple((OWN_ACTOR,) * len(ids) for ids in record.replicas)
     return [
-        PartitionState(replicas=ids, hosts=numbers, isr=ids, unstarted=ids)
+        PartitionState(
+            replicas=ids,
+            hosts=numbers,
+            isr=ids,
+            unstarted=ids,
+            replication_factor=record.replication_factor or len(ids),
+        )
         for ids, numbers in zip(record.replicas, hosts, strict=True)
     ]
 
 
-def described(topic: TopicState) -> TopicMetadata:
-    """The topic as metadata tells it."""
+def described(topic: TopicState, brokers: Mapping[int, BrokerState]) -> TopicMetadata:
+    """The topic as metadata tells it; its replicas are too few only if there are more brokers."""
+    broker_count = sum(not broker.is_draining for broker in brokers.values())
     return TopicMetadata(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -181,6 +192,7 @@ def described(topic: TopicState) -> TopicMetadata:
                 adding=partition.adding,
                 removing=partition.removing,
                 unstarted=partition.unstarted,
+                replication_factor=min(partition.replication_factor, broker_count),
             )
             for number, partition in enumerate(topic.partitions)
         ),

@@ -24,7 +24,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import INTERNAL_TOPICS, TOPIC_PARTITIONS_MAX, is_valid_topic_name
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
-"""Of topics whose creator leaves it open: so many, or one for each usable broker."""
+"""Of topics whose creator leaves it open: so many, or for now one for each usable broker."""
 
 MIN_INSYNC_REPLICAS_DEFAULT: Final = 2
 """Of topics that do not set it and have more replicas than that. With fewer it is 1: two replicas
@@ -51,6 +51,12 @@ def replication_of(request: CreateTopicRequest, brokers: Brokers) -> int:
     if request.replication_factor != ANY_REPLICATION:
         return request.replication_factor
     return max(1, min(REPLICATION_FACTOR_DEFAULT, len(usable_brokers(brokers))))
+
+
+def wanted_of(request: CreateTopicRequest) -> int:
+    """How many replicas its partitions are to have once there are brokers: see ``growth``."""
+    is_open = request.replication_factor == ANY_REPLICATION
+    return REPLICATION_FACTOR_DEFAULT if is_open else request.replication_factor
 
 
 def check_new_topic(

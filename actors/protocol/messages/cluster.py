@@ -20,6 +20,8 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ``hosts`` has for each of ``replicas`` the host that holds it, 0 for an actor of its own.
     ``adding`` and ``removing`` are those of ``replicas`` that a reassignment in progress adds, and
     those that it will remove. ``unstarted`` are those of ``isr`` that have never begun.
+    ``replication_factor`` is how many replicas it is to have with the brokers that are known: fewer
+    if it was made while one of these was away, until that one is back.
     """
 
     partition: int
@@ -31,6 +33,7 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     unstarted: tuple[int, ...] = ()
+    replication_factor: int = 0
 
     def has_log(self, broker_id: int) -> bool:
         """Whether the replica there is in sync and must have its log: one that is gone is lost."""
@@ -39,8 +42,9 @@ class PartitionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica, but for those that are being added, is not in sync."""
-        return not set(self.replicas) - set(self.adding) <= set(self.isr)
+        """Whether a replica, but for those that are being added, is not in sync or not there."""
+        settled = set(self.replicas) - set(self.adding)
+        return not settled <= set(self.isr) or len(settled) < self.replication_factor
 
 
 class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ FLIGHTS = TopicMetadata(
     topic_id="f" * 32,
     partitions=(
         partition(0),
-        partition(1, isr=(1,)),
+        partition(1, isr=(1,), replication_factor=3),
         partition(2, leader=-1, isr=(2,)),
         partition(3, replicas=(3, 1, 2), adding=(3,), removing=(1,)),
     ),
@@ -197,7 +197,7 @@ def test_a_topic_is_described_with_what_is_not_as_it_should_be(cluster, capsys):
         ["3", "1", "4", "3,", "1,", "2", "1,", "2"],
     ]
     assert lines[-3:] == [
-        "partition 1: under-replicated",
+        "partition 1: under-replicated; 2 of 3 replicas",
         "partition 2: no leader; under-replicated",
         "partition 3: adding 3; removing 1",
     ]
