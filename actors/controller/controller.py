@@ -394,7 +394,8 @@ class Controller:
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
-        self._members.note_start(request)
+        if request.has_log:
+            self._members.note_start(request)
         return await self._execute(
             request, lambda _now_ms: self.machine.decide_become_leader(request)
         )

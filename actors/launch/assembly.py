@@ -53,6 +53,7 @@ from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
+    NO_LEADER_EPOCH,
     TRANSACTION_STATE_TOPIC,
 )
 
@@ -123,6 +124,7 @@ class ReplicaServer(ReplicationCalls):
             background=surroundings.new_background(),
             epoch_source=self.ask_for_epoch,
             log_source=self.ask_for_log,
+            beginning_source=self.ask_to_begin,
             opener=surroundings.new_opener() if surroundings.new_opener else None,
         )
         self.replica.on_newer_keys = self.refresh_keys_soon
@@ -168,19 +170,27 @@ class ReplicaServer(ReplicationCalls):
 
         Ends the process if its topic was deleted and another one created under its name.
         """
-        request = BecomeLeaderRequest(
-            topic_partition=self.replica.topic_partition,
-            topic_id=self.replica.directory.claimed_topic_id,
-            broker_id=self.config.broker_id,
-            incarnation=self.surroundings.incarnation,
-            expected_epoch=last_epoch,
-        )
+        request = self._role_request(self.replica.directory.claimed_topic_id, last_epoch)
         reply = await self._ask_controller(request)
         if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
             # The log that was opened is a deleted topic's; a new start takes the directory anew.
             lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
             self.surroundings.die(LeadershipLostError(lost))
         return reply
+
+    async def ask_to_begin(self, topic_id: str) -> BecomeLeaderReply:
+        """Ask the controller whether this replica, which has no log, may begin one."""
+        request = self._role_request(topic_id, NO_LEADER_EPOCH)
+        return await self._ask_controller(structs.replace(request, has_log=False))
+
+    def _role_request(self, topic_id: str, last_epoch: int) -> BecomeLeaderRequest:
+        return BecomeLeaderRequest(
+            topic_partition=self.replica.topic_partition,
+            topic_id=topic_id,
+            broker_id=self.config.broker_id,
+            incarnation=self.surroundings.incarnation,
+            expected_epoch=last_epoch,
+        )
 
     async def ask_for_log(self) -> ExpectedLog | None:
         """Ask the controller whether we are in sync, with whom; ``None`` if it does not say."""

@@ -184,9 +184,9 @@ class ReplicaDirectory:
                 f"{expected.topic_id or 'none'}). Mount its disk or put its files back"
             )
 
-    def is_of_another_topic(self, expected: ExpectedLog) -> bool:
-        """Whether to ``claim`` the files is to remove those of another topic. OSError."""
-        return self.topic_id() not in {"", expected.topic_id}
+    def has_log(self, expected: ExpectedLog) -> bool:
+        """Whether the files bear the topic's id; else to ``claim`` them is to begin a log."""
+        return self.topic_id() == expected.topic_id
 
     async def lock(self, *, is_wanted: Callable[[], bool]) -> None:
         """Take the directory for this process, waiting until an earlier incarnation let go.

@@ -57,6 +57,16 @@ REMOVALS_MAX: Final = 10
 
 There are few of those; a directory that goes without end is another fault, and told."""
 
+_NO_BEGINNING: Final = frozenset(
+    {
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+"""Answers of the controller after which what was known of the log is old."""
+
 LEADERLESS_ASK_MS: Final = 500
 """How often a follower that has no leader asks whether it is to lead."""
 
@@ -69,7 +79,8 @@ class Replica(FollowerLog):
 
     ``epoch_source`` asks for the replica's role, given the newest epoch that it knows; it is
     asked again until it answers ``NONE``. ``log_source`` asks what the controller knows of the log,
-    ``None`` when it did not say; a log that no controller knows of is given none. ``opener`` does
+    ``None`` when it did not say; a log that no controller knows of is given none. Before it begins
+    a log of the topic with an id, ``beginning_source`` asks whether it may. ``opener`` does
     what may take minutes, so that it does not keep syncs of other logs waiting.
     """
 
@@ -82,6 +93,7 @@ class Replica(FollowerLog):
         background: Background,
         epoch_source: Callable[[int], Awaitable[BecomeLeaderReply]],
         log_source: Callable[[], Awaitable[ExpectedLog | None]] | None = None,
+        beginning_source: Callable[[str], Awaitable[BecomeLeaderReply]] | None = None,
         opener: Background | None = None,
     ) -> None:
         super().__init__(config=config, background=background)
@@ -93,6 +105,7 @@ class Replica(FollowerLog):
         self.keys = NO_KEYS
         self._epoch_source = epoch_source
         self._log_source = log_source
+        self._beginning_source = beginning_source
         self.waits_for = ""
         """What a start, which goes on, is refused by the disk at present."""
         self._is_stopped = False
@@ -374,20 +387,26 @@ class Replica(FollowerLog):
         return None
 
     async def _confirm(self, expected: ExpectedLog) -> None:
-        """Ask again, now that nobody else can make files, before those of another topic go.
+        """Ask whether to begin a log, now that nobody else can have or make one here.
 
-        What was expected may be old: of a topic that was deleted, and made again elsewhere, while
-        this replica waited for the directory. MissingLogError: then the files are not ours to
-        remove. OSError.
+        What was expected may be old. The topic was deleted, and made again elsewhere, while this
+        replica waited for the directory; or what an earlier life has acknowledged has brought the
+        replica into the ISR. MissingLogError: then no file is ours to make or remove. OSError.
         """
-        if self._log_source is None or not self.directory.is_of_another_topic(expected):
-            return
-        confirmed = await self._log_source()
-        if confirmed is None or confirmed.topic_id != expected.topic_id:
-            raise MissingLogError(
-                f"{self.directory.path} has the log of another topic than {expected.topic_id}, "
-                "and the controller does not say that this is the newer one"
-            )
+        delay_ms = LOCK_RETRY_MS
+        while self._beginning_source is not None and not self._is_stopped:
+            if self.directory.has_log(expected):
+                return
+            reply = await self._beginning_source(expected.topic_id)
+            if reply.error is ErrorCode.NONE:
+                return
+            if reply.error in _NO_BEGINNING:
+                raise MissingLogError(
+                    f"the log is missing: {self.directory.path} has none of topic id "
+                    f"{expected.topic_id}, and may not begin one: {reply.detail or reply.error}"
+                )
+            await asyncio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, EPOCH_RETRY_MAX_MS)
 
     async def _claim(self, expected: ExpectedLog) -> None:
         async with self._opening:

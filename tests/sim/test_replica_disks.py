@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sim_log_watch import watching
-from sim_replica_stage import holder, isr, leader, logs, read, replicated, write
+from sim_replica_stage import holder, isr, leader, logs, read, replica, replicated, write
 from sim_world import World
 
 from oncelog.storage.model import TopicPartition
@@ -115,3 +116,51 @@ def test_a_leader_that_hangs_costs_its_clients_no_more_than_the_next_election(
     assert world.now_s - began_s < 10
     assert leader(world, 1) != 2
     assert read(world, 1) == ["a", "b"]
+
+
+def empty_log(world: World, name: str) -> None:
+    """What an actor had of partition 0 is gone; whose its data directory is, is still there."""
+    disk = world.disks[name] = world.disks[name].next_life()
+    directory = Path(world.settings.data_dir) / "a-0"
+    for file in disk.list_directory(directory):
+        disk.remove(directory / file)
+    disk.sync_directory(directory)
+
+
+def is_of_first(message: Any) -> bool:
+    return bool(message.topic_partition == TopicPartition("a", 0))
+
+
+@pytest.mark.parametrize("is_accepted_first", [True, False])
+def test_a_log_that_is_emptied_between_its_two_questions_is_not_in_sync(
+    world: World, is_accepted_first: bool
+) -> None:
+    """1. Broker 3 has copied what it lacked, and its leader proposes that it joins the ISR. 2. Its
+    process dies, and its log is lost. 3. The next life has asked for its log: it need not have
+    one. 4. Now the proposal arrives, before or after the next question.
+    """
+    write(world, ["a"])
+    world.cut(3, 1)
+    world.cut(3, 2)
+    write(world, ["b"])
+    world.run_for(3)
+    assert isr(world) == {1, 2}
+    leads = holder(world, leader(world))
+    proposal = world.network.hold("alter_isr", caller=leads, when=is_of_first, limit=1)
+    world.mend(3, 1)
+    world.mend(3, 2)
+    world.run(proposal.wait_held())
+    name = holder(world, 3)
+    question = world.network.hold("become_leader", caller=name, when=is_of_first)
+    pushes = world.network.hold("replicate", when=is_of_first)
+    world.kill(name)
+    empty_log(world, name)
+    world.run(question.wait_held())
+    for gate in (proposal, question) if is_accepted_first else (question, proposal):
+        gate.release_all()
+        world.run_for(0.2)
+    assert 3 not in isr(world) or not replica(world, 3).is_following
+    pushes.release_all()
+    world.run_for(10)
+    assert read(world) == ["a", "b"]
+    assert isr(world) == {1, 2, 3}

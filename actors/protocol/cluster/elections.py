@@ -33,6 +33,7 @@ replica started        else, another leads, it is     a new version, ISR as it w
                        not in sync                    before is worth nothing, and it may have lost
                                                       its log
 replica started        else                           none: it follows
+replica without a log  led by another, not in sync    likewise, before it begins one
 new directory          another leads, it is not in    likewise
                        sync
 actor is silent, or    led by it, others in the ISR   as if its broker were fenced

@@ -11,6 +11,8 @@ One file: ``apply`` is the only thing that changes what every decision here look
 | become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | become_leader | another topic had the name | UNKNOWN_TOPIC_ID |
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
+| become_leader | it has no log, and must have one | KAFKA_STORAGE_ERROR |
+| become_leader | it has no log, and need not | who leads: it may begin one, see ``elections`` |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
 | become_leader | another epoch than expected is current | FENCED_LEADER_EPOCH, and which |
 | become_leader | it is to lead, see ``elections`` | epoch + 1 |
@@ -44,7 +46,11 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
-from oncelog.actors.protocol.cluster.elections import after_follower_start, after_start
+from oncelog.actors.protocol.cluster.elections import (
+    after_follower_start,
+    after_return,
+    after_start,
+)
 from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import (
     BrokerChanged,
@@ -263,6 +269,8 @@ class ClusterMachine:
             return refused(request, ErrorCode.UNKNOWN_TOPIC_ID)
         if request.broker_id not in partition.replicas:
             return refused(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if not request.has_log:
+            return self._beginning(topic, request)
         if (partition.leader, partition.incarnation) == (request.broker_id, request.incarnation):
             return Decision(reply=self._leadership(topic, partition))
         if request.expected_epoch != partition.leader_epoch:
@@ -273,7 +281,8 @@ class ClusterMachine:
         number = request.topic_partition.partition
         record = after_start(topic, number, request, self._brokers)
         if record is None:
-            return self._following(topic, number, request.broker_id)
+            followed = after_follower_start(topic, number, request.broker_id)
+            return self._following(topic, number, followed)
         elected = structs.replace(
             self._leadership(topic, partition),
             leader=record.leader,
@@ -283,11 +292,24 @@ class ClusterMachine:
         )
         return decision(elected, record)
 
+    def _beginning(
+        self, topic: TopicState, request: BecomeLeaderRequest
+    ) -> Decision[BecomeLeaderReply]:
+        """Let a replica begin its log, unless it had one that counts.
+
+        A leader may be about to propose that it joins the ISR, as it had a log before: the new
+        version refuses that.
+        """
+        number, broker_id = request.topic_partition.partition, request.broker_id
+        if topic.partitions[number].has_log(broker_id):
+            detail = f"broker {broker_id} is in sync, and has lost its log"
+            return refused(request, ErrorCode.KAFKA_STORAGE_ERROR, detail)
+        return self._following(topic, number, after_return(topic, number, broker_id))
+
     def _following(
-        self, topic: TopicState, number: int, broker_id: int
+        self, topic: TopicState, number: int, record: IsrChanged | None
     ) -> Decision[BecomeLeaderReply]:
         leadership = self._leadership(topic, topic.partitions[number])
-        record = after_follower_start(topic, number, broker_id)
         if record is None:
             return Decision(reply=leadership)
         version = record.partition_version

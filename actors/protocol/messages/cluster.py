@@ -221,6 +221,8 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     ``expected_epoch`` is the newest epoch the caller knows, -1 for none: if another is current,
     no leader is elected. So neither a late copy of an earlier start's request elects one, nor a
     start with the log of an earlier topic (``topic_id``) of this name.
+    ``has_log``: it has one that bears ``topic_id``. Without one it asks whether it may begin one,
+    which ``NONE`` allows: then nothing that it has said before counts any more, durably.
     """
 
     method = "become_leader"
@@ -231,6 +233,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     broker_id: int
     incarnation: str
     expected_epoch: int
+    has_log: bool = True
 
 
 class LeaderAndIsrReply(Reply, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import pytest
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.process.background import ThreadBackground
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.replica import replica as replica_module
 from oncelog.actors.replica.data_directory import (
     IDENTITY_FILE,
@@ -174,9 +175,9 @@ def test_a_prepared_directory_is_founded_in_once(tmp_path: Path) -> None:
     assert not prepare(DISK, tmp_path, broker_id=1, new_cluster_id="2" * 32).is_founding
 
 
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("answer", [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.KAFKA_STORAGE_ERROR])
 def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_one(
-    harness: Any, is_known: bool
+    harness: Any, answer: ErrorCode
 ) -> None:
     """The first answer is old by the time the directory is free: the topic has another id now, and
     its files are there. So it was for a replica in a host that missed the deletion.
@@ -185,12 +186,13 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
     async def body() -> None:
         directory = await led_once(harness)
         kept = {path.name: path.read_bytes() for path in directory.glob("*.log")}
-        newest = harness.topic_id
-        answers = [ExpectedLog(topic_id="e" * 32, is_in_sync=False)]
-        later = ExpectedLog(topic_id=newest, is_in_sync=True) if is_known else None
 
         async def log_source() -> ExpectedLog | None:
-            return answers.pop() if answers else later
+            return ExpectedLog(topic_id="e" * 32, is_in_sync=False)
+
+        async def beginning_source(topic_id: str) -> BecomeLeaderReply:
+            assert topic_id == "e" * 32
+            return BecomeLeaderReply(error=answer)
 
         replica = Replica(
             config=harness.replica.config,
@@ -199,6 +201,7 @@ def test_what_waited_while_its_topic_was_made_again_removes_nothing_of_the_new_o
             background=ThreadBackground(),
             epoch_source=harness.epoch_source,
             log_source=log_source,
+            beginning_source=beginning_source,
         )
         refused = asyncio.Event()
         refuse = replica._go_offline

@@ -18,7 +18,11 @@ from oncelog.actors.protocol.cluster.elections import (
     decide_alter_isr,
 )
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.messages.cluster import AlterIsrReply, AlterIsrRequest
+from oncelog.actors.protocol.messages.cluster import (
+    AlterIsrReply,
+    AlterIsrRequest,
+    BecomeLeaderRequest,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -73,6 +77,53 @@ def test_a_replica_that_starts_out_of_sync_voids_what_rests_on_its_earlier_life(
     fence(world, 1)
     fence(world, 2)
     assert after_return(topic, 0, 3) is None
+
+
+def begin_log(world: ClusterWorld, broker_id: int) -> ErrorCode:
+    request = BecomeLeaderRequest(
+        topic_partition=TopicPartition("t", 0),
+        topic_id=TOPIC_ID,
+        broker_id=broker_id,
+        incarnation="i",
+        expected_epoch=-1,
+        has_log=False,
+    )
+    decided = world.machine.decide_become_leader(request)
+    for record in decided.records:
+        world.machine.apply(record)
+    return decided.reply.error
+
+
+def test_a_replica_may_begin_a_log_only_out_of_sync_and_nothing_it_said_counts(
+    world: ClusterWorld,
+) -> None:
+    """1. It is out of sync, and its leader proposes that it joins. 2. It has lost its log. 3. It
+    begins one, or the proposal is accepted: never both.
+    """
+    for broker_id in (2, 3):
+        world.start_replica(broker_id, TopicPartition("t", 0))
+    world.lead(1, (1, 2))
+    proposed = {"leader_epoch": 1, "isr": (1, 2, 3)}
+    topic = world.machine.topics["t"]
+    version = topic.partitions[0].version
+    assert begin_log(world, 3) is ErrorCode.NONE
+    late = alter(world, partition_version=version, **proposed)
+    assert late.error is ErrorCode.INVALID_UPDATE_VERSION
+    joined = alter(world, partition_version=late.partition_version, **proposed)
+    assert joined.error is ErrorCode.NONE
+    for broker_id in (1, 2, 3):
+        assert begin_log(world, broker_id) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert topic.partitions[0].version == joined.partition_version
+    assert state(world)[2] == (1, 2, 3)
+
+
+def test_a_replica_that_has_never_started_may_begin_a_log_though_it_is_in_sync() -> None:
+    world = ClusterWorld()
+    world.register(1, 2, 3)
+    world.create((1, 2, 3))
+    assert begin_log(world, 2) is ErrorCode.NONE
+    assert begin_log(world, 1) is ErrorCode.NONE
+    assert state(world) == (-1, -1, (1, 2, 3))
 
 
 def test_a_new_directory_voids_what_rests_on_the_former_one(world: ClusterWorld) -> None:
