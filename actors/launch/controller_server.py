@@ -150,7 +150,7 @@ class ControllerServer(Controller, ReplicaServer):
         )
         timeout_ms = self.config.cluster.internal_call_timeout_ms
         candidacy = await ask_voters(self.transport, request, log.voters, timeout_ms=timeout_ms)
-        self._told_epoch = max(self._told_epoch, candidacy.newest_epoch - 1)
+        self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
         if candidacy.is_behind and not candidacy.is_won:
             self._resign("another voter has a newer log")
         return candidacy

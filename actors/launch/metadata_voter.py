@@ -22,7 +22,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.replica.follower_log import NOT_NOW
 from oncelog.actors.replica.metadata_replica import MetadataCopy
 from oncelog.actors.replica.voter_file import VOTER_FILE
-from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC, NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class MetadataVoter:
         self._heard_ms = self._begun_ms = loop_ms()
         interval_ms = config.cluster.broker_heartbeat_interval_ms
         self._spread_ms = surroundings.random.randrange(interval_ms)
+        self._told_epoch = NO_LEADER_EPOCH
+        """The newest that a voter refused this broker with."""
 
     def heard(self) -> None:
         """The controller lives."""
@@ -195,7 +197,7 @@ class MetadataVoter:
         request = VoteRequest(
             cluster_id=self._config.cluster_id,
             candidate=own,
-            leader_epoch=copy.state.epoch + 1,
+            leader_epoch=max(copy.state.epoch, self._told_epoch) + 1,
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=True,
@@ -207,6 +209,7 @@ class MetadataVoter:
             timeout_ms=cluster.internal_call_timeout_ms,
         )
         if not candidacy.is_won:
+            self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
             _logger.warning("broker %d cannot be the controller: too few votes", own)
         return candidacy.is_won
 

@@ -151,8 +151,8 @@ class Candidacy:
 
     def __init__(self, voters: Collection[int], broker_id: int, epoch: int) -> None:
         self.epoch = epoch
-        self.newest_epoch = epoch
-        """The newest that was told: the next candidacy must be beyond it."""
+        self.newest_epoch = NO_LEADER_EPOCH
+        """The newest that a voter told: the next candidacy must be beyond it."""
         self.is_behind = False
         """A voter has a newer log, so another should stand."""
         self._voters = frozenset(voters)

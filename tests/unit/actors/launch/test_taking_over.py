@@ -272,6 +272,35 @@ def test_a_candidate_asks_for_an_epoch_beyond_that_of_a_voter_that_refuses_it(
     play(tmp_path, scenario)
 
 
+def test_a_voter_that_has_voted_in_the_next_epoch_is_asked_for_the_one_after(
+    tmp_path: Path,
+) -> None:
+    """1. Voter 3 is away while a topic is made. 2. It votes for a candidate that dies at once.
+    3. Voters 2 and 3 are a majority: only 2 has the newest log, and 3 refuses its first epoch.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        two, three = world.nodes[2], world.nodes[3]
+        three.kill()
+        assert await world.create("a") is ErrorCode.NONE
+        epoch = (await world.metadata()).controller_epoch + 1
+        for node in world.nodes.values():
+            node.kill()
+        write_voter_state(
+            RealFileSystem(), three.data_dir, VoterState(epoch=epoch, voted_for=1, is_copied=True)
+        )
+        two.is_up = three.is_up = True
+        two.start_broker()
+        three.start_broker()
+        assert await world.until_serving() == 2
+        after = await world.metadata()
+        assert after.controller_epoch == epoch + 1
+        assert "a" in {topic.name for topic in after.topics}
+
+    play(tmp_path, scenario)
+
+
 def test_two_controllers_at_once_do_not_disagree(tmp_path: Path) -> None:
     """Ray has replaced one that lives on, cut off: it answers nothing, and ends later."""
 
