@@ -24,6 +24,35 @@ REMADE: dict[str, Any] = {
 )
 """Little but topics that are deleted and made again, by calls that come late and twice."""
 
+QUIET_BUT_REPLICATED: dict[str, Any] = {
+    "brokers": 3,
+    "replication_factor": 3,
+    "kill_node": 0.3,
+    "cut_node": 1.0,
+    "stop_node": 0.3,
+    "peace": 0.0,
+    "writers": 3,
+    "pause": 1.0,
+    "pause_ms": 10.0,
+    "move": 0.0,
+    "file_damage": 0.0,
+    "duration_s": 15.0,
+} | dict.fromkeys(
+    (
+        "copiers",
+        "jobs",
+        "plain_writers",
+        "hijackers",
+        "rogues",
+        "intruders",
+        "remakers",
+        "processors",
+        "queries",
+    ),
+    0,
+)
+"""Nobody but transactional writers, while leaders change all the time."""
+
 REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
     (
         39,
@@ -165,5 +194,24 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         2373591670,
         {"brokers": 3, "replication_factor": 3},
         "the simulator struck the disk of an actor that had never started, as its node was down",
+    ),
+    (
+        1697211786,
+        QUIET_BUT_REPLICATED,
+        "a coordinator that led again gave a ticket for an enrolment that no follower had, and was "
+        "lost: its successor did not know the transaction, which hung for ever",
+    ),
+    (
+        3212930407,
+        {
+            "brokers": 3,
+            "replication_factor": 3,
+            "forget_controller": 0.3,
+            "kill_node": 0.3,
+            "cut_node": 0.6,
+            "operators": 1,
+            "remakers": 2,
+        },
+        "the last driver waited less than a coordinator's deposed leader, in sync, took to start",
     ),
 ]

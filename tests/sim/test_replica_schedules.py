@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sim_history import Outcome
+from sim_jobs import last_writes
 from sim_log_watch import watching
 from sim_replica_mutants import leads_on
 from sim_replica_stage import (
@@ -21,6 +23,7 @@ from sim_replica_stage import (
     state,
     write,
 )
+from sim_stage import Stage, WorkloadPlan
 from sim_world import SimulationError, World
 
 from oncelog.actors.interfaces import address_of, holder_of
@@ -253,6 +256,29 @@ def test_a_coordinator_loads_until_followers_have_what_it_loaded(
         gate.release_all()
         world.run_for(1)
         assert ask() is ErrorCode.NONE
+        assert watched.violations == []
+
+
+def test_a_coordinator_whose_follower_is_just_starting_shuts_no_write_out() -> None:
+    """1. A write under an id has ended. 2. All followers of coordinators die, as leaders do that
+    are deposed: they are in sync, and start again. 3. A driver writes, hasty in each call. 4. It
+    waits for as long as a start takes, or until they have left the ISR.
+    """
+    settings = dataclasses.replace(replicated(1), restart_ms=(1_900.0, 2_000.0))
+    with watching() as watched, World(seed=3, topics={"a": 1}, settings=settings) as world:
+        plan = WorkloadPlan(topics={"a": 1}, duration_s=1.0, request_timeout_ms=300)
+        stage = Stage(world, plan)
+        stage.job_ids.add("job")
+        client = world.client("last-driver")
+        world.run(client.spawn(last_writes(stage, client)))
+        for name in world.actor_names():
+            if name.startswith("transaction:") and not world.leads(world.replicas()[name]):
+                world.kill(name)
+        began_s = world.now_s
+        world.run(client.spawn(last_writes(stage, client)))
+        assert stage.history.shut_out == []
+        assert world.now_s > began_s + 1.5
+        assert len([write for write in stage.history.writes if write.outcome is Outcome.OK]) == 2
         assert watched.violations == []
 
 
