@@ -31,7 +31,7 @@ from oncelog.actors.coordination.runtime import CoordinatorRuntime
 from oncelog.actors.interfaces import Clock, Transport, address_of, holder_of
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.elections import decide_alter_isr
-from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, HostRules, Placement
+from oncelog.actors.protocol.cluster.hosts import HostRules, Placement
 from oncelog.actors.protocol.cluster.log import BrokerRegistered, ClusterFounded
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.effects import Decision, LogRecord
@@ -154,7 +154,7 @@ class Controller:
         )
         self._voters = Voters(self.machine, metadata_log, clock=clock, execute=self._execute)
         self._members.without_vote = self._voters.without
-        self._members.is_current = self._voters.is_current
+        self._members.is_current = self._moves.leaving.is_current = self._voters.is_current
 
     async def load(self) -> None:
         """Load the metadata log, found the cluster if necessary, and start every replica."""
@@ -167,7 +167,8 @@ class Controller:
         if not await self._found():
             return
         # Before anybody is answered: a topic created meanwhile would be taken for a deleted one.
-        await self._end_undeclared()
+        if not await self._end_undeclared():
+            return
         self._runtime.is_loaded = True
         self._leaders.announce(self.machine.take_untold())
         watches = (*self._members.watches(), *self._moves.watches(), self._voters.watch())
@@ -229,16 +230,23 @@ class Controller:
             per_actor = self._config.replicas_per_actor
         return self._machine_size.rules(per_actor)
 
-    async def _end_undeclared(self) -> None:
+    async def _end_undeclared(self) -> bool:
         """End the replicas of topics whose deletion an earlier controller did not finish.
 
         Those in hosts end as soon as these look, and those that have moved when they are told.
+        False if this controller leads no more: then what is declared is for others to say.
         """
         running = await self._launcher.running()
         declared = {holder_of(placement) for placement in self.machine.placements()}
         undeclared = [one for one in running if one.startswith(_HOLDERS) and one not in declared]
         moved = self._moves.leaving.adopt(undeclared)
-        await self._launcher.end([name for name in undeclared if name not in moved])
+        found = await self._launcher.find([name for name in undeclared if name not in moved])
+        # Who was there before this is confirmed was started by nobody who follows this controller.
+        while not await self._voters.is_current():
+            if self.replica.availability() is not ErrorCode.NONE:
+                return False
+        await self._launcher.end(found)
+        return True
 
     # --- requests -------------------------------------------------------------------------
 
@@ -341,12 +349,12 @@ class Controller:
             placements = [*declared, *self._moves.leaving.of_topic(request.name)]
             # Listed until they are shut down: a host that looks now must not end them before they
             # have removed their files.
+            found = await self._actors.find(placements)
             with self._moves.leaving.deleting(request.name, placements):
                 reply = await self._delete(request, placements)
             if reply.error is ErrorCode.NONE:
                 self._moves.leaving.discard(placements)
-                alone = [address_of(one) for one in placements if one.host == OWN_ACTOR]
-                await self._actors.end(placements, alone)
+                await self._actors.end(placements, found)
             return reply
 
     async def _delete(

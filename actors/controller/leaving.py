@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from oncelog.actors.controller.membership import always
 from oncelog.actors.controller.name_locks import NameLocks
 from oncelog.actors.controller.replica_actors import ReplicaActors
 from oncelog.actors.controller.replica_calls import ReplicaCalls
@@ -52,6 +53,8 @@ class LeavingReplicas:
         self._deleted: dict[str, Sequence[Placement]] = {}
         """The replicas of topics that are being deleted, by name: as many as calls of that."""
         self._is_due = asyncio.Event()
+        self.is_current: Callable[[], Awaitable[bool]] = always
+        """Whether nobody else has become the controller, who may have placed them again."""
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -146,11 +149,12 @@ class LeavingReplicas:
             for one in self.of_topic(name)
             if one not in declared and is_live(one.broker_id, brokers)
         ]
+        found = await self._actors.find(going)
         ended = await self._calls.shut_down(going, remove_data=True, is_moved=True)
-        self.discard(ended)
-        alone = [holder_of(one) for one in ended if one.host == OWN_ACTOR]
-        if ended:
-            await self._actors.end(ended, alone)
+        if ended and await self.is_current():
+            self.discard(ended)
+            alone = {holder_of(one) for one in ended if one.host == OWN_ACTOR}
+            await self._actors.end(ended, [one for one in found if one.name in alone])
 
     def _declared(self, name: str) -> Sequence[Placement]:
         return self._machine.placements(name) if name in self._machine.topics else ()

@@ -95,7 +95,7 @@ class Membership:
         )
         self.without_vote: Callable[[int], Records | None] = lambda _broker_id: ()
         """What takes the vote of a broker that has lost its disk, if that can be now."""
-        self.is_current: Callable[[], Awaitable[bool]] = _always
+        self.is_current: Callable[[], Awaitable[bool]] = always
         """Whether nobody else has become the controller."""
         self._own_actors = ActorWatch(transport, silent_after_ms=config.broker_session_timeout_ms)
         self._started_ms: dict[tuple[TopicPartition, int], int] = {}
@@ -274,5 +274,6 @@ class Membership:
         return [one for one in self._machine.placements() if one.broker_id == broker_id]
 
 
-async def _always() -> bool:
+async def always() -> bool:
+    """The answer of a controller that is the only one, as in a test."""
     return True

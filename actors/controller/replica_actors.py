@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from oncelog.actors.controller.broker_watch import BrokerLauncher
-from oncelog.actors.interfaces import Transport, host_actor
+from oncelog.actors.interfaces import Transport, holder_of, host_actor
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import (
     HOST_REPLICAS_MAX,
@@ -33,6 +33,13 @@ TELL_RETRY_MS: Final = 500
 """How soon a host that was not reached is told again."""
 
 
+class FoundActor(NamedTuple):
+    """An actor as it was found: another one may have its name later."""
+
+    name: str
+    handle: Any
+
+
 class Launcher(BrokerLauncher, Protocol):
     """Starts and ends the actors of replicas, and sees nodes."""
 
@@ -40,8 +47,12 @@ class Launcher(BrokerLauncher, Protocol):
         """Ensure that an actor runs for each replica, its own or its host's. Idempotent."""
         ...
 
-    async def end(self, actors: list[str]) -> None:
-        """Kill actors for good, by name; unknown ones are fine."""
+    async def find(self, actors: Collection[str]) -> Sequence[FoundActor]:
+        """Those of these that exist."""
+        ...
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
+        """Kill just these for good: whoever has a name of theirs by then lives on."""
         ...
 
     async def running(self) -> list[str]:
@@ -96,9 +107,19 @@ class ReplicaActors:
         await self._launcher.start(placements)
         await self._tell(placements)
 
-    async def end(self, placements: Sequence[Placement], actors: Sequence[str]) -> None:
+    async def find(self, placements: Sequence[Placement]) -> Sequence[FoundActor]:
+        """The actors that hold one of these each, to be ended once they are declared no more.
+
+        To be found before that is decided, or asked of a replica: it takes long, and afterwards the
+        names may be those of a later topic's, which another controller has started.
+        """
+        return await self._launcher.find(
+            [holder_of(one) for one in placements if one.host == OWN_ACTOR]
+        )
+
+    async def end(self, placements: Sequence[Placement], actors: Sequence[FoundActor]) -> None:
         """End ``actors``, and what hosts hold of ``placements``, which are declared no more."""
-        await self._launcher.end(list(actors))
+        await self._launcher.end(actors)
         await self._tell(placements)
 
     async def _tell(self, placements: Sequence[Placement]) -> None:

@@ -6,6 +6,7 @@ The classes are not decorated, so a restarted actor runs the code that is instal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -14,6 +15,7 @@ import ray
 
 from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig
 from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import NAMESPACE, actor_of, broker_actor, host_actor
 from oncelog.actors.launch.processes import ActorProcess, BrokerProcess, HostProcess, process_of
 from oncelog.actors.pin import BY_LABEL, RACK_LABEL, Pin, broker_of
@@ -130,9 +132,13 @@ class RayLauncher:
             return self._config.pin
         return Pin(BY_LABEL, str(broker_id))
 
-    async def end(self, actors: list[str]) -> None:
-        """Kill actors for good, by name."""
-        await asyncio.to_thread(end_actors, actors)
+    async def find(self, actors: Collection[str]) -> Sequence[FoundActor]:
+        """See ``Launcher.find``."""
+        return await asyncio.to_thread(_find_actors, actors)
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
+        """See ``Launcher.end``."""
+        await asyncio.to_thread(_end_found, actors)
 
     async def running(self) -> list[str]:
         """Names of all actors in our namespace."""
@@ -160,11 +166,19 @@ def running_actors() -> list[str]:
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
-def end_actors(actors: list[str]) -> None:
+def end_actors(actors: Collection[str]) -> None:
     """Kill actors for good, by name; a name nobody has is fine."""
+    _end_found(_find_actors(actors))
+
+
+def _find_actors(actors: Collection[str]) -> list[FoundActor]:
+    found = []
     for name in actors:
-        try:
-            handle = ray.get_actor(name, NAMESPACE)
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            found.append(FoundActor(name, ray.get_actor(name, NAMESPACE)))
+    return found
+
+
+def _end_found(actors: Sequence[FoundActor]) -> None:
+    for _, handle in actors:
         ray.kill(handle)

@@ -11,12 +11,13 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, actor_of
 from oncelog.actors.launch.assembly import Surroundings, server_of
 from oncelog.actors.launch.controller_server import ControllerServer
@@ -104,8 +105,12 @@ class _Launcher:
         for placement in placements:
             self._cluster.start_replica(placement.topic_partition, placement.broker_id)
 
-    async def end(self, actors: list[str]) -> None:
-        for name in actors:
+    async def find(self, actors: Collection[str]) -> list[FoundActor]:
+        servers = self._cluster.board.servers
+        return [FoundActor(name, servers[name]) for name in actors if name in servers]
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
+        for name, _ in actors:
             self._cluster.board.servers.pop(name, None)
 
     async def running(self) -> list[str]:

@@ -71,8 +71,11 @@ class Node:
         if placements is None and await self.is_gone():
             self.start_controller()
 
-    async def end(self, actors: Sequence[str]) -> None:
-        pass
+    async def find(self, actors: Any) -> list[Any]:
+        return []
+
+    async def end(self, actors: Sequence[Any]) -> None:
+        assert not actors
 
     async def running(self) -> list[str]:
         return []

@@ -11,6 +11,7 @@ from sim_disk import SimDisk, settle
 
 from oncelog.actors.config import BrokerConfig, HostConfig, ReplicaConfig, data_directories
 from oncelog.actors.controller.broker_watch import BrokerNode
+from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.interfaces import broker_actor, holder_of
 from oncelog.actors.protocol.cluster.hosts import OWN_ACTOR, Placement
 from oncelog.actors.protocol.cluster.quorum import VOTERS_MAX
@@ -18,7 +19,7 @@ from oncelog.actors.replica.data_directory import DirectoryIdentity, write_ident
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from sim_process import Process
     from sim_world import World, WorldSettings
@@ -64,11 +65,21 @@ class SimLauncher:
             config = broker_config(self._config, node.broker_id)
             self._world.driver.soon(self._world.start_actor, broker_actor(node.broker_id), config)
 
-    async def end(self, actors: list[str]) -> None:
+    async def find(self, actors: Collection[str]) -> list[FoundActor]:
+        """See ``Launcher.find``; an actor is the same as long as its config is."""
+        await self._pass_time()
+        configs = self._world._configs
+        return [FoundActor(name, configs[name]) for name in actors if name in configs]
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
         """See ``Launcher.end``."""
         await self._pass_time()
-        for name in actors:
-            self._world.driver.soon(self._world.end_actor, name)
+        for found in actors:
+            self._world.driver.soon(self._end, found)
+
+    def _end(self, found: FoundActor) -> None:
+        if self._world._configs.get(found.name) is found.handle:
+            self._world.end_actor(found.name)
 
     async def running(self) -> list[str]:
         """See ``Launcher.running``."""

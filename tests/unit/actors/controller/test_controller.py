@@ -68,6 +68,9 @@ class World:
     async def start(self, replicas: Any) -> None:
         pass
 
+    async def find(self, actors: Any) -> list[Any]:
+        return []
+
     async def end(self, actors: Any) -> None:
         pass
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from oncelog.actors.config import ClusterConfig, ReplicaConfig
 from oncelog.actors.controller.controller import Controller
+from oncelog.actors.controller.replica_actors import FoundActor
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
     CreateTopicReply,
@@ -37,7 +38,8 @@ class World:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.actors: set[str] = set()
+        self.actors: dict[str, int] = {}
+        """By name, which of all that were started it is."""
         self.events: list[tuple[str, str]] = []
         self.gates: dict[tuple[str, str], asyncio.Event] = {}
         self.serial = 0
@@ -63,12 +65,18 @@ class World:
         for tp, _, broker_id, _ in replicas:
             actor = f"partition:{tp}@{broker_id}"
             await self._happens("keep" if actor in self.actors else "start", actor)
-            self.actors.add(actor)
+            self.actors.setdefault(actor, len(self.events))
 
-    async def end(self, actors: list[str]) -> None:
-        for actor in actors:
-            await self._happens("end", actor)
-            self.actors.discard(actor)
+    async def find(self, actors: Collection[str]) -> list[FoundActor]:
+        if gate := self.gates.get(("find", "all")):
+            await gate.wait()
+        return [FoundActor(name, self.actors[name]) for name in actors if name in self.actors]
+
+    async def end(self, actors: Sequence[FoundActor]) -> None:
+        for name, handle in actors:
+            await self._happens("end", name)
+            if self.actors.get(name) == handle:
+                del self.actors[name]
 
     async def nodes(self) -> list[Any]:
         return []
@@ -240,14 +248,14 @@ def test_a_new_controller_ends_actors_of_deleted_topics_and_keeps_all_others(pla
         await settle()
         deleting.cancel()
         await world.controller.replica.stop()
-        world.actors.add("controller")
-        world.actors.discard("partition:trains-0@1")
+        world.actors["controller"] = 0
+        del world.actors["partition:trains-0@1"]
         assert world.events[-1] == ("stop", FLIGHTS)
         world.events.clear()
         await world.begin()
         happened = [event for event in world.events if "__" not in event[1]]
         assert happened == [("end", FLIGHTS), ("start", "partition:trains-0@1")]
-        assert {"controller", "partition:trains-0@1"} <= world.actors
+        assert {"controller", "partition:trains-0@1"} <= world.actors.keys()
         assert FLIGHTS not in world.actors
 
     play(scenario)
@@ -266,5 +274,43 @@ def test_a_topic_created_while_the_controller_starts_keeps_its_replicas(play: An
             assert early.error.retriable
             assert (await world.create("t", "b")).error is ErrorCode.NONE
         assert "partition:t-0@1" in world.actors
+
+    play(scenario)
+
+
+def test_a_deletion_that_took_long_ends_no_actor_that_was_given_the_name_since(play: Any) -> None:
+    """1. A deletion is in the log, and the replica is being told. 2. Another controller follows,
+    ends the actor, and makes a topic of the name again. 3. The first one hears the replica.
+    """
+
+    async def scenario(world: World) -> None:
+        gate = world.gates["stop", FLIGHTS] = asyncio.Event()
+        deleting = asyncio.create_task(world.delete("flights"))
+        await settle()
+        world.actors[FLIGHTS] = successor = -1
+        gate.set()
+        assert (await deleting).error is ErrorCode.NONE
+        assert world.actors[FLIGHTS] == successor
+
+    play(scenario)
+
+
+def test_a_controller_that_was_followed_ends_nothing_that_it_does_not_know(play: Any) -> None:
+    """1. A controller looks for what an earlier one left. 2. It is followed meanwhile, and what it
+    finds is a topic's that the next one has made.
+    """
+
+    async def scenario(world: World) -> None:
+        controller = world.controller
+        world.actors["partition:next-0@1"] = 0
+        world.events.clear()
+
+        async def is_current() -> bool:
+            controller.replica.halt()
+            return False
+
+        controller._voters.is_current = is_current  # type: ignore[method-assign]
+        assert not await controller._end_undeclared()
+        assert world.events == []
 
     play(scenario)

@@ -52,7 +52,10 @@ class Hosts:
     async def start(self, placements: Sequence[Placement]) -> None:
         self.launched += placements
 
-    async def end(self, actors: list[str]) -> None:
+    async def find(self, actors: Any) -> list[Any]:
+        return []
+
+    async def end(self, actors: Sequence[Any]) -> None:
         raise AssertionError(actors)
 
     async def running(self) -> list[str]:
