@@ -135,7 +135,7 @@ class Membership:
         decided = decide_register(
             machine.topics, machine.broker_states, request, machine.cluster_id
         )
-        if known is None or known.directory_id in ("", request.directory_id):
+        if known is None or request.disk.may_be(known.disk):
             return decided
         records = self.without_vote(request.broker_id)
         if records is None and decided.records:

@@ -135,6 +135,7 @@ class Voters:
             rack=own.rack,
             broker_epoch=own.broker_epoch,
             is_fenced=own.is_fenced,
+            disk_epoch=own.disk_epoch,
         )
         await self._execute(
             MetadataRequest(topics=()), lambda _now_ms: decision(MetadataReply(), named)

@@ -35,7 +35,7 @@ from oncelog.actors.protocol.messages.quorum import (
     VoteRequest,
 )
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.replica.data_directory import DirectoryIdentity, join
+from oncelog.actors.replica.data_directory import DirectoryIdentity, join, keep_epoch
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
@@ -46,6 +46,9 @@ _logger = logging.getLogger(__name__)
 JOIN_RETRY_MS: Final = 500
 JOIN_RETRY_MAX_MS: Final = 10_000
 """How soon a broker that may not take part tries again, at first and at most: it may be mended."""
+
+EPOCH_MAX_MS: Final = 3_600_000
+"""How long a broker has one epoch: an older copy of its directory is known from then on."""
 
 _UNREGISTERED: Final = frozenset({ErrorCode.BROKER_NOT_AVAILABLE, ErrorCode.STALE_BROKER_EPOCH})
 """Answers to a heartbeat after which the broker registers again."""
@@ -111,19 +114,21 @@ class Broker:
             await asyncio.sleep(JOIN_RETRY_MS / 1000)
 
     async def _send_heartbeats(self, broker_epoch: int) -> None:
-        """Until the controller does not know this epoch."""
+        """Until the controller does not know this epoch, or it is time for another."""
         cluster = self.config.cluster
         actors: tuple[str, ...] = ()
         seen = Sight()
         looking: asyncio.Task[Sight] | None = None
-        answered_ms = loop_ms()
-        while True:
+        is_kept = await self._is_kept(broker_epoch)
+        begun_ms = answered_ms = loop_ms()
+        while loop_ms() - begun_ms < EPOCH_MAX_MS:
             request = BrokerHeartbeatRequest(
                 broker_id=self.config.broker_id,
                 broker_epoch=broker_epoch,
                 silent_actors=seen.silent_actors,
                 offline_replicas=seen.offline_replicas,
                 unanswered_ms=loop_ms() - answered_ms,
+                is_kept=is_kept,
             )
             # Not longer: a lost call must not cost the session.
             reply = await self.surroundings.transport.call(
@@ -181,7 +186,21 @@ class Broker:
             data_dir=config.data_dir,
             directory_id=identity.directory_id,
             rack=config.rack,
+            directory_epoch=identity.broker_epoch,
         )
+
+    async def _is_kept(self, broker_epoch: int) -> bool:
+        """Write the epoch down, by which the directory is told from an older copy; whether it is.
+
+        A disk that is full need not cost the broker its session.
+        """
+        filesystem, own = self.surroundings.filesystem, own_directory(self.config.data_dir)
+        try:
+            await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
+        except (OSError, CorruptDataError) as error:
+            _logger.warning("%r keeps no epoch: %s", self, error)
+            return False
+        return True
 
     def _join(self, new_directory_id: str) -> DirectoryIdentity:
         """Take the data directories. OSError, CorruptDataError."""

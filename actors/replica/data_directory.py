@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from oncelog.actors.protocol.cluster.log import ClusterFounded, decode_cluster_record
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.log.checkpoint import LOCK_FILE, PARTITION_METADATA_FILE
@@ -30,6 +31,10 @@ METADATA_LOG: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 LOG_SUFFIX: Final = ".log"
 _VERSION: Final = "0"
 _FURTHER: Final = "further."
+_EPOCH: Final = "broker.epoch"
+
+NO_BROKER_EPOCH: Final = -1
+"""The broker epoch of a directory that has been given none."""
 
 
 class MissingLogError(Exception):
@@ -42,6 +47,8 @@ class DirectoryIdentity:
 
     ``directory_id`` is its own, drawn once; "" in one that an earlier build made. ``is_further``:
     it is not the broker's own, which knows of the further ones: ``further`` is (id, path) of each.
+    ``broker_epoch`` is the newest that the controller gave the broker with this directory: an older
+    copy of it has an older one.
     """
 
     cluster_id: str
@@ -50,6 +57,12 @@ class DirectoryIdentity:
     is_founding: bool = False
     is_further: bool = False
     further: tuple[tuple[str, str], ...] = ()
+    broker_epoch: int = NO_BROKER_EPOCH
+
+    @property
+    def disk(self) -> Disk:
+        """What it tells of itself to others."""
+        return Disk(directory_id=self.directory_id, broker_epoch=self.broker_epoch)
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
@@ -58,6 +71,7 @@ class DirectoryIdentity:
             f"broker.id={self.broker_id}",
             f"cluster.id={self.cluster_id}",
             *([f"directory.id={self.directory_id}"] if self.directory_id else []),
+            *([f"{_EPOCH}={self.broker_epoch}"] if self.broker_epoch != NO_BROKER_EPOCH else []),
             *(["founding=true"] if self.is_founding else []),
             *(["further=true"] if self.is_further else []),
             *(f"{_FURTHER}{one}={quote(path)}" for one, path in self.further),
@@ -78,6 +92,7 @@ class DirectoryIdentity:
                 cluster_id=fields["cluster.id"],
                 broker_id=int(fields["broker.id"]),
                 directory_id=fields.get("directory.id", ""),
+                broker_epoch=int(fields.get(_EPOCH, NO_BROKER_EPOCH)),
                 is_founding=fields.get("founding") == "true",
                 is_further=fields.get("further") == "true",
                 further=tuple(
@@ -165,6 +180,24 @@ def join(
             identity = replace(identity, directory_id=new_directory_id)
             write_identity(filesystem, data_dir, identity)
         return identity
+    finally:
+        lock.release()
+
+
+def keep_epoch(filesystem: FileSystem, data_dir: Path, broker_epoch: int) -> Disk:
+    """Write down which epoch the broker was given with this directory. Durable on return.
+
+    OSError; CorruptDataError if the directory does not say whose it is.
+    """
+    lock = filesystem.lock(data_dir / LOCK_FILE)
+    try:
+        identity = read_identity(filesystem, data_dir)
+        if identity is None:
+            raise CorruptDataError(f"{data_dir} has no {IDENTITY_FILE} any more")
+        if identity.broker_epoch != broker_epoch:
+            identity = replace(identity, broker_epoch=broker_epoch)
+            write_identity(filesystem, data_dir, identity)
+        return identity.disk
     finally:
         lock.release()
 

@@ -10,7 +10,9 @@ whole one.
 |---|---|---|
 | register_broker | unknown, or known without a directory id | registered, fenced |
 | register_broker | known, the same directory, fenced | registered anew, with a newer epoch |
-| register_broker | known, the same directory, not fenced | its epoch again, nothing logged |
+| register_broker | the same, not fenced, its epoch is on the disk | a newer epoch |
+| register_broker | the same, not fenced, it is not | its epoch again, nothing logged |
+| register_broker | an older copy of the directory | as another directory |
 | register_broker | another directory, a log in sync | DUPLICATE_BROKER_REGISTRATION, and where |
 | register_broker | another directory, fenced and no log in sync | registered, fenced: a new disk |
 | register_broker | another directory, not fenced | DUPLICATE_BROKER_REGISTRATION |
@@ -18,6 +20,7 @@ whole one.
 | broker_heartbeat | unknown | BROKER_NOT_AVAILABLE |
 | broker_heartbeat | of another epoch | STALE_BROKER_EPOCH |
 | broker_heartbeat | fenced | unfenced, durably; unless its node is gone, or no answer gets there |
+| broker_heartbeat | its epoch is on the disk now | that is noted, durably |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
 | broker_heartbeat | some of its replicas are offline | likewise |
 | broker_heartbeat | else | nothing logged |
@@ -116,11 +119,12 @@ def decide_register(
         )
         return refused(request, ErrorCode.INVALID_REQUEST, detail)
     known = brokers.get(request.broker_id)
-    if known is not None and known.directory_id not in ("", request.directory_id):
+    is_other = known is not None and not request.disk.may_be(known.disk)
+    if known is not None and is_other:
         detail = _in_the_way(topics, known, request)
         if detail:
             return refused(request, ErrorCode.DUPLICATE_BROKER_REGISTRATION, detail)
-    is_same = known is not None and known.directory_id == request.directory_id
+    is_same = known is not None and known.directory_id == request.directory_id and not is_other
     epoch = 1 + max((broker.broker_epoch for broker in brokers.values()), default=-1)
     record = BrokerRegistered(
         broker_id=request.broker_id,
@@ -129,9 +133,11 @@ def decide_register(
         rack=request.rack,
         broker_epoch=epoch,
         is_fenced=known is None or not is_same or known.is_fenced,
+        disk_epoch=request.directory_epoch,
     )
     if known is not None and is_same and not known.is_fenced:
-        if (known.data_dir, known.rack) == (request.data_dir, request.rack):
+        is_kept = request.directory_epoch == known.broker_epoch
+        if (known.data_dir, known.rack) == (request.data_dir, request.rack) and not is_kept:
             return Decision(reply=RegisterBrokerReply(broker_epoch=known.broker_epoch))
         return decision(RegisterBrokerReply(broker_epoch=epoch), record)
     moved = after_fencing(topics.values(), request.broker_id, brokers)
@@ -152,6 +158,7 @@ def own_node(brokers: Brokers, broker_id: int, *, data_dir: str, rack: str) -> R
         rack=rack,
         broker_epoch=known.broker_epoch,
         is_fenced=known.is_fenced,
+        disk_epoch=known.disk_epoch,
     )
     return (record,)
 
@@ -163,6 +170,12 @@ def _in_the_way(topics: Topics, known: BrokerState, request: RegisterBrokerReque
         f"and a node of that number came with {request.directory_id}: is its disk mounted, and do "
         "two nodes have one number?"
     )
+    if request.directory_id == known.directory_id:
+        who = (
+            f"broker {known.broker_id} has the directory {known.directory_id}, and came with an "
+            f"older copy of it (of epoch {request.directory_epoch}, not {known.disk_epoch}): bring "
+            "the newer one back, or empty the older one."
+        )
     if not known.is_fenced:
         return f"{who} The first is not fenced"
     for topic in topics.values():
@@ -193,12 +206,15 @@ def decide_heartbeat(
     if request.broker_epoch != broker.broker_epoch:
         detail = f"broker_epoch={request.broker_epoch}: it is {broker.broker_epoch}"
         return refused(request, ErrorCode.STALE_BROKER_EPOCH, detail)
+    disk_epoch = broker.broker_epoch if request.is_kept else broker.disk_epoch
     if not broker.is_fenced:
-        moved = after_silence(topics.values(), silent, brokers)
+        moved: Records = after_silence(topics.values(), silent, brokers)
+        if disk_epoch > broker.disk_epoch:
+            moved = (_changed(broker, disk_epoch=disk_epoch), *moved)
         return decision(BrokerHeartbeatReply(), *moved)
     if not is_reached:
         return Decision(reply=BrokerHeartbeatReply())
-    record = _changed(broker, is_fenced=False, is_draining=broker.is_draining)
+    record = _changed(broker, is_fenced=False, disk_epoch=disk_epoch)
     led = after_unfencing(topics.values(), request.broker_id)
     return decision(BrokerHeartbeatReply(), record, *led)
 
@@ -206,7 +222,7 @@ def decide_heartbeat(
 def fence(topics: Topics, brokers: Brokers, broker_id: int) -> Records:
     """The session of a broker is over: it is fenced, and others lead what it led."""
     broker = brokers[broker_id]
-    record = _changed(broker, is_fenced=True, is_draining=broker.is_draining)
+    record = _changed(broker, is_fenced=True)
     return (record, *after_fencing(topics.values(), broker_id, brokers))
 
 
@@ -220,7 +236,7 @@ def decide_drain(
         return refused(request, ErrorCode.BROKER_NOT_AVAILABLE, detail)
     if broker.is_draining == request.is_draining:
         return Decision(reply=DrainBrokerReply())
-    record = _changed(broker, is_fenced=broker.is_fenced, is_draining=request.is_draining)
+    record = _changed(broker, is_draining=request.is_draining)
     if not request.is_draining:
         return decision(DrainBrokerReply(), record)
     left = len(usable_brokers(brokers).keys() - {request.broker_id})
@@ -237,10 +253,18 @@ def decide_drain(
     return decision(DrainBrokerReply(), record, *moved)
 
 
-def _changed(broker: BrokerState, *, is_fenced: bool, is_draining: bool) -> BrokerChanged:
+def _changed(
+    broker: BrokerState,
+    *,
+    is_fenced: bool | None = None,
+    is_draining: bool | None = None,
+    disk_epoch: int | None = None,
+) -> BrokerChanged:
+    """The broker with what is given, and else as it is."""
     return BrokerChanged(
         broker_id=broker.broker_id,
         broker_epoch=broker.broker_epoch,
-        is_fenced=is_fenced,
-        is_draining=is_draining,
+        is_fenced=broker.is_fenced if is_fenced is None else is_fenced,
+        is_draining=broker.is_draining if is_draining is None else is_draining,
+        disk_epoch=broker.disk_epoch if disk_epoch is None else disk_epoch,
     )

@@ -40,7 +40,8 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
     """A broker and the data directory it writes to; replaces an earlier registration of it.
 
     ``directory_id`` is in a file there, "" if the record is older than such ids. ``broker_epoch``
-    rises over all registrations of all brokers.
+    rises over all registrations of all brokers. ``disk_epoch`` is the newest that was written in
+    that directory, as far as is known: an older copy of it has an older one.
     """
 
     broker_id: int
@@ -49,15 +50,20 @@ class BrokerRegistered(msgspec.Struct, frozen=True, kw_only=True):
     rack: str = ""
     broker_epoch: int = 0
     is_fenced: bool = False
+    disk_epoch: int = -1
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered broker was fenced or unfenced, or is to be drained or no longer."""
+    """A registered broker was fenced or unfenced, or is to be drained or no longer.
+
+    ``disk_epoch``: as in ``BrokerRegistered``, if it is newer.
+    """
 
     broker_id: int
     broker_epoch: int
     is_fenced: bool
     is_draining: bool
+    disk_epoch: int = -1
 
 
 class TopicCreated(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from oncelog.actors.protocol.cluster.log import (
     TopicCreated,
 )
 from oncelog.actors.protocol.invariants import invariant
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.storage.model import NO_LEADER_EPOCH
 
@@ -39,12 +40,19 @@ class BrokerState:
     broker_epoch: int = 0
     is_fenced: bool = False
     is_draining: bool = False
+    disk_epoch: int = -1
+
+    @property
+    def disk(self) -> Disk:
+        """Its data directory, and how new a copy that must be."""
+        return Disk(directory_id=self.directory_id, broker_epoch=self.disk_epoch)
 
     def changed(self, record: BrokerChanged) -> None:
         """Apply ``record``, unless the broker has registered again since it was decided."""
         if record.broker_epoch == self.broker_epoch:
             self.is_fenced = record.is_fenced
             self.is_draining = record.is_draining
+            self.disk_epoch = max(self.disk_epoch, record.disk_epoch)
 
 
 def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerState:
@@ -57,6 +65,7 @@ def registered(record: BrokerRegistered, earlier: BrokerState | None) -> BrokerS
         broker_epoch=record.broker_epoch,
         is_fenced=record.is_fenced,
         is_draining=earlier is not None and earlier.is_draining,
+        disk_epoch=record.disk_epoch,
     )
 
 

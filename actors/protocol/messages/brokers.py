@@ -8,8 +8,29 @@ from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.model import TopicPartition
 
 
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """Which data directory a broker has, and how new a copy of it.
+
+    ``broker_epoch`` is the newest that is written there, -1 for none: a copy that was taken before,
+    and put back, has an older one. Without an id nothing is known, as from an earlier build.
+    """
+
+    directory_id: str = ""
+    broker_epoch: int = -1
+
+    def may_be(self, known: Disk) -> bool:
+        """Whether it is neither another than ``known`` nor an older copy, as far as they tell."""
+        if "" in (self.directory_id, known.directory_id):
+            return True
+        is_same = self.directory_id == known.directory_id
+        return is_same and self.broker_epoch >= known.broker_epoch
+
+
 class RegisterBrokerReply(Reply, frozen=True, kw_only=True):
-    """The broker's epoch, to be named in each heartbeat; it is fenced until the first."""
+    """The broker's epoch, to be named in each heartbeat, and to be written down before the first.
+
+    It is fenced until then.
+    """
 
     broker_epoch: int = -1
 
@@ -19,7 +40,8 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
 
     ``problem``: why it has no directory that it may use; then only its number means anything.
 
-    A repeated call registers it again, with a newer epoch. ``rack``: brokers of one rack may fail
+    ``directory_epoch``: the newest broker epoch that is written there; if that is the current one
+    the broker gets a newer one. ``rack``: brokers of one rack may fail
     together; "" is a rack like others. Source: KIP-631, KIP-858.
     """
 
@@ -32,6 +54,12 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
     rack: str = ""
     cluster_id: str = ""
     problem: str = ""
+    directory_epoch: int = -1
+
+    @property
+    def disk(self) -> Disk:
+        """What the broker came with."""
+        return Disk(directory_id=self.directory_id, broker_epoch=self.directory_epoch)
 
 
 class OfflineReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +83,8 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
 
     ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``:
     what the others have answered. ``unanswered_ms``: how long ago it last heard the controller; one
-    that is heard and hears nobody can lead nothing. Source: KIP-631, KIP-858.
+    that is heard and hears nobody can lead nothing. ``is_kept``: its epoch is written in its data
+    directory. Source: KIP-631, KIP-858.
     """
 
     method = "broker_heartbeat"
@@ -66,6 +95,7 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
     unanswered_ms: int = 0
+    is_kept: bool = False
 
 
 class PingReply(Reply, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from actor_surroundings import InlineBackground, JumpingLoop
 from oncelog.actors.config import BrokerConfig, ClusterConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.launch.assembly import Surroundings
-from oncelog.actors.launch.broker import Broker
+from oncelog.actors.launch.broker import EPOCH_MAX_MS, Broker
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
@@ -98,6 +98,22 @@ def play(
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         runner.run(body())
+
+
+def test_a_broker_writes_its_epoch_down_before_it_says_that_it_lives(tmp_path: Path):
+    """With each registration it says which it has, and from time to time it gets another."""
+
+    async def scenario(cluster: Cluster, broker: Broker) -> None:
+        await asyncio.sleep(0.5)
+        identity = read_identity(RealFileSystem(), tmp_path)
+        assert identity is not None
+        assert (identity.broker_epoch, cluster.beats[0].is_kept) == (1, True)
+        await asyncio.sleep(EPOCH_MAX_MS / 1_000 + 2)
+        assert [request.directory_epoch for request in cluster.registered] == [-1, 1]
+        (tmp_path / IDENTITY_FILE).unlink()
+        assert not await broker._is_kept(2)
+
+    play(tmp_path, scenario)
 
 
 def test_a_registered_broker_beats_in_its_epoch(tmp_path: Path):

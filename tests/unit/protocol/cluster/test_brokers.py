@@ -18,6 +18,7 @@ from oncelog.actors.protocol.cluster.log import BrokerRegistered, TopicDeleted
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
+    Disk,
     DrainBrokerReply,
     DrainBrokerRequest,
     RegisterBrokerReply,
@@ -38,7 +39,7 @@ def world() -> ClusterWorld:
 
 
 def register(
-    world: ClusterWorld, broker_id: int, directory_id: str | None = None, **fields: str
+    world: ClusterWorld, broker_id: int, directory_id: str | None = None, **fields: str | int
 ) -> RegisterBrokerReply:
     request = RegisterBrokerRequest(
         broker_id=broker_id,
@@ -51,9 +52,16 @@ def register(
 
 
 def beat(
-    world: ClusterWorld, broker_id: int, broker_epoch: int, silent: tuple[Placement, ...] = ()
+    world: ClusterWorld,
+    broker_id: int,
+    broker_epoch: int,
+    silent: tuple[Placement, ...] = (),
+    *,
+    is_kept: bool = False,
 ) -> BrokerHeartbeatReply:
-    request = BrokerHeartbeatRequest(broker_id=broker_id, broker_epoch=broker_epoch)
+    request = BrokerHeartbeatRequest(
+        broker_id=broker_id, broker_epoch=broker_epoch, is_kept=is_kept
+    )
     machine = world.machine
     return world.run(decide_heartbeat(machine.topics, machine.broker_states, request, silent))
 
@@ -276,3 +284,68 @@ def test_no_broker_is_drained_that_a_topic_needs(world: ClusterWorld) -> None:
         "broker 1 cannot be drained: topic 't' has 2 replicas, and 1 brokers would be left for them"
     )
     assert drain(world, 9).error is ErrorCode.BROKER_NOT_AVAILABLE
+
+
+def test_a_broker_whose_epoch_is_on_its_disk_gets_another_with_each_start(
+    world: ClusterWorld,
+) -> None:
+    first = register(world, 2).broker_epoch
+    for _ in range(2):  # Until it is written down a repeated call changes nothing.
+        assert register(world, 2).broker_epoch == first
+    before = len(world.log)
+    for _ in range(2):
+        beat(world, 2, first, is_kept=True)
+    assert len(world.log) == before + 1
+    broker = world.machine.broker_states[2]
+    assert (broker.disk_epoch, broker.is_fenced) == (first, False)
+    second = register(world, 2, directory_epoch=first).broker_epoch
+    assert second > first
+    assert world.machine.broker_states[2].disk == Disk(
+        directory_id="directory 2", broker_epoch=first
+    )
+    assert leaders(world) == [1, 2]
+
+
+def test_an_older_copy_of_a_directory_is_another_one(world: ClusterWorld) -> None:
+    """1. A copy is made of a disk. 2. Its broker starts again. 3. It has the old copy back."""
+    first = register(world, 3).broker_epoch
+    beat(world, 3, first, is_kept=True)
+    second = register(world, 3, directory_epoch=first).broker_epoch
+    beat(world, 3, second, is_kept=True)
+    for what in ("not fenced", "fenced"):
+        reply = register(world, 3, directory_epoch=first)
+        is_refused = reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert is_refused is (what == "not fenced")
+        if is_refused:
+            assert "older copy" in reply.detail
+            lose(world, 3)
+    assert world.machine.broker_states[3].disk_epoch == first
+
+
+def test_an_older_copy_is_refused_where_the_newer_one_has_the_last_of_a_partition(
+    world: ClusterWorld,
+) -> None:
+    first = register(world, 2).broker_epoch
+    beat(world, 2, first, is_kept=True)
+    beat(world, 2, register(world, 2, directory_epoch=first).broker_epoch, is_kept=True)
+    lose(world, 2)
+    reply = register(world, 2, directory_epoch=first)
+    assert reply.error is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+    assert "last copy of t-1" in reply.detail
+    assert register(world, 2, directory_epoch=first + 10).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("found", "may_be"),
+    [
+        (Disk(directory_id="a", broker_epoch=7), True),
+        (Disk(directory_id="a", broker_epoch=8), True),
+        (Disk(directory_id="a", broker_epoch=6), False),
+        (Disk(directory_id="a"), False),
+        (Disk(directory_id="b", broker_epoch=7), False),
+        (Disk(), True),
+    ],
+)
+def test_which_disk_may_be_the_one_that_is_known(found: Disk, may_be: bool) -> None:
+    assert found.may_be(Disk(directory_id="a", broker_epoch=7)) is may_be
+    assert found.may_be(Disk())
