@@ -105,6 +105,18 @@ def test_invariants_are_asserted_where_the_page_says(invariant_rows, product):
     }
 
 
+def test_the_tests_of_an_invariant_are_there(invariant_rows, sources):
+    """Named by file, with its folder where several have the name; others are told in words."""
+    there = [source.path.removesuffix(".py") for source in sources]
+    named = {test for row in invariant_rows for test in named_in(row[4]) if "test_" in test}
+    assert len(named) > 20
+    assert {
+        test: found
+        for test in named
+        if len(found := [path for path in there if path.endswith(f"/{test}")]) != 1
+    } == {}
+
+
 def test_every_checker_of_the_simulator_is_named_with_what_it_watches(
     documents, invariant_rows, sources
 ):

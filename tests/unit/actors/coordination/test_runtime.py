@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.coordination import runtime as coordinator_runtime
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
@@ -180,6 +181,25 @@ def test_keys_do_not_wait_for_each_other(harness: Any) -> None:
         assert harness.replica.machine.log_end_offset == 2
         gate.set()
         await asyncio.gather(*adding)
+
+    play(harness, body)
+
+
+def test_a_record_that_is_committed_in_another_epoch_than_decided_is_not_applied(
+    harness: Any,
+) -> None:
+    """Whoever leads in the newer epoch has loaded it, and decided on: see I-18."""
+
+    async def body(ledger: Ledger) -> None:
+        gate = hold_the_disk(harness)
+        adding = asyncio.create_task(ledger.add())
+        await asyncio.wait({adding}, timeout=0.05)
+        epoch = harness.replica.leader_epoch
+        leadership = structs.replace(harness.replica.leadership, leader_epoch=epoch + 1)
+        harness.replica.leadership = leadership
+        gate.set()
+        assert (await adding).error is ErrorCode.NOT_COORDINATOR
+        assert (ledger.applied, ledger.abandoned) == ([], ["a"])
 
     play(harness, body)
 
