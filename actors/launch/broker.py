@@ -171,6 +171,8 @@ class Broker:
     def _note_heard(self, reply: Reply) -> None:
         if reply.error not in _UNHEARD:
             self.voter.heard()
+        elif reply.error is ErrorCode.NOT_CONTROLLER:
+            self.voter.answered()
 
     async def _joined(self) -> RegisterBrokerRequest:
         """What to tell the controller: whose the directory is, or why it cannot be used."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -31,6 +34,7 @@ class _Found:
     handle: Any
     is_alive: bool
     broker_label: str
+    process_id: int
 
 
 class RayControllerPlace:
@@ -55,13 +59,13 @@ class RayControllerPlace:
         """See ``ControllerPlace``."""
         return await asyncio.to_thread(is_on_head)
 
-    async def is_here(self) -> bool:
+    async def is_here(self) -> bool | None:
         """See ``ControllerPlace``."""
         try:
             found = await asyncio.to_thread(_find)
         except (RayError, OSError, RuntimeError) as error:
             _logger.warning("Ray does not say where the controller is: %s", error)
-            return False
+            return None
         return found is not None and found.broker_label == str(self._config.broker_id)
 
     async def start(self) -> None:
@@ -70,6 +74,16 @@ class RayControllerPlace:
             await asyncio.to_thread(self._start)
         except (RayError, OSError, RuntimeError) as error:
             _logger.warning("the controller cannot be started here: %s", error)
+
+    async def kill_process(self) -> None:
+        """See ``ControllerPlace``."""
+        try:
+            found = await asyncio.to_thread(_find)
+        except (RayError, OSError, RuntimeError) as error:
+            _logger.warning("Ray does not say where the controller is: %s", error)
+            return
+        if found is not None and found.broker_label == str(self._config.broker_id):
+            _kill(found.process_id)
 
     def _is_gone(self) -> bool:
         found = _find()
@@ -143,4 +157,15 @@ def _find() -> _Found | None:
         handle=handle,
         is_alive=actor.state == table.ActorTableData.ALIVE,
         broker_label=actor.label_selector.get(BROKER_LABEL, ""),
+        process_id=actor.pid,
     )
+
+
+def _kill(process_id: int) -> None:
+    """Kill -9 of a process of this host, if that still is the controller's."""
+    try:
+        command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+        if b"Controller" in command:
+            os.kill(process_id, signal.SIGKILL)
+    except OSError as error:
+        _logger.warning("the controller's process %d cannot be killed: %s", process_id, error)

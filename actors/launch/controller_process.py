@@ -16,7 +16,7 @@ from oncelog.actors.launch.controller_server import ControllerServer
 from oncelog.actors.launch.home import Home, write_home
 from oncelog.actors.launch.launch import RayLauncher, launch_actor
 from oncelog.actors.launch.process_limits import machine_size
-from oncelog.actors.launch.processes import ReplicaProcess, production
+from oncelog.actors.launch.processes import ReplicaProcess, die_of_bug, production
 
 _logger = logging.getLogger(__name__)
 
@@ -58,8 +58,14 @@ def remember_home(config: ReplicaConfig) -> None:
 
 
 def resign() -> None:
-    """End this actor for good, so that its name is free for the controller of another broker."""
-    ray.kill(ray.get_runtime_context().current_actor)
+    """End this actor for good, so that its name is free for the controller of another broker.
+
+    If Ray is not reached it takes the node for dead soon, and its name is free by that.
+    """
+    try:
+        ray.kill(ray.get_runtime_context().current_actor)
+    except (RayError, RuntimeError) as error:
+        die_of_bug(error)
 
 
 def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from msgspec import structs
 
-from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig
+from oncelog.actors.config import DATA_DIR_SEPARATOR, ReplicaConfig, own_directory
 from oncelog.actors.controller.controller import Controller
 from oncelog.actors.controller.replica_actors import SMALL_MACHINE, Launcher, MachineSize
 from oncelog.actors.interfaces import broker_actor
 from oncelog.actors.launch.assembly import LeadershipLostError, ReplicaServer, Surroundings
 from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.launch.controller_figures import ControllerFigures
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import NO_METRICS
 from oncelog.actors.protocol.cluster.quorum import Candidacy, may_stand, with_epoch
 from oncelog.actors.protocol.messages.cluster import (
@@ -27,11 +29,20 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.replica.log_directories import DIRECTORY_ID_BYTES, join_further
 from oncelog.actors.replica.metadata_replica import MetadataReplica
 from oncelog.actors.replica.opening import ExpectedLog
+from oncelog.actors.replica.voter_file import VOTER_FILE
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 
 _logger = logging.getLogger(__name__)
+
+USE_LOOK_MS: Final = 500
+"""How often a controller asks itself whether it can decide anything."""
+
+UNELECTED_FACTOR: Final = 5
+"""A start takes longer than an answer: so many times as long it may wait for its election."""
+
+_UNELECTED: Final = "it has not been elected"
 
 
 class ControllerServer(Controller, ReplicaServer):
@@ -39,7 +50,9 @@ class ControllerServer(Controller, ReplicaServer):
 
     ``resign`` ends the process for good: this broker's log does not let it be the controller, and
     another's may. Or ``is_on_head``: while Ray's head is away no actor starts, so nobody could
-    follow a controller that is there.
+    follow a controller that is there. Or it has been of no use for as long as after which voters
+    look for another (``controller_session_timeout_ms``): its disk takes nothing, or no majority
+    answers it (raft's CheckQuorum). While it has the name, nobody could follow it.
     """
 
     replica_class = MetadataReplica
@@ -59,6 +72,7 @@ class ControllerServer(Controller, ReplicaServer):
         self.metadata_log = cast("MetadataReplica", self.replica)
         self._resign_for_good = resign
         self._told_epoch = NO_LEADER_EPOCH
+        self._has_resigned = False
         Controller.__init__(
             self,
             replica=self.replica,
@@ -78,6 +92,7 @@ class ControllerServer(Controller, ReplicaServer):
             machine=self.machine, metrics=surroundings.metrics, broker_id=config.broker_id
         )
         self.begin()
+        self._tasks.spawn(self._watch_use())
 
     def __repr__(self) -> str:
         return "Controller"
@@ -155,7 +170,61 @@ class ControllerServer(Controller, ReplicaServer):
             self._resign("another voter has a newer log")
         return candidacy
 
+    # --- of no use ------------------------------------------------------------------------
+
+    async def _watch_use(self) -> None:
+        """End this controller once it has been of no use for too long; a task of its own."""
+        limit_ms = self.config.cluster.controller_session_timeout_ms
+        good_ms = loop_ms()
+        while not self.is_stopped:
+            before_ms = loop_ms()
+            await asyncio.sleep(USE_LOOK_MS / 1000)
+            reason = await self._uselessness()
+            now_ms = loop_ms()
+            has_stood_still = now_ms - before_ms > 2 * (USE_LOOK_MS + limit_ms)
+            if not reason or has_stood_still or not self._others_may_follow():
+                good_ms = now_ms
+            elif now_ms - good_ms >= (UNELECTED_FACTOR if reason == _UNELECTED else 1) * limit_ms:
+                self._resign(reason)
+                return
+
+    async def _uselessness(self) -> str:
+        """Why this controller can decide nothing now; "" if it can."""
+        log = self.metadata_log
+        offline = self.failure or log.failure or log.waits_for
+        if offline:
+            return offline
+        if log.refused_since_ms is not None:
+            return f"the disk of {log.directory.path} takes nothing more"
+        if log.quorum is None:
+            return _UNELECTED
+        timeout_ms = self.config.cluster.controller_session_timeout_ms
+        if await log.confirm(timeout_ms) is ErrorCode.NONE:
+            return ""
+        return "no majority of the voters answers"
+
+    def _others_may_follow(self) -> bool:
+        """Whether there are other voters, as far as the log, or else the voter file, says.
+
+        A lone voter stays: while it has the name, it says what is wrong.
+        """
+        if len(self.metadata_log.voters) > 1:
+            return True
+        try:
+            path = own_directory(self.config.data_dir) / VOTER_FILE
+            return not self.metadata_log.voters and self.surroundings.filesystem.exists(path)
+        except OSError:
+            return False
+
+    def restart_later(self, reason: str) -> None:
+        """See ``ReplicaServer``; where others may follow, it is for them."""
+        if not self._others_may_follow():
+            super().restart_later(reason)
+
     def _resign(self, reason: str) -> None:
+        if self._has_resigned:
+            return
+        self._has_resigned = True
         _logger.warning("broker %d is not to be the controller: %s", self.config.broker_id, reason)
         if self._resign_for_good is None:
             self.surroundings.die(LeadershipLostError(reason))

@@ -2,7 +2,10 @@
 
 The copy is ended before this broker's node starts the controller, which opens the same directory,
 and begun again once the controller is not here any more. Whether it is gone says Ray, which lets
-only one live actor have its name; whether this broker may follow it say the voters.
+only one live actor have its name; whether this broker may follow it say the voters. What Ray says
+is late at times, or wrong, or missing: that delays, and decides nothing. A copy that has the
+directory while the controller waits for it here lets it go, and a controller here that answers
+nobody any more is killed, which a process that hangs cannot do itself.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ NEXT_IN_ORDER_MS: Final = 1_000
 LAST_IN_ORDER_MS: Final = 5_000
 """How much later the one on Ray's head does: it would only leave again."""
 
+HUNG_SESSIONS: Final = 2
+"""After so many sessions of the controller without any answer its process counts as hung."""
+
 MENDED_LOOK_MS: Final = 5_000
 """How soon a copy is begun again that the disk refused: it may be mended."""
 
@@ -43,8 +49,8 @@ class ControllerPlace(Protocol):
         """Whether there is none, and none comes back by itself; false if that is not known."""
         ...
 
-    async def is_here(self) -> bool:
-        """Whether it is on this broker's node, alive or about to be."""
+    async def is_here(self) -> bool | None:
+        """Whether it is on this broker's node, alive or about to be; ``None`` if not known."""
         ...
 
     async def is_on_head(self) -> bool:
@@ -55,6 +61,10 @@ class ControllerPlace(Protocol):
         """Start it on this broker's node, unless another one is alive."""
         ...
 
+    async def kill_process(self) -> None:
+        """Kill -9 of its process on this broker's node, if it is there; Ray starts it again."""
+        ...
+
 
 class NoPlace:
     """Where nothing can be started."""
@@ -63,7 +73,7 @@ class NoPlace:
         """See ``ControllerPlace``."""
         return False
 
-    async def is_here(self) -> bool:
+    async def is_here(self) -> bool | None:
         """See ``ControllerPlace``."""
         return False
 
@@ -74,9 +84,16 @@ class NoPlace:
     async def start(self) -> None:
         """See ``ControllerPlace``."""
 
+    async def kill_process(self) -> None:
+        """See ``ControllerPlace``."""
+
 
 class MetadataVoter:
-    """Half of a broker. ``heard`` is called whenever the controller has answered it."""
+    """Half of a broker.
+
+    ``heard`` is called whenever a controller that serves has answered it, ``answered`` whenever one
+    has that may not.
+    """
 
     def __init__(
         self,
@@ -92,15 +109,23 @@ class MetadataVoter:
         self._copy: MetadataCopy | None = None
         self._is_wanted = False
         """A controller has pushed."""
-        self._heard_ms = self._begun_ms = loop_ms()
+        self._heard_ms = self._answered_ms = self._begun_ms = loop_ms()
         interval_ms = config.cluster.broker_heartbeat_interval_ms
         self._spread_ms = surroundings.random.randrange(interval_ms)
         self._told_epoch = NO_LEADER_EPOCH
         """The newest that a voter refused this broker with."""
 
     def heard(self) -> None:
-        """The controller lives."""
-        self._heard_ms = loop_ms()
+        """The controller serves."""
+        self._heard_ms = self._answered_ms = loop_ms()
+
+    def answered(self) -> None:
+        """The controller's process lives, whether it serves or not."""
+        self._answered_ms = loop_ms()
+
+    def _silent_ms(self) -> int:
+        """For how long beyond its session no controller has served; negative within it."""
+        return loop_ms() - self._heard_ms - self._config.cluster.controller_session_timeout_ms
 
     def described(self) -> DescribeVoterReply:
         """What the copy knows, if there is one that can be read."""
@@ -142,21 +167,39 @@ class MetadataVoter:
         """One look."""
         copy = self._copy
         if copy is None:
+            await self._kill_if_hung()
             if self._has_voted_before() or self._is_wanted:
                 await self._begin_copy()
         elif copy.failure is not None:
             if loop_ms() - self._begun_ms > MENDED_LOOK_MS:
-                self._copy = None
-                await copy.stop()
-        elif copy.is_following and await self._is_next(copy):
-            await self._take_over(copy)
+                await self._end_copy(copy)
+        elif copy.is_following and self._silent_ms() > 0:
+            if await self._place.is_here():
+                _logger.warning("the controller is to start here: this broker's copy ends")
+                await self._end_copy(copy)
+            elif await self._is_next(copy):
+                await self._take_over(copy)
+
+    async def _end_copy(self, copy: MetadataCopy) -> None:
+        self._copy = None
+        await copy.stop()
+
+    async def _kill_if_hung(self) -> None:
+        """Kill a controller of this node that has answered nothing at all for too long."""
+        session_ms = self._config.cluster.controller_session_timeout_ms
+        if loop_ms() - self._answered_ms > HUNG_SESSIONS * session_ms:
+            if await self._place.is_here():
+                _logger.error("the controller on this node answers nothing: it is killed")
+                await self._place.kill_process()
+            # Its successor has as long.
+            self._answered_ms = loop_ms()
 
     def _has_voted_before(self) -> bool:
         path = own_directory(self._config.data_dir) / VOTER_FILE
         return self._surroundings.filesystem.exists(path)
 
     async def _begin_copy(self) -> None:
-        if await self._place.is_here():
+        if await self._place.is_here() is not False:
             return
         config, surroundings = self._config, self._surroundings
         self._begun_ms = loop_ms()
@@ -181,9 +224,7 @@ class MetadataVoter:
     async def _is_next(self, copy: MetadataCopy) -> bool:
         """Whether the controller is gone, and the voters would have this broker follow it."""
         cluster, own = self._config.cluster, self._config.broker_id
-        silent_ms = loop_ms() - self._heard_ms - cluster.controller_session_timeout_ms
-        if silent_ms <= 0:
-            return False
+        silent_ms = self._silent_ms()
         voters = copy.voters()
         if not may_stand(copy.state, voters, own):
             return False
@@ -191,7 +232,7 @@ class MetadataVoter:
             return False
         if silent_ms <= LAST_IN_ORDER_MS and await self._place.is_on_head():
             return False
-        if not await self._place.is_gone():
+        if not await self._place.is_gone() or not await copy.can_write():
             return False
         position = copy.position()
         request = VoteRequest(
@@ -215,7 +256,6 @@ class MetadataVoter:
 
     async def _take_over(self, copy: MetadataCopy) -> None:
         _logger.warning("broker %d starts the controller: it is gone", self._config.broker_id)
-        self._copy = None
-        await copy.stop()
+        await self._end_copy(copy)
         await self._place.start()
         self.heard()

@@ -116,6 +116,7 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
         except OSError as refusal:
             self._note_refusal("replicate to", refusal)
+            self._sync.note_refused(self.machine.log_end_offset)
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refusal))
         follower.done(request, verdict)
         error = await self._until_synced(self.machine.log_end_offset)

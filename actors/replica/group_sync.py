@@ -22,6 +22,7 @@ from typing import Final
 from oncelog.actors.interfaces import Background
 from oncelog.actors.process.clock import monotonic_s
 from oncelog.actors.process.histogram import Histogram
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.sync_point import SyncPoint
@@ -75,6 +76,9 @@ class GroupSync:
         """The log's at that time; once it was truncated, the offset says nothing."""
         self._is_refused = False
         """The last round was refused, which has been logged."""
+        self.refused_since_ms: int | None = None
+        """When the disk first refused something, by the loop's clock; see ``note_refused``."""
+        self._refused_offset = 0
         self._unbegun_bytes = 0
         self._is_due = False
         """The next round must not wait: a power loss would lose what it would sync."""
@@ -117,6 +121,15 @@ class GroupSync:
             self._next = loop.call_soon(self._begin_after, turns - 1, log)
         else:
             self._next = loop.call_soon(self._begin_round, log)
+
+    def note_refused(self, offset: int) -> None:
+        """The disk refused what was to follow ``offset``: until something beyond it is synced.
+
+        A call that needs no room says nothing of that.
+        """
+        self._refused_offset = offset
+        if self.refused_since_ms is None:
+            self.refused_since_ms = loop_ms()
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
         """Have what no caller waits for synced with the next append or in a while.
@@ -191,6 +204,8 @@ class GroupSync:
                 return
             if log.mark_synced(point):
                 self._is_refused = False
+                if point.log_end_offset > self._refused_offset:
+                    self.refused_since_ms = None
                 self._on_synced(point.log_end_offset)
         except OSError as error:
             self._repeat_or_give_up(log, error)
@@ -221,4 +236,5 @@ class GroupSync:
             self._is_refused = True
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
         self._begun_offset = log.recovery_point
+        self.note_refused(log.recovery_point)
         self._begin_later(log, DISK_RETRY_MS)

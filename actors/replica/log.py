@@ -144,6 +144,14 @@ class ReplicaLog:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
+    @property
+    def refused_since_ms(self) -> int | None:
+        """Since when the disk takes nothing, by the loop's clock; ``None`` if it took the last.
+
+        What it refused then is refused for a passing reason, as of a full disk: reads go on.
+        """
+        return self._sync.refused_since_ms
+
     def upkeep_error(self) -> ErrorCode:
         """``NONE`` when the log may be worked on beside serving, whatever the role."""
         return self.availability()
@@ -289,6 +297,8 @@ class ReplicaLog:
         except OSError as error:
             if log.failure is not None:
                 self._give_up("write to", error)
+            else:
+                self._sync.note_refused(base_offset)
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         if self.replicator is not None:
             self.replicator.appended()

@@ -8,6 +8,7 @@ is written down before any answer that relies on it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -41,6 +42,13 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import NO_LEADER_EPOCH
 from oncelog.storage.segments.leader_epochs import epoch_span
+
+_logger = logging.getLogger(__name__)
+
+ROOM_BYTES: Final = 1 << 20
+"""Room without which a voter's disk counts as full: the controller would end itself again."""
+
+_ROOM_FILE: Final = "quorum-room"
 
 _ANOTHER: Final = 0
 """Who leads, as a copy has it: no broker has this number, and which one pushes will tell."""
@@ -83,6 +91,21 @@ class MetadataLog(Replica):
         """What the voter file says, or what holds without one. OSError, CorruptDataError."""
         found = read_voter_state(self._filesystem, self._data_dir)
         return VoterState() if found is None else found
+
+    async def can_write(self) -> bool:
+        """Whether the disk takes what a controller logs: that is tried, with ``ROOM_BYTES``."""
+        path = self._data_dir / _ROOM_FILE
+
+        def attempt() -> None:
+            self._filesystem.write_atomically(path, bytes(ROOM_BYTES))
+            self._filesystem.remove(path)
+
+        try:
+            await self.run_beside(attempt)
+        except OSError as error:
+            _logger.warning("%s cannot be written to: %s", self._data_dir, error)
+            return False
+        return True
 
     async def write_state(self, state: VoterState) -> None:
         """Durably. OSError."""

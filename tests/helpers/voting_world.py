@@ -46,6 +46,8 @@ class Node:
         self.is_up = True
         self.is_isolated = False
         self.is_head = False
+        self.is_told = True
+        """Whether Ray says where the controller is."""
         self.controller: ControllerServer | None = None
         self.broker: Broker | None = None
         self.data_dir = world.root / str(number)
@@ -64,6 +66,9 @@ class Node:
             await asyncio.sleep(timeout_ms / 1_000)
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
         server = found.controller if actor == CONTROLLER_ACTOR else found.broker
+        if server in self.world.hung:
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
         method = getattr(server, request.method, None)
         return await method(request)
 
@@ -94,8 +99,14 @@ class Node:
     async def is_on_head(self) -> bool:
         return self.is_head
 
-    async def is_here(self) -> bool:
-        return self.world.holder is self
+    async def is_here(self) -> bool | None:
+        return self.world.holder is self if self.is_told else None
+
+    async def kill_process(self) -> None:
+        """Ray starts it again at once."""
+        self.world.killed.append(self.number)
+        self.end_controller(None)
+        self.start_controller()
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -187,6 +198,8 @@ class VotingWorld:
         self.holder: Node | None = None
         self.starts: list[int] = []
         self.resigned: list[int] = []
+        self.killed: list[int] = []
+        self.hung: set[ControllerServer] = set()
         self.nodes = {number: Node(self, number) for number in range(1, count + 1)}
         self.client = Node(self, 0)
 

@@ -27,6 +27,9 @@ class Controllers:
     controller_node: int
     """Where it is, or was last."""
 
+    is_misled: bool
+    """Whether what Ray says of the controller's place is wrong at times, or missing."""
+
     head_node: int
     """Where Ray's head is: while that is dead no actor starts. ``ELSEWHERE`` never dies."""
 
@@ -71,6 +74,17 @@ class Controllers:
         described: tuple[VoterMetadata, ...] = controller._voters.described()
         return described
 
+    def mislead(self) -> None:
+        """Ray answers wrongly or not at all where the controller is, until ``tell_truth``."""
+        if not self.is_misled:
+            self.count("mislead")
+            self.tell("world", "* Ray does not know where the controller is")
+            self.is_misled = True
+
+    def tell_truth(self) -> None:
+        """Ray knows it again."""
+        self.is_misled = False
+
     def resign(self, process: Process) -> NoReturn:
         """A controller ends its own actor for good."""
         if self._processes.get(CONTROLLER_ACTOR) is process:
@@ -92,14 +106,18 @@ class SimPlace:
     async def is_gone(self) -> bool:
         """See ``ControllerPlace``."""
         await self._pass_time()
+        if self._world.is_misled:
+            return self._random.random() < 0.5
         return self._world.is_controller_gone()
 
     async def is_on_head(self) -> bool:
         """See ``ControllerPlace``."""
         return self._broker_id == self._world.head_node
 
-    async def is_here(self) -> bool:
+    async def is_here(self) -> bool | None:
         """See ``ControllerPlace``."""
+        if self._world.is_misled:
+            return self._random.choice((True, False, None))
         config = self._world._configs.get(CONTROLLER_ACTOR)
         return config is not None and config.broker_id == self._broker_id
 
@@ -112,6 +130,12 @@ class SimPlace:
     def _start(self) -> None:
         if self._world.is_controller_gone():
             self._world.start_controller(self._broker_id)
+
+    async def kill_process(self) -> None:
+        """See ``ControllerPlace``."""
+        await self._pass_time()
+        if await self.is_here():
+            self._world.driver.soon(self._world.kill, CONTROLLER_ACTOR)
 
     async def _pass_time(self) -> None:
         await self._world.until_ray_answers()

@@ -222,6 +222,7 @@ class Faults:
         that was ahead would have to wait for that time before it times out.
         """
         self.network.heal()
+        self.tell_truth()
         self.clock_offsets_ms.clear()
         self.clock_base_ms += self._clock_lead_ms
         self._clock_lead_ms = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
@@ -43,6 +42,8 @@ def _fail_disks(world: World, number: int) -> None:
     for name in world.disks_on(number):
         for call in ("append", "datasync", "sync_directory", "open", "read"):
             world.disk(name).fail(call, "", errno.EIO)
+        # Once all is healed an operator restarts what went offline for good.
+        world.media.broken.add(name)
     world.count("disk_error")
     world.tell("world", f"* the disks of node {number} fail")
 
@@ -72,6 +73,11 @@ def _hang_replicas(world: World, number: int) -> None:
             world.pause(name)
 
 
+def _hang_controller(world: World, number: int) -> None:
+    """The controller's process hangs, wherever it is, and Ray takes it for alive."""
+    world.pause(CONTROLLER_ACTOR)
+
+
 LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
     "node dead": _kill_node,
     "disks full": _fill_disks,
@@ -80,15 +86,22 @@ LASTING_FAULTS: Final[Mapping[str, Callable[[World, int], None]]] = {
     "not heard": _silence,
     "hears nothing": _deafen,
     "replicas hang": _hang_replicas,
+    "controller hangs": _hang_controller,
 }
 """What befalls one node, and stays."""
 
 
-def strike_for_good(world: World, random: Random) -> str:
-    """Break something of one node that nobody mends; what."""
-    name = random.choice(list(LASTING_FAULTS))
-    LASTING_FAULTS[name](world, random.choice(world.node_numbers()))
-    return name
+def topic_for_progress(world: World, name: str) -> list[TopicPartition]:
+    """A topic that nobody else writes to, with a partition for each broker to lead."""
+    count = len(world.node_numbers())
+    client = world.client(f"maker-{name}")
+
+    async def make() -> None:
+        await client.admin().create_topic(name, count, count)
+
+    world.run(client.spawn(make()))
+    world.end_process(client, "has made a topic")
+    return [TopicPartition(name, number) for number in range(count)]
 
 
 def progress_s(world: World, partitions: list[TopicPartition], name: str) -> float:

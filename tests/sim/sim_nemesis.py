@@ -11,6 +11,7 @@ from typing import Any
 
 from sim_disk import SimDisk
 from sim_history import REMADE_PREFIX
+from sim_liveness import LASTING_FAULTS
 from sim_network import Exchange, NetworkFaults
 from sim_process import Client
 from sim_stage import Stage
@@ -86,7 +87,12 @@ class FaultPlan:
     """Only where there are several replicas."""
 
     forget_controller: float = field(default=0.0, repr=False)
-    """Only where there are several nodes."""
+    mislead: float = field(default=0.0, repr=False)
+    """These two only where there are several nodes."""
+
+    lasts: str = field(default="", repr=False)
+    """What of one node stays broken when all else is healed, of ``LASTING_FAULTS``; only where
+    there are several replicas."""
 
 
 RATES = {
@@ -114,6 +120,10 @@ RATES = {
 
 FREQUENT = ("kill", "crash_at_disk", "pause", "delay", "duplicate", "drop_request", "drop_reply")
 """Kinds that strike within a few seconds when they are on."""
+
+LASTING_IN_RUNS = [one for one in LASTING_FAULTS if one not in ("disks full", "hears nothing")]
+"""Where brokers are as hasty to shrink an ISR as the controller is to fence them, one that hears
+nothing takes all others out of sync before it is fenced."""
 
 FREQUENT_MIN = 4
 """So many of them are on in every run."""
@@ -145,6 +155,8 @@ def drawn_faults(random: Random) -> FaultPlan:
         stop_node=Random(f"stop node {plan}").choice((0.0, 0.1, 0.2)),
         lose_node=Random(f"lose node {plan}").choice((0.0, 0.1, 0.2)),
         forget_controller=Random(f"forget {plan}").choice((0.0, 0.1)),
+        mislead=Random(f"mislead {plan}").choice((0.0, 0.1, 0.3)),
+        lasts=Random(f"lasts {plan}").choice(("", *LASTING_IN_RUNS)),
     )
 
 
@@ -183,6 +195,7 @@ class Nemesis:
                 "cut_node": self._cut_node,
                 "stop_node": self._stop_node,
                 "forget_controller": self._forget_controller,
+                "mislead": self._mislead,
             }
         if self._world.settings.replication_factor > 1:
             self._strikes["lose_node"] = self._lose_node
@@ -478,6 +491,11 @@ class Nemesis:
             self._later(6.0, lambda: world.rejoin_node(zombie.node))
         world.tell(zombie.name, f"* {how}")
         self._later(12.0, lambda: world.end_process(zombie, "the zombie is killed"))
+
+    def _mislead(self) -> None:
+        """What Ray says of the controller's place is wrong, or missing, for a while."""
+        self._world.mislead()
+        self._later(4.0, self._world.tell_truth)
 
     # --- the end of what lasts ----------------------------------------------------------------
 

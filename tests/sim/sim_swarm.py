@@ -20,6 +20,7 @@ from sim_export import judged, write_history
 from sim_history import History, LogEnd
 from sim_jobs import SHARED_ID, last_writes, planner, querier
 from sim_launcher import founded_disks
+from sim_liveness import LASTING_FAULTS, progress_s, topic_for_progress
 from sim_log_watch import LogWatch, watching
 from sim_nemesis import FaultPlan, Nemesis, drawn_faults
 from sim_operators import operator, settings_of
@@ -296,12 +297,24 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
         if isinstance(process, Client):
             world.end_process(process, "leaves")
     world.quiesce(limit_s=QUIET_LIMIT_S)
+    if faults.lasts and world.settings.replication_factor > 1:
+        _go_on_without_a_node(stage, faults.lasts, random)
     if damaged := world.media.damaged_records():
         prober = world.client("prober")
         world.run(prober.spawn(_probe(prober, damaged)), limit_s=TOLD_LIMIT_S)
         world.media.put_records_back()
         world.quiesce(limit_s=QUIET_LIMIT_S)
     stage.history.settle()
+
+
+def _go_on_without_a_node(stage: Stage, fault: str, random: Random) -> None:
+    """Something of one node stays broken, which nobody mends; then it is mended all the same."""
+    world = stage.world
+    partitions = topic_for_progress(world, "lasting")
+    world.quiesce(limit_s=QUIET_LIMIT_S)
+    LASTING_FAULTS[fault](world, random.choice(world.node_numbers()))
+    progress_s(world, partitions, "after")
+    world.quiesce(limit_s=QUIET_LIMIT_S)
 
 
 async def _probe(client: Client, damaged: list[TopicPartition]) -> None:

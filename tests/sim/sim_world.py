@@ -115,6 +115,7 @@ class World(Faults, Nodes, Controllers, Readiness):
         self.lost_nodes: set[int] = set()
         self.controller_node = FOUNDER_NODE
         self.head_node = self.settings.head_node
+        self.is_misled = False
         self.disks: dict[str, SimDisk] = {}
         """By ``disk_name``."""
         self.away_disks: dict[str, SimDisk] = {}

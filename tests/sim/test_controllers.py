@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from sim_replica_stage import (
 )
 from sim_world import SimulationError, World
 
-from oncelog.actors.interfaces import broker_actor
+from oncelog.actors.interfaces import CONTROLLER_ACTOR, broker_actor
 from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.storage.errors import ErrorCode
 
@@ -166,20 +167,17 @@ async def _make(client: Any, name: str) -> None:
     await client.admin().create_topic(name, 1, 2)
 
 
-def test_a_controller_that_is_cut_off_answers_nothing_and_ends_once_it_is_heard(
-    world: World,
-) -> None:
+def test_a_controller_that_is_cut_off_answers_nothing_and_ends_itself(world: World) -> None:
     """Its broker's node is cut off with it."""
     old = forgotten(world)
     world.isolate_node(1)
-    until_taken_over(world, 1)
     reply = world.run(old.spawn(old.server.metadata(MetadataRequest())))
     assert reply.error is ErrorCode.NOT_CONTROLLER
+    until_taken_over(world, 1)
+    assert old.is_dead
     assert all(write(world, ["a", "b"]))
     assert leader(world) != 1
     world.rejoin_node(1)
-    world.run_for(5.0)
-    assert old.is_dead
     world.quiesce()
     until(world, world.has_three_voters)
     assert read(world) == ["a", "b"]
@@ -278,3 +276,36 @@ def test_news_of_an_older_controller_and_epoch_makes_nobody_lead(world: World) -
     world.quiesce()
     assert read(world, 1) == ["a", "b", "c"]
     assert are_equal(world, 1)
+
+
+@pytest.mark.parametrize("call", ["full", "append", "datasync", "read"])
+def test_a_controller_whose_disk_takes_nothing_makes_way(world: World, call: str) -> None:
+    """1. The controller's disk is full, or fails, and nobody mends it. 2. Another voter's disk is
+    sound: it goes on, and the first is not tried again and again.
+    """
+    write(world, ["a"])
+    # One disk, of which each process of the node has its own view.
+    for disk in map(world.disk, (CONTROLLER_ACTOR, broker_actor(1))):
+        if call == "full":
+            disk.capacity_bytes = sum(len(content) for content in disk.files().values())
+        else:
+            disk.fail(call, "", errno.EIO)
+            disk.fail("sync_directory", "", errno.EIO)
+    starts = []
+    world.network.watchers.append(
+        lambda exchange, request, is_reply: (
+            starts.append(request.candidate)
+            if exchange.method == "vote" and not is_reply and not request.is_trial
+            else None
+        )
+    )
+    began_s = world.now_s
+    create(world, "b")
+    assert world.now_s - began_s < 15
+    assert world.controller_node != 1
+    world.run_for(30)
+    assert world.controller_node != 1
+    # Each voter is asked.
+    assert starts.count(1) <= 2
+    assert all(write(world, ["b"], 1))
+    create(world, "c")

@@ -31,10 +31,18 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize(
     ("fault", "number"),
     [
-        *((fault, 2) for fault in LASTING_FAULTS if fault != "disks full"),
+        *(
+            (fault, 2)
+            for fault in LASTING_FAULTS
+            if fault not in ("disks full", "controller hangs")
+        ),
         ("node dead", 1),
         ("disks fail", 1),
         ("replicas hang", 1),
+        ("controller hangs", 1),
+        ("isolated", 1),
+        ("not heard", 1),
+        ("hears nothing", 1),
     ],
 )
 def test_everything_goes_on_while_one_node_stays_broken(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from voting_world import VotingWorld, play
 
 from oncelog.actors.interfaces import broker_actor
@@ -23,7 +25,7 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.quorum import DescribeVoterRequest, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
-from oncelog.actors.replica.voter_file import read_voter_state, write_voter_state
+from oncelog.actors.replica.voter_file import VOTER_FILE, read_voter_state, write_voter_state
 from oncelog.storage.disk.file_system import RealFileSystem
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -412,5 +414,163 @@ def test_a_voter_tells_who_votes_while_there_is_no_controller(tmp_path: Path) ->
         assert told.log_end_offset > 0
         gone = await own.call(broker_actor(3), DescribeVoterRequest(), timeout_ms=100)
         assert gone.error is ErrorCode.REQUEST_TIMED_OUT
+
+    play(tmp_path, scenario)
+
+
+# --- a controller that is of no use --------------------------------------------------------------
+
+
+def test_a_controller_that_is_cut_off_makes_way_although_ray_takes_it_for_alive(
+    tmp_path: Path,
+) -> None:
+    """1. Three voters. 2. The controller's node hears nobody, and Ray knows nothing of that. 3. It
+    ends itself, and another goes on. 4. It hears others again: its broker has a copy, and votes.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        loop = asyncio.get_running_loop()
+        cut_s = loop.time()
+        world.nodes[1].is_isolated = True
+        assert await world.until_serving() in (2, 3)
+        assert loop.time() - cut_s < 10
+        assert world.resigned == [1]
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+        world.nodes[1].is_isolated = False
+        await world.until_voters(1, 2, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_without_a_majority_nobody_gets_the_name_by_ending_the_one_that_has_it(
+    tmp_path: Path,
+) -> None:
+    """Two of three are away: whoever is left ends the controller once, and does not try again."""
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        world.nodes[2].kill()
+        world.nodes[3].kill()
+        await asyncio.sleep(120)
+        assert (world.starts, world.resigned) == ([1], [1])
+        world.nodes[3].is_up = True
+        world.nodes[3].start_broker()
+        assert await world.until_serving() in (1, 3)
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_that_cannot_tell_what_it_voted_makes_way(tmp_path: Path) -> None:
+    """1. Three voters. 2. The controller dies, and its voter file is damaged. 3. Ray starts it
+    again on that disk: it cannot stand, and another goes on. 4. It is not started there again.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        assert await world.create("a") is ErrorCode.NONE
+        one = world.nodes[1]
+        one.end_controller(None)
+        (one.data_dir / VOTER_FILE).write_bytes(b"{")
+        one.start_controller()
+        assert await world.until_serving() in (2, 3)
+        await asyncio.sleep(60)
+        assert world.resigned == [1]
+        assert world.starts[:2] == [1, 1]
+        assert len(world.starts) == 3
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
+def test_a_lone_voter_stays_and_says_what_is_wrong(tmp_path: Path) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        one = world.nodes[1]
+        assert one.controller is not None
+        one.controller.replica.refuse("the disk is gone")
+        await asyncio.sleep(60)
+        assert world.resigned == []
+        assert one.controller.replica.failure == "the disk is gone"
+
+    play(tmp_path, scenario, count=1)
+
+
+def test_no_copy_begins_where_ray_does_not_say_that_the_controller_is_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(10)
+        one = world.nodes[1]
+        assert one.broker is not None
+        one.is_told = False
+        await asyncio.sleep(30)
+        assert one.broker.voter._copy is None
+
+    play(tmp_path, scenario)
+
+
+def test_a_copy_lets_the_directory_go_for_the_controller_that_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    """1. Ray says once, wrongly, that the controller is not on this node: its broker begins a copy,
+    which waits for the directory. 2. The controller's process dies, and the copy has it. 3. Ray
+    starts the controller here again: it gets the directory, and serves.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(10)
+        one = world.nodes[1]
+        assert one.broker is not None
+        world.holder = None
+        await one.broker.voter._begin_copy()
+        world.holder = one
+        assert one.broker.voter._copy is not None
+        one.end_controller(None)
+        await asyncio.sleep(1)
+        assert one.broker.voter._copy.is_following
+        one.start_controller()
+        assert await world.until_serving() == 1
+        assert world.starts == [1, 1]
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_that_answers_nothing_is_killed_by_its_broker(tmp_path: Path) -> None:
+    """Its process hangs, and Ray takes it for alive."""
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(10)
+        hung = world.nodes[1].controller
+        assert hung is not None
+        world.hung.add(hung)
+        assert await world.until_serving() in (1, 2, 3)
+        assert world.killed == [1]
+
+    play(tmp_path, scenario)
+
+
+def test_a_voter_with_a_full_disk_does_not_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end itself again, and the next start on it too."""
+    refused: list[str] = []
+    write = RealFileSystem.write_atomically
+
+    def refusing(self: RealFileSystem, path: Path, data: Any) -> None:
+        if path.parent == tmp_path / "2" and len(data) > 1_000:
+            refused.append(path.name)
+            raise OSError(errno.ENOSPC, "no space left", str(path))
+        write(self, path, data)
+
+    async def scenario(world: VotingWorld) -> None:
+        await world.until_voters(1, 2, 3)
+        monkeypatch.setattr(RealFileSystem, "write_atomically", refusing)
+        world.nodes[1].kill()
+        assert await world.until_serving() == 3
+        assert refused
 
     play(tmp_path, scenario)
