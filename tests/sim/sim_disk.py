@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from crash_disk import Crash, CrashDisk, CrashLock, DataLoss, NameLoss
-from disk_image import Directory, File, clone_tree
+from disk_image import Directory, File, Write, clone_tree
 
 
 class SimDisk(CrashDisk):
@@ -96,6 +96,45 @@ def settle(directory: Directory) -> Directory:
             settle(node)
     directory.sync()
     return directory
+
+
+def durable_end(directory: Directory) -> int | None:
+    """Where the log in a directory would end after a power loss (exclusive), by the disk's word.
+
+    ``None``: where it ends now, as nothing of it is unsynced.
+    """
+    for name in sorted(directory.entries):
+        node = directory.entries[name]
+        if not name.endswith(".log") or not isinstance(node, File):
+            continue
+        if name not in directory.durable:
+            return int(name[: -len(".log")])
+        position = _first_unsynced(node)
+        if position is not None:
+            return _offset_at(node.content, position)
+    return None
+
+
+def _first_unsynced(file: File) -> int | None:
+    """The first byte that a power loss may take, ``None`` if there is none."""
+    size, found = len(file.durable), []
+    for change in file.changes:
+        if isinstance(change, Write):
+            found.append(change.position)
+        elif change.size > size:
+            # The disk has refused what was written, and keeps the size alone.
+            found.append(size)
+        else:
+            size = change.size
+    return min(found, default=None)
+
+
+def _offset_at(content: bytearray, position: int) -> int:
+    """The base offset of the batch that begins there, or covers it."""
+    begin = 0
+    while (end := begin + 12 + int.from_bytes(content[begin + 8 : begin + 12], "big")) <= position:
+        begin = end
+    return int.from_bytes(content[begin : begin + 8], "big")
 
 
 class DiskPace:

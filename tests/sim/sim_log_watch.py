@@ -450,6 +450,8 @@ def _showing(watch: LogWatch, method: Method) -> Method:
     def advance_high_watermark(self: PartitionBounds, offset: int) -> bool:
         has_moved: bool = method(self, offset)
         watch.shows(self)
+        if has_moved and self.role is Role.LEADER:
+            watch.is_often_enough(self)
         return has_moved
 
     return advance_high_watermark

@@ -22,6 +22,8 @@ from oncelog.actors.protocol.partition.follower_progress import FollowerProgress
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
 from oncelog.actors.protocol.partition.in_sync import InSyncReplicas
 from oncelog.actors.protocol.partition.replication import LeaderReplication
+from oncelog.actors.replica.follower_log import FollowerLog
+from oncelog.actors.replica.metadata_replica import MetadataLog
 from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
@@ -44,6 +46,30 @@ def _fastest_follower() -> Any:
         return min(self._synced_end_offset, max(others, default=self._synced_end_offset))
 
     return mock.patch.object(LeaderReplication, "_committed_end_offset", committed)
+
+
+def _acknowledge_unsynced() -> Any:
+    """Followers answer for what they have written, and sync it when they may; voters do not."""
+    real = FollowerLog._until_synced
+
+    async def until_synced(self: FollowerLog, offset: int) -> ErrorCode:
+        if isinstance(self, MetadataLog):
+            return await real(self, offset)
+        self._synced_offset = max(self._synced_offset, offset)
+        return ErrorCode.NONE
+
+    return mock.patch.object(FollowerLog, "_until_synced", until_synced)
+
+
+def _few_are_enough() -> Any:
+    """What was appended while enough were in sync is committed by those that are left."""
+
+    def advance(self: LeaderReplication) -> bool:
+        if not self.is_leading:
+            return False
+        return self._bounds.advance_high_watermark(self._committed_end_offset())
+
+    return mock.patch.object(LeaderReplication, "_advance", advance)
 
 
 @contextmanager
@@ -222,6 +248,18 @@ REPLICA_MUTANTS = (
         name="the slowest in sync is waited for",
         sabotage=_fastest_follower,
         checker="MissingCopies",
+        changes=REPLICATED,
+    ),
+    Saboteur(
+        name="followers sync before they answer",
+        sabotage=_acknowledge_unsynced,
+        checker="MissingCopies",
+        changes=REPLICATED,
+    ),
+    Saboteur(
+        name="enough hold the high watermark",
+        sabotage=_few_are_enough,
+        checker="TooFewCopies",
         changes=REPLICATED,
     ),
     Saboteur(

@@ -2,7 +2,8 @@
 
 A batch is *committed* once a leader's high watermark has passed it. From then on every later
 leader has it, so does every follower that is told a high watermark above it, and at each moment
-every member of the ISR that the controller has recorded.
+every member of the ISR that the controller has recorded. To have it is to have it synced, and the
+simulated disk says what is: what replicas believe of their syncs counts for nothing here.
 """
 
 from __future__ import annotations
@@ -11,19 +12,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from disk_image import Directory
 from sim_checkers import Violation
+from sim_disk import durable_end
 from sim_history import is_compacted, is_remade
 
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.replica.log import ReplicaLog
+from oncelog.actors.replica.metadata_replica import MetadataReplica
+from oncelog.actors.replica.replica import Replica
 from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 
 Method = Callable[..., Any]
 
 REPLICA_CHECKERS = frozenset(
-    {"ChangedBatches", "CutPromises", "MissingCopies", "StaleSettings", "UnequalReplicas"}
+    {
+        "ChangedBatches",
+        "CutPromises",
+        "MissingCopies",
+        "StaleSettings",
+        "TooFewCopies",
+        "UnequalReplicas",
+    }
 )
 """What this part of the watch may find."""
 
@@ -161,6 +173,28 @@ class ReplicaWatch:
                     tp,
                 )
 
+    def is_often_enough(self, machine: PartitionBounds) -> None:
+        """Whether what a leader shows is synced on as many brokers as an acknowledgement asks."""
+        leader = self._replicas.get(id(machine))
+        if leader is None or not isinstance(leader, Replica):
+            return
+        tp, end = machine.topic_partition, machine.high_watermark
+        wanted, counted = leader._min_insync_replicas, None
+        if isinstance(leader, MetadataReplica):
+            counted = leader.voters or (leader.config.broker_id,)
+            wanted = len(counted) // 2 + 1
+        copies = [
+            broker_id
+            for (of, broker_id), replica in self._lives.items()
+            if of == tp and (counted is None or broker_id in counted) and _may_have(replica, end)
+        ]
+        if len(copies) < wanted:
+            self._found(
+                "TooFewCopies",
+                f"{machine} shows {end}, which {wanted} are to have, and synced on: {copies}",
+                tp,
+            )
+
     def cuts(self, replica: ReplicaLog, high_watermark: int) -> None:
         """A follower has cut its log, and was told that ``high_watermark`` is committed."""
         tp, end = replica.topic_partition, replica.machine.log_end_offset
@@ -187,9 +221,31 @@ def _is_rewritten(topic_partition: TopicPartition) -> bool:
 
 
 def _lacks(replica: ReplicaLog, offset: int) -> bool:
-    """Whether a log that is open ends before; while it is loaded its end is not known."""
+    """Whether of a log that is open less is synced; while it is loaded its end is not known."""
     is_known = replica.machine.role is not Role.LOADING and replica.failure is None
-    return is_known and replica.machine.log_end_offset < offset
+    return is_known and _synced_end(replica) < offset
+
+
+def _may_have(replica: ReplicaLog, offset: int) -> bool:
+    """Whether a log is synced so far; of one that is loaded it is known only that it is there."""
+    if replica.machine.role is Role.LOADING:
+        return _directory_of(replica) is not None
+    return _synced_end(replica) >= offset
+
+
+def _synced_end(replica: ReplicaLog) -> int:
+    """Up to where a power loss would leave the log (exclusive), in a life that may have ended."""
+    end, directory = replica.machine.log_end_offset, _directory_of(replica)
+    durable = None if directory is None else durable_end(directory)
+    return end if durable is None else min(end, durable)
+
+
+def _directory_of(replica: ReplicaLog) -> Directory | None:
+    disk: Any = replica.directory._filesystem
+    node: Any = disk.root
+    for name in replica.directory.path.parts[1:]:
+        node = node.entries.get(name) if node is not None else None
+    return node if isinstance(node, Directory) else None
 
 
 def unequal_logs(world: Any) -> list[Violation]:

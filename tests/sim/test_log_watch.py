@@ -7,7 +7,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from disk_image import Directory, File, Resize, Write
 from msgspec import structs
+from sim_disk import durable_end
 from sim_log_watch import LogWatch, watching
 
 from oncelog.actors.protocol.cluster.log import LeaderElected
@@ -321,6 +323,33 @@ def elected(epoch, start, *, leader=1):
         isr=(1,),
         incarnation=start,
     )
+
+
+# --- what is synced ---------------------------------------------------------------------------
+
+
+def batch(offset: int) -> bytes:
+    return offset.to_bytes(8, "big") + (8).to_bytes(4, "big") + bytes(8)
+
+
+def test_a_log_ends_after_lost_power_where_its_first_unsynced_batch_begins() -> None:
+    file, directory = File(), Directory()
+    directory.change(None, ("00000000000000000003.log", file))
+    file.change(Write(0, batch(3)))
+    assert durable_end(directory) == 3
+    directory.sync()
+    assert durable_end(directory) == 3
+    file.sync()
+    assert durable_end(directory) is None
+    file.change(Write(20, batch(4)))
+    file.change(Write(40, batch(5)))
+    assert durable_end(directory) == 4
+    file.change(Resize(20))
+    file.sync()
+    assert durable_end(directory) is None
+    file.change(Write(20, batch(4)))
+    file.lose_writes()
+    assert durable_end(directory) == 4
 
 
 # --- live states ------------------------------------------------------------------------------
