@@ -174,6 +174,23 @@ def test_a_controller_that_stood_still_gives_everybody_a_whole_session():
     play(nodes, scenario)
 
 
+def test_a_controller_that_loaded_for_long_gives_everybody_a_whole_session():
+    nodes = Nodes()
+
+    async def body() -> None:
+        watch = watch_of(nodes, 1, 2)
+        await asyncio.sleep(10 * SESSION_MS / 1000)
+        watching = asyncio.ensure_future(watch.watch_sessions())
+        await asyncio.sleep((SESSION_MS - SESSION_CHECK_MS) / 1000)
+        assert nodes.fenced == []
+        await asyncio.sleep(3 * SESSION_CHECK_MS / 1000)
+        assert nodes.fenced == [2]
+        watching.cancel()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(body())
+
+
 def test_two_nodes_of_one_number_take_no_part_and_are_told():
     nodes = Nodes(2, 2, 2, 3)
     watch = watch_of(nodes, 1)
@@ -195,6 +212,7 @@ def test_a_problem_is_told_until_it_is_mended_or_the_node_goes():
     watch.note(3, "another cluster")
     problems = {one.broker_id: one.problem for one in watch.described()}
     assert problems == {1: "", 2: "another directory", 3: "another cluster"}
+    assert {one.broker_id: one.is_live for one in watch.described()} == {1: True, 2: True, 3: True}
     watch.note(2, "")
     nodes.alive.remove(3)
     asyncio.run(watch.look())

@@ -23,6 +23,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.actors.protocol.messages.cluster import (
+    AllocateProducerIdsRequest,
     AlterIsrRequest,
     AlterTopicRequest,
     BecomeLeaderReply,
@@ -169,6 +170,22 @@ def test_added_partitions_are_started_and_survive_a_restart(play: Any) -> None:
         await controller.replica.stop()
         controller = await world.controller()
         assert [one[0].partition for one in controller.machine.placements("flights")] == [0, 1, 2]
+        await controller.replica.stop()
+
+    play(scenario)
+
+
+def test_no_producer_id_is_given_twice_not_by_the_next_controller_either(play: Any) -> None:
+    async def scenario(world: World, controller: Controller) -> None:
+        request = AllocateProducerIdsRequest(broker_id=1)
+        first = await controller.allocate_producer_ids(request)
+        second = await controller.allocate_producer_ids(request)
+        await controller.replica.stop()
+        controller = await world.controller()
+        third = await controller.allocate_producer_ids(request)
+        assert {one.error for one in (first, second, third)} == {ErrorCode.NONE}
+        assert first.first_producer_id + first.count <= second.first_producer_id
+        assert second.first_producer_id + second.count <= third.first_producer_id
         await controller.replica.stop()
 
     play(scenario)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncelog.actors.protocol.messages.group import (
     LeaveGroupRequest,
@@ -300,6 +301,23 @@ def test_assignment_that_cannot_be_written_is_not_handed_out(play: Play) -> None
         member = await shard.enter()
         shard.background.is_broken = True
         assert (await shard.sync(member)).error is ErrorCode.NOT_COORDINATOR
+
+    play(scenario)
+
+
+def test_offsets_that_are_committed_in_another_epoch_than_written_are_not_told(play: Play) -> None:
+    """Whoever leads in the newer epoch has loaded them: see I-18."""
+
+    async def scenario(shard: Shard) -> None:
+        await shard.commit(5)
+        shard.background.gate.clear()
+        committing = asyncio.ensure_future(shard.commit(6))
+        await turns()
+        replica = shard.coordinator.replica
+        epoch = replica.leader_epoch + 1
+        replica.leadership = structs.replace(replica.leadership, leader_epoch=epoch)
+        shard.background.gate.set()
+        assert await committing is ErrorCode.NOT_COORDINATOR
 
     play(scenario)
 

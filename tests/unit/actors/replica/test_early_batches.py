@@ -15,6 +15,31 @@ async def at_once(work: Callable[[], Any], **_: Any) -> Any:
     return work()
 
 
+def test_one_that_is_given_up_leaves_the_others_to_wait(harness: Any) -> None:
+    """1. Two batches came too early. 2. The caller of one goes away. 3. What the other waits for
+    comes: it is woken.
+    """
+    harness.cluster = ClusterConfig(out_of_order_wait_ms=3_600_000)
+    harness.background.run = at_once
+
+    async def body() -> None:
+        await harness.start()
+        await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=0))
+        second, third = (
+            asyncio.create_task(harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=sequence)))
+            for sequence in (2, 3)
+        )
+        await asyncio.sleep(0)
+        third.cancel()
+        await asyncio.wait({third})
+        await harness.produce(harness.batch(b"x", pid=7, epoch=0, seq=1))
+        assert (await asyncio.wait_for(second, timeout=30)).error is ErrorCode.NONE
+        assert not harness.leader._early
+        await harness.replica.stop()
+
+    asyncio.run(body())
+
+
 def test_one_more_than_a_producer_may_have_on_their_way_does_not_wait(harness: Any) -> None:
     harness.cluster = ClusterConfig(out_of_order_wait_ms=3_600_000)
     harness.background.run = at_once

@@ -11,6 +11,7 @@ from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.batch import patch, seal, seal_in_place
 from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import encode_marker
 
 TP = TopicPartition("t", 0)
 
@@ -181,3 +182,17 @@ def test_there_is_room_for_one_reply_ahead(partition):
     partition.take_records(1)
 
     assert partition.has_room
+
+
+@pytest.mark.parametrize("take", ["take_records", "take_columns"])
+def test_a_reply_that_begins_with_nothing_to_see_is_stepped_over(partition, take):
+    marker = encode_marker(
+        producer_id=1, producer_epoch=0, committed=True, coordinator_epoch=0, timestamp_ms=1_000
+    )
+    patch(marker, base_offset=0, leader_epoch=0)
+    add(partition, bytes(marker))
+
+    assert getattr(partition, take)(10) == []
+    assert partition.position == 1
+    add(partition, batch(1, b"v"))
+    assert len(getattr(partition, take)(10)) == 1

@@ -315,3 +315,26 @@ def test_a_static_member_joins_with_the_id_that_it_is_given_and_takes_another_if
         ("member-2", True),
         ("member-2", False),
     ]
+
+
+def test_a_commit_that_was_refused_before_makes_a_member_that_joins_forget_nothing(
+    fake_cluster, run
+):
+    """1. The group rebalances. 2. A commit of the generation before is refused meanwhile."""
+    fake_cluster.create("t", 1)
+
+    async def scenario():
+        membership = await joined(fake_cluster)
+        membership.note_commit_error(ErrorCode.REBALANCE_IN_PROGRESS)
+        assert membership.needs_join
+        membership.note_commit_error(ErrorCode.UNKNOWN_MEMBER_ID)
+        assert membership.member_id == "member-1"
+        await membership.join()
+        await membership.close()
+
+    run(scenario())
+    assert [request.member_id for request in fake_cluster.requests(JoinGroupRequest)] == [
+        "",
+        "member-1",
+        "member-1",
+    ]
