@@ -53,10 +53,12 @@ class LeaderAnnouncements:
 
     async def _tell(self, tp: TopicPartition, leader: int) -> None:
         calling = self._calling.setdefault(leader, asyncio.Semaphore(ANNOUNCEMENTS_MAX))
-        while (leadership := self._machine.leadership(tp)) is not None:
-            if leadership.leader != leader:
-                break
+        while True:
             async with calling:
+                # Not before the wait: the topic may have been deleted, and made again, meanwhile.
+                leadership = self._machine.leadership(tp)
+                if leadership is None or leadership.leader != leader:
+                    break
                 reply = await self._transport.call(
                     leader_of(tp, leadership),
                     LeaderAndIsrRequest(topic_partition=tp, leadership=leadership),

@@ -76,6 +76,8 @@ class FollowerLog(ReplicaLog):
         follower = self._follower
         if follower is None or self._is_cutting or self.failure is not None:
             return NOT_NOW
+        if leadership.topic_id != self.leadership.topic_id:
+            return ErrorCode.UNKNOWN_TOPIC_ID
         if leadership.leader_epoch <= follower.known_epoch:
             is_known = leadership.leader_epoch == follower.known_epoch
             is_other = is_known and leadership.leader != self.config.broker_id

@@ -14,7 +14,8 @@ any             an error                        no push until the back-off has p
                                                 long each time
 any             it is not in sync, and the      PROBING; nothing counts as replicated, whatever is
                 partition has changed           answered to an earlier push
-any             an error of its disk            likewise; not in sync as long as it lacks any
+any             an error of its disk            likewise; not in sync as long as it lacks any,
+                                                until it has synced what follows the refused
 any             an answer to an earlier push    ignored
 ==============  ==============================  ==================================================
 
@@ -80,8 +81,8 @@ class FollowerProgress:
         "_goal_offset",
         "_had_all",
         "_in_flight",
-        "_is_refusing",
         "_number",
+        "_refused_offset",
         "_retry_ms",
         "_sent_bounds",
         "_sent_ms",
@@ -103,7 +104,8 @@ class FollowerProgress:
         self._sent_ms = now_ms
         self._sent_bounds = self._told = Bounds()
         self._backoff_ms = 0
-        self._is_refusing = False
+        self._refused_offset = NO_OFFSET
+        """Where what its disk has refused begins; -1 once it has taken something there."""
         self._retry_ms = _NEVER_MS
         self._caught_up_ms = now_ms
         self._goal_offset = NO_OFFSET
@@ -169,6 +171,8 @@ class FollowerProgress:
     def acknowledged(self, end_offset: int, now_ms: int, *, log_end_offset: int) -> None:
         """The follower has synced all below ``end_offset``, as the leader has it."""
         self._recovered()
+        if end_offset > self._refused_offset:
+            self._refused_offset = NO_OFFSET
         self.state = FollowerState.REPLICATING
         self._told = self._sent_bounds
         self.next_offset = self.match_offset = end_offset
@@ -200,12 +204,14 @@ class FollowerProgress:
         self._retry_ms = now_ms + self._backoff_ms
 
     def refused(self, now_ms: int) -> None:
-        """Its disk has refused the push: until it takes one it is not in sync if it lacks any."""
-        self._is_refusing = True
+        """Its disk has refused the push: it is not in sync if it lacks any, until it takes that.
+
+        A push without batches needs no room, and says nothing of the disk.
+        """
+        self._refused_offset = max(self.next_offset, self._refused_offset, 0)
         self.failed(now_ms)
 
     def _recovered(self) -> None:
-        self._is_refusing = False
         self._backoff_ms = 0
         self._retry_ms = _NEVER_MS
 
@@ -215,7 +221,8 @@ class FollowerProgress:
         """Whether it has everything, or had everything at most ``lag_max_ms`` ago and tries."""
         if self.match_offset >= log_end_offset:
             return True
-        return not self._is_refusing and now_ms - self._caught_up_ms <= lag_max_ms
+        is_refusing = self._refused_offset != NO_OFFSET
+        return not is_refusing and now_ms - self._caught_up_ms <= lag_max_ms
 
     def lag_ms(self, now_ms: int, *, log_end_offset: int) -> int:
         """How long ago it had everything; 0 if it has."""

@@ -15,7 +15,7 @@ from oncelog.actors.controller.leader_announcements import ANNOUNCE_RETRY_MS, Le
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.process.own_tasks import OwnTasks
 from oncelog.actors.protocol.cluster.hosts import Placement
-from oncelog.actors.protocol.cluster.log import TopicCreated, TopicDeleted
+from oncelog.actors.protocol.cluster.log import LeaderElected, TopicCreated, TopicDeleted
 from oncelog.actors.protocol.messages.cluster import LeaderAndIsrReply, LeaderAndIsrRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -187,5 +187,48 @@ def test_the_leader_of_a_topic_that_is_deleted_is_told_no_more():
         told.world.apply([TopicDeleted(topic_id=TOPIC_ID)])
         await retry()
         assert len(told.calls) == 1
+
+    play(scenario)
+
+
+def test_what_was_recorded_of_a_topic_that_is_deleted_meanwhile_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """1. A broker has all the calls it may, and an election waits. 2. Its topic is deleted, and
+    another one of its name made. 3. The next call is not that of the first topic.
+    """
+    monkeypatch.setattr(leader_announcements, "ANNOUNCEMENTS_MAX", 1)
+    other = "b" * 32
+
+    async def scenario(told: Told) -> None:
+        told.gate = asyncio.Event()
+        apply = told.world.apply
+        apply(
+            [TopicCreated(name="u", topic_id=other, replicas=((1,),), hosts=((0,),), settings=())]
+        )
+        apply(
+            [
+                LeaderElected(
+                    topic_id=other,
+                    partition=0,
+                    leader=1,
+                    leader_epoch=0,
+                    isr=(1,),
+                    incarnation="",
+                )
+            ]
+        )
+        told.announce()
+        await until_idle()
+        told.elect(1)
+        await until_idle()
+        apply([TopicDeleted(topic_id=TOPIC_ID)])
+        again = TopicCreated(
+            name="t", topic_id="c" * 32, replicas=((1, 2),), hosts=((0, 3),), settings=()
+        )
+        apply([again])
+        told.gate.set()
+        await retry()
+        assert TOPIC_ID not in [request.leadership.topic_id for _, request in told.calls]
 
     play(scenario)

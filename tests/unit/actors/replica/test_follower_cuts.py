@@ -11,6 +11,7 @@ import pytest
 from actor_surroundings import InlineBackground, ManualClock
 from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
+from msgspec import structs
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
@@ -163,5 +164,18 @@ def test_a_follower_that_failed_is_not_elected() -> None:
             leader_epoch=4, topic_id=TOPIC_ID, leader=2, replicas=(1, 2), isr=elected.isr
         )
         assert follower.replica.learn_leadership(told) is not ErrorCode.NONE
+
+    play(scenario)
+
+
+def test_a_follower_is_not_elected_by_what_is_told_of_another_topic_of_its_name() -> None:
+    async def scenario(follower: Follower) -> None:
+        told = await follower._told(3)
+        other = structs.replace(told, topic_id="b" * 32, leader_epoch=4, leader=2)
+        assert follower.replica.learn_leadership(other) is ErrorCode.UNKNOWN_TOPIC_ID
+        assert follower.replica.is_following
+        mine = structs.replace(other, topic_id=TOPIC_ID)
+        assert follower.replica.learn_leadership(mine) is ErrorCode.NONE
+        assert not follower.replica.is_following
 
     play(scenario)

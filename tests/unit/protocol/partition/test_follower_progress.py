@@ -191,5 +191,32 @@ def test_one_whose_disk_refuses_is_in_sync_only_with_everything() -> None:
     progress.refused(1_000)
     assert progress.is_in_sync(1_001, log_end_offset=10, lag_max_ms=30_000)
     assert not progress.is_in_sync(1_001, log_end_offset=11, lag_max_ms=30_000)
-    progress.acknowledged(10, 1_002, log_end_offset=11)
-    assert progress.is_in_sync(1_003, log_end_offset=11, lag_max_ms=30_000)
+    progress.acknowledged(11, 1_002, log_end_offset=12)
+    assert progress.is_in_sync(1_003, log_end_offset=12, lag_max_ms=30_000)
+
+
+def test_a_refusal_of_the_disk_ends_by_what_it_refused_and_not_by_an_empty_push() -> None:
+    """1. A full follower refuses what follows 10, and is out of sync. 2. The partition changes, and
+    it is asked anew: it agrees, with what it had. 3. There is room: it takes what it refused.
+    """
+    progress = FollowerProgress(next_offset=10, now_ms=0)
+    number = progress.sent(0, log_end_offset=10, bounds=Bounds())
+    assert progress.answered(number)
+    progress.acknowledged(10, 0, log_end_offset=10)
+    number = progress.sent(100, log_end_offset=20, bounds=Bounds())
+    assert progress.answered(number)
+    progress.refused(100)
+
+    def is_in_sync() -> bool:
+        return progress.is_in_sync(200, log_end_offset=20, lag_max_ms=8_000)
+
+    assert not is_in_sync()
+    progress.begin_anew()
+    progress.sent(150, log_end_offset=20, bounds=Bounds())
+    progress.acknowledged(10, 150, log_end_offset=20)
+    assert not is_in_sync()
+    progress.diverged(10)
+    assert not is_in_sync()
+    progress.sent(190, log_end_offset=20, bounds=Bounds())
+    progress.acknowledged(15, 190, log_end_offset=20)
+    assert is_in_sync()
