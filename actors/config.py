@@ -253,7 +253,8 @@ class ClusterConfig(_Settings):
     connections. ``replicas_per_actor``: ``"auto"`` gives each replica an actor of its own while the
     machine has processors and memory for them, and then shares; 1 never shares. It counts when
     partitions are created. Each ``leader_imbalance_check_interval_ms`` preferred leaders that are
-    in sync lead again.
+    in sync lead again. A leader whose disk refuses appends for ``disk_refusal_time_max_ms``, as a
+    full one does, gives way to a replica in sync whose disk does not.
     """
 
     transaction_state_partitions: int = 2
@@ -278,6 +279,7 @@ class ClusterConfig(_Settings):
     broker_session_timeout_ms: int = 4_500
     controller_session_timeout_ms: int = 3_000
     replica_lag_time_max_ms: int = 8_000
+    disk_refusal_time_max_ms: int = 3_000
     leader_imbalance_check_interval_ms: int = 300_000
     transaction_state_log_segment_bytes: int = INTERNAL_SEGMENT_BYTES
     offsets_topic_segment_bytes: int = INTERNAL_SEGMENT_BYTES
@@ -368,6 +370,7 @@ class ClusterOptions(TypedDict, total=False):
     broker_session_timeout_ms: int
     controller_session_timeout_ms: int
     replica_lag_time_max_ms: int
+    disk_refusal_time_max_ms: int
     leader_imbalance_check_interval_ms: int
     transaction_state_log_segment_bytes: int
     offsets_topic_segment_bytes: int

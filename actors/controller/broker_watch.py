@@ -168,6 +168,7 @@ class BrokerWatch:
                 is_live=broker_id in self.live and not broker.is_fenced,
                 is_draining=broker.is_draining,
                 is_fenced=broker.is_fenced,
+                is_refusing=broker.is_refusing,
             )
             for broker_id, broker in self._brokers().items()
         }

@@ -24,7 +24,7 @@ from oncelog.actors.protocol.cluster.brokers import (
     fence,
     own_node,
 )
-from oncelog.actors.protocol.cluster.elections import Records, after_silence
+from oncelog.actors.protocol.cluster.elections import Records, after_refusal, after_silence
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.cluster.log import decision
 from oncelog.actors.protocol.cluster.machine import ClusterMachine
@@ -34,6 +34,7 @@ from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.brokers import (
     BrokerHeartbeatReply,
     BrokerHeartbeatRequest,
+    OfflineReplica,
     PingRequest,
     RegisterBrokerReply,
     RegisterBrokerRequest,
@@ -153,7 +154,9 @@ class Membership:
         config = self._config
         is_reached = request.unanswered_ms <= config.broker_session_timeout_ms
         machine, placements = self._machine, self._placed_on(request.broker_id)
-        silent = self._lost(placements, Sight(request.silent_actors, request.offline_replicas))
+        seen = Sight(request.silent_actors, request.offline_replicas, request.refusing_replicas)
+        silent, refusing = self._sorted(placements, seen)
+        machine.note_refusing(request.broker_id, is_refusing=bool(refusing))
         reply = await self._execute(
             request,
             lambda _now_ms: decide_heartbeat(
@@ -161,6 +164,7 @@ class Membership:
                 machine.broker_states,
                 request,
                 silent,
+                refusing,
                 is_reached=is_reached and request.broker_id not in self.brokers.gone,
             ),
         )
@@ -179,9 +183,11 @@ class Membership:
                 continue
             await self._unfence_own()
             placements = self._placed_on(self._own)
-            held = self._lost(placements, await self._own_actors.look(map(holder_of, placements)))
-            if held:
-                await self._log(functools.partial(self._after_silence, held))
+            seen = await self._own_actors.look(map(holder_of, placements))
+            held, refusing = self._sorted(placements, seen)
+            machine.note_refusing(self._own, is_refusing=bool(refusing))
+            if held or refusing:
+                await self._log(functools.partial(self._after_look, held, refusing))
 
     async def _watch_unheard(self) -> None:
         """Ask the actors of brokers that miss heartbeats: a broker lives while they all answer.
@@ -211,30 +217,27 @@ class Membership:
         if replies and is_well:
             self.brokers.heard(broker_id)
 
-    def _lost(self, placements: Iterable[Placement], seen: Sight) -> list[Placement]:
-        """Those that a silent actor holds, and those that are offline.
+    def _sorted(
+        self, placements: Sequence[Placement], seen: Sight
+    ) -> tuple[list[Placement], list[Placement]]:
+        """Those that a silent actor holds or that are offline, and others whose disk refuses.
 
         Not those that were heard here meanwhile: what was seen may be of the process before.
         """
         oldest_ms = loop_ms() - self._config.broker_session_timeout_ms
         self._started_ms = {key: ms for key, ms in self._started_ms.items() if ms >= oldest_ms}
-        placements = list(placements)
-        started = [
+        started = {
             one for one in placements if (one.topic_partition, one.broker_id) in self._started_ms
-        ]
-        silent = set(seen.silent_actors) - {holder_of(one) for one in started}
-        offline = {(one.topic_partition, one.topic_id) for one in seen.offline_replicas}
-        offline -= {
-            (one.topic_partition, topic_id) for one in started for topic_id in (one.topic_id, "")
         }
-        return [
+        silent = set(seen.silent_actors) - {holder_of(one) for one in started}
+        is_offline, is_refusing = _named(seen.offline_replicas), _named(seen.refusing_replicas)
+        lost = [
             one
             for one in placements
-            if holder_of(one) in silent
-            or not offline.isdisjoint(
-                {(one.topic_partition, one.topic_id), (one.topic_partition, "")}
-            )
+            if holder_of(one) in silent or (one not in started and is_offline(one))
         ]
+        found = {*lost, *started}
+        return lost, [one for one in placements if one not in found and is_refusing(one)]
 
     async def _unfence_own(self) -> None:
         """An earlier controller may have fenced this broker, whose own actor need not run."""
@@ -243,8 +246,10 @@ class Membership:
             request = BrokerHeartbeatRequest(broker_id=self._own, broker_epoch=own.broker_epoch)
             await self.heartbeat(request)
 
-    def _after_silence(self, held: Sequence[Placement]) -> Records:
-        return after_silence(self._machine.topics.values(), held, self._machine.broker_states)
+    def _after_look(self, held: Sequence[Placement], refusing: Sequence[Placement]) -> Records:
+        topics, brokers = self._machine.topics.values(), self._machine.broker_states
+        resigned = after_refusal(topics, refusing, brokers)
+        return (*after_silence(topics, held, brokers), *resigned)
 
     async def _note_own(self, rack: str) -> None:
         if self._own_node(rack):
@@ -272,6 +277,14 @@ class Membership:
 
     def _placed_on(self, broker_id: int) -> list[Placement]:
         return [one for one in self._machine.placements() if one.broker_id == broker_id]
+
+
+def _named(replicas: Iterable[OfflineReplica]) -> Callable[[Placement], bool]:
+    """Whether a replica is among these, where it may be without the id of its topic."""
+    named = {(one.topic_partition, one.topic_id) for one in replicas}
+    return lambda one: (
+        not named.isdisjoint({(one.topic_partition, one.topic_id), (one.topic_partition, "")})
+    )
 
 
 async def always() -> bool:

@@ -1,4 +1,4 @@
-"""Which actors of a node answer nobody any more, or have replicas that are offline."""
+"""Which actors of a node answer nobody any more, or have replicas that cannot do their work."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Final, NamedTuple
 
 from oncelog.actors.interfaces import Transport
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
+from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.storage.errors import ErrorCode
 
 PING_TIMEOUT_MS: Final = 1_000
 
 
 class Sight(NamedTuple):
-    """What a look has found: actors that are silent, and replicas of others that are offline."""
+    """What a look has found: actors that are silent, and what others say of their replicas."""
 
     silent_actors: tuple[str, ...] = ()
     offline_replicas: tuple[OfflineReplica, ...] = ()
+    refusing_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class ActorWatch:
@@ -45,11 +46,12 @@ class ActorWatch:
         oldest_ms = loop_ms() - self._silent_after_ms
         return Sight(
             tuple(name for name, heard_ms in self._heard_ms.items() if heard_ms < oldest_ms),
-            tuple(offline for answer in answers for offline in answer),
+            tuple(one for answer in answers for one in answer.offline_replicas),
+            tuple(one for answer in answers for one in answer.refusing_replicas),
         )
 
-    async def _ping(self, name: str) -> tuple[OfflineReplica, ...]:
+    async def _ping(self, name: str) -> PingReply:
         reply = await self._transport.call(name, PingRequest(), timeout_ms=PING_TIMEOUT_MS)
         if reply.error is ErrorCode.NONE and name in self._heard_ms:
             self._heard_ms[name] = loop_ms()
-        return reply.offline_replicas if reply.error is ErrorCode.NONE else ()
+        return reply if reply.error is ErrorCode.NONE else PingReply(error=reply.error)

@@ -22,6 +22,7 @@ from oncelog.actors.groups.coordinator import GroupCoordinator, group_settings
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Background, Clock, DriverWatch, Transport
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.launch.replication_calls import ReplicationCalls
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import (
     ACTIVE_TRANSACTIONAL_ID_COUNT,
     NO_METRICS,
@@ -306,11 +307,15 @@ class ReplicaServer(ReplicationCalls):
     async def describe_replica(self, _request: DescribeReplicaRequest) -> DescribeReplicaReply:
         """Describe the replica's bounds and role."""
         self.figures.observe_transactions()
+        refusal = self.replica.refusal
+        refused_ms = refusal.lasts_ms(loop_ms())
         return structs.replace(
             self.replica.describe(self.surroundings.process_id),
             late_transaction_count=self.figures.ages.late_count,
             oldest_open_transaction_age_ms=self.figures.ages.oldest_ms,
             active_transactional_id_count=self.active_transactional_id_count(),
+            refusal="" if refused_ms is None else refusal.reason,
+            refused_ms=refused_ms or 0,
         )
 
     def active_transactional_id_count(self) -> int | None:

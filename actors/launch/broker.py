@@ -127,6 +127,7 @@ class Broker:
                 broker_epoch=broker_epoch,
                 silent_actors=seen.silent_actors,
                 offline_replicas=seen.offline_replicas,
+                refusing_replicas=seen.refusing_replicas,
                 unanswered_ms=loop_ms() - answered_ms,
                 is_kept=is_kept,
             )

@@ -194,7 +194,7 @@ class ControllerServer(Controller, ReplicaServer):
         offline = self.failure or log.failure or log.waits_for
         if offline:
             return offline
-        if log.refused_since_ms is not None:
+        if log.refusal.lasts_ms(loop_ms()) is not None:
             return f"the disk of {log.directory.path} takes nothing more"
         if log.quorum is None:
             return _UNELECTED

@@ -22,6 +22,7 @@ from oncelog.actors.process.metrics import (
     CUT_BYTES,
     DAMAGED_PLACE_COUNT,
     DISK_FREE_BYTES,
+    DISK_REFUSING,
     DISK_SIZE_BYTES,
     FETCHED_BYTES,
     FETCHED_RECORDS,
@@ -190,6 +191,7 @@ class ReplicaFigures:
         replica = self._replica
         is_offline = bool(replica.failure or replica.waits_for) or self._has_failed()
         self.set(REPLICA_OFFLINE, int(is_offline))
+        self.set(DISK_REFUSING, int(replica.refusal.lasts_ms(loop_ms()) is not None))
         self._disk.report(replica.config, self.metrics, asyncio.get_running_loop().time())
         self._report_tallies()
         if replica.availability() is ErrorCode.NONE:

@@ -110,7 +110,10 @@ class Host:
         """Answer: this process lives, and perhaps not all of its replicas."""
         servers = self._servers.values()
         return PingReply(
-            offline_replicas=tuple(one for server in servers for one in server.offline_replicas())
+            offline_replicas=tuple(one for server in servers for one in server.offline_replicas()),
+            refusing_replicas=tuple(
+                one for server in servers for one in server.refusing_replicas()
+            ),
         )
 
     async def hold_replicas(self, request: HoldReplicasRequest) -> HoldReplicasReply:  # noqa: ARG002

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, Transport, address_of
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.cluster.hosts import Placement
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingReply, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
@@ -31,7 +32,9 @@ class ReplicationCalls:
 
     async def ping(self, request: PingRequest) -> PingReply:  # noqa: ARG002
         """Answer: this process lives."""
-        return PingReply(offline_replicas=self.offline_replicas())
+        return PingReply(
+            offline_replicas=self.offline_replicas(), refusing_replicas=self.refusing_replicas()
+        )
 
     def offline_replicas(self) -> tuple[OfflineReplica, ...]:
         """This replica, if it neither leads nor follows for a reason of its own; else nothing."""
@@ -41,6 +44,17 @@ class ReplicationCalls:
             return ()
         known = self.only_topic_id or replica.leadership.topic_id
         topic_id = known or replica.directory.claimed_topic_id
+        return (OfflineReplica(topic_partition=replica.topic_partition, topic_id=topic_id),)
+
+    def refusing_replicas(self) -> tuple[OfflineReplica, ...]:
+        """This replica, if its disk refuses appends, to a leader for too long; else nothing."""
+        replica, cluster = self.replica, self.config.cluster
+        lasts_ms = replica.refusal.lasts_ms(loop_ms())
+        is_leading = replica.availability() is ErrorCode.NONE
+        limit_ms = cluster.disk_refusal_time_max_ms if is_leading else 0
+        if lasts_ms is None or lasts_ms < limit_ms or self.offline_replicas():
+            return ()
+        topic_id = replica.leadership.topic_id
         return (OfflineReplica(topic_partition=replica.topic_partition, topic_id=topic_id),)
 
     def is_serving(self) -> bool:

@@ -86,6 +86,12 @@ REPLICA_OFFLINE: Final = Metric(
     unit="replicas",
     description="1 while a replica is offline for a reason that `oncelog status` tells, else 0.",
 )
+DISK_REFUSING: Final = Metric(
+    name="disk_refusing",
+    unit="replicas",
+    description="1 while the disk refuses what a replica is to append, as a full one does, else 0.",
+    rests_at_zero=True,
+)
 LEADER_EPOCH: Final = Metric(
     name="leader_epoch",
     unit="epoch",
@@ -369,6 +375,7 @@ CONSUMER_LAG: Final = Metric(
 )
 METRICS: Final = (
     REPLICA_OFFLINE,
+    DISK_REFUSING,
     LEADER_EPOCH,
     APPENDED_BYTES,
     APPENDED_RECORDS,

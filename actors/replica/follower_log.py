@@ -15,6 +15,7 @@ import logging
 from typing import Any, Final
 
 from oncelog.actors.process.background import settle
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.protocol.partition.following import FollowerReplication, ReplicateVerdict
@@ -116,10 +117,11 @@ class FollowerLog(ReplicaLog):
         except CorruptDataError as damage:
             self._go_offline(f"cannot replicate to {self.directory.path}: {damage}")
             return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(damage))
-        except OSError as refusal:
-            self._note_refusal("replicate to", refusal)
-            self._sync.note_refused(self.machine.log_end_offset)
-            return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refusal))
+        except OSError as refused:
+            ends_at = self.machine.log_end_offset + 1
+            self.refusal.met(refused, ends_at=ends_at, now_ms=loop_ms())
+            self._note_refusal("replicate to", refused)
+            return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(refused))
         follower.done(request, verdict)
         error = await self._until_synced(self.machine.log_end_offset)
         if error is not ErrorCode.NONE:

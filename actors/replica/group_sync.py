@@ -43,10 +43,44 @@ SMALL_BYTES: Final = 32 * 1024
 """Beyond this a sync is not small: writing takes the disk longer than waking a thread."""
 
 
+REFUSAL_MEMORY_MS: Final = 30_000
+"""After what time a refusal of the disk that nobody has met again says nothing any more."""
+
+
+class DiskRefusal:
+    """Since when the disk has refused appends, or syncs that are repeated, and how it puts it.
+
+    Only a sync ends that, of an append made since, or of what it refused to sync.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._since_ms = self._met_ms = 0
+        self._ends_at = 0
+
+    def met(self, error: OSError, *, ends_at: int, now_ms: int) -> None:
+        """It has refused, until the log is synced up to ``ends_at`` (exclusive)."""
+        if self.lasts_ms(now_ms) is None:
+            self._since_ms = now_ms
+        self.reason, self._met_ms, self._ends_at = str(error), now_ms, ends_at
+
+    def synced(self, end_offset: int) -> None:
+        """The log is synced up to ``end_offset`` (exclusive)."""
+        if end_offset >= self._ends_at:
+            self.reason = ""
+
+    def lasts_ms(self, now_ms: int) -> int | None:
+        """For how long it has refused; ``None`` if it does not, for all that is known."""
+        if not self.reason or now_ms - self._met_ms > REFUSAL_MEMORY_MS:
+            return None
+        return now_ms - self._since_ms
+
+
 class GroupSync:
     """Syncs one replica's log; ``on_synced`` is told how far, exclusive, each time it has risen.
 
-    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``on_bug`` gets any
+    ``on_failure`` takes the replica offline; ``is_offline`` says whether it is. ``refusal`` hears
+    of rounds that are repeated, and of what is synced. ``on_bug`` gets any
     other exception of a round, as there is no caller to raise it to. ``durations`` gets how long
     each round took that succeeded.
     """
@@ -58,6 +92,7 @@ class GroupSync:
         background: Background,
         on_synced: Callable[[int], None],
         durations: Histogram,
+        refusal: DiskRefusal,
         on_failure: Callable[[OSError], None],
         on_bug: Callable[[BaseException], None],
         is_offline: Callable[[], bool],
@@ -67,6 +102,7 @@ class GroupSync:
         self._on_synced = on_synced
         self._durations = durations
         self._began_s = 0.0
+        self._refusal = refusal
         self._on_failure = on_failure
         self._on_bug = on_bug
         self._is_offline = is_offline
@@ -76,9 +112,6 @@ class GroupSync:
         """The log's at that time; once it was truncated, the offset says nothing."""
         self._is_refused = False
         """The last round was refused, which has been logged."""
-        self.refused_since_ms: int | None = None
-        """When the disk first refused something, by the loop's clock; see ``note_refused``."""
-        self._refused_offset = 0
         self._unbegun_bytes = 0
         self._is_due = False
         """The next round must not wait: a power loss would lose what it would sync."""
@@ -121,15 +154,6 @@ class GroupSync:
             self._next = loop.call_soon(self._begin_after, turns - 1, log)
         else:
             self._next = loop.call_soon(self._begin_round, log)
-
-    def note_refused(self, offset: int) -> None:
-        """The disk refused what was to follow ``offset``: until something beyond it is synced.
-
-        A call that needs no room says nothing of that.
-        """
-        self._refused_offset = offset
-        if self.refused_since_ms is None:
-            self.refused_since_ms = loop_ms()
 
     def request_later(self, log: PartitionLog, size_bytes: int) -> None:
         """Have what no caller waits for synced with the next append or in a while.
@@ -204,8 +228,7 @@ class GroupSync:
                 return
             if log.mark_synced(point):
                 self._is_refused = False
-                if point.log_end_offset > self._refused_offset:
-                    self.refused_since_ms = None
+                self._refusal.synced(point.log_end_offset)
                 self._on_synced(point.log_end_offset)
         except OSError as error:
             self._repeat_or_give_up(log, error)
@@ -232,9 +255,10 @@ class GroupSync:
         if log.failure is not None or not is_passing(error):
             self._on_failure(error)
             return
+        ends_at = self._machine.log_end_offset
+        self._refusal.met(error, ends_at=ends_at, now_ms=loop_ms())
         if not self._is_refused:
             self._is_refused = True
             _logger.warning("%s: a sync is repeated: %s", self._machine.topic_partition, error)
         self._begun_offset = log.recovery_point
-        self.note_refused(log.recovery_point)
         self._begin_later(log, DISK_RETRY_MS)

@@ -19,6 +19,7 @@ from oncelog.actors.config import ReplicaConfig, TopicConfig
 from oncelog.actors.interfaces import Background, ResultT
 from oncelog.actors.process.background import settle
 from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.cluster import AlterIsrReply, BecomeLeaderReply
@@ -27,7 +28,7 @@ from oncelog.actors.protocol.messages.replication import ReplicateReply, Replica
 from oncelog.actors.protocol.partition.in_sync import IsrProposal
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.replica.found_damage import FoundDamage
-from oncelog.actors.replica.group_sync import GroupSync
+from oncelog.actors.replica.group_sync import DiskRefusal, GroupSync
 from oncelog.actors.replica.opening import (
     ReplayedBatch,
     ReplicaDirectory,
@@ -94,6 +95,7 @@ class ReplicaLog:
         self.leadership = BecomeLeaderReply()
         self.failure: str | None = None
         self.damage = FoundDamage(self.topic_partition)
+        self.refusal = DiskRefusal()
         self.tallies = ReplicaTallies()
         self.on_newer_keys: Callable[[], None] = lambda: None
         self.on_newer_settings: Callable[[], None] = lambda: None
@@ -119,6 +121,7 @@ class ReplicaLog:
             background=background,
             on_synced=self._note_synced,
             durations=self.tallies.sync_durations,
+            refusal=self.refusal,
             on_failure=functools.partial(self._give_up, "sync"),
             on_bug=lambda bug: self.on_bug(bug),
             is_offline=lambda: self.failure is not None,
@@ -143,14 +146,6 @@ class ReplicaLog:
         if self.failure is not None:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE if self._is_leading else ErrorCode.NOT_LEADER_OR_FOLLOWER
-
-    @property
-    def refused_since_ms(self) -> int | None:
-        """Since when the disk takes nothing, by the loop's clock; ``None`` if it took the last.
-
-        What it refused then is refused for a passing reason, as of a full disk: reads go on.
-        """
-        return self._sync.refused_since_ms
 
     def upkeep_error(self) -> ErrorCode:
         """``NONE`` when the log may be worked on beside serving, whatever the role."""
@@ -298,7 +293,7 @@ class ReplicaLog:
             if log.failure is not None:
                 self._give_up("write to", error)
             else:
-                self._sync.note_refused(base_offset)
+                self.refusal.met(error, ends_at=base_offset + 1, now_ms=loop_ms())
             return AppendOutcome(error=ErrorCode.KAFKA_STORAGE_ERROR)
         if self.replicator is not None:
             self.replicator.appended()

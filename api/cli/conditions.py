@@ -5,6 +5,7 @@ Each condition is a row of the table "What `status` says" in OPERATIONS.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -247,6 +248,12 @@ def _refusing_writes(seen: ClusterStatus) -> Iterator[str]:
             yield f"{actor.topic_partition} ({in_sync})"
 
 
+def _refused_by_disks(seen: ClusterStatus, *, is_leading: bool) -> Iterator[str]:
+    for actor in seen.actors:
+        if actor.reply.refusal and seen.is_leading(actor) is is_leading:
+            yield f"{actor.name} ({actor.reply.refusal})"
+
+
 def _away(seen: ClusterStatus) -> Iterator[str]:
     return (f"broker {number}" for number in sorted(seen.brokers_away))
 
@@ -316,6 +323,12 @@ CONDITIONS: Final = (
         "`oncelog topics describe TOPIC` does not show in sync",
     ),
     Condition(
+        name="takes no writes",
+        is_served=False,
+        where=functools.partial(_refused_by_disks, is_leading=True),
+        advice="make room on its disk: no replica in sync, whose disk takes more, leads instead",
+    ),
+    Condition(
         name="voter cannot vote",
         is_served=False,
         where=_voters_refusing,
@@ -339,6 +352,12 @@ CONDITIONS: Final = (
         where=_followers_not_serving,
         advice="look again in a few seconds, actors restart by themselves; if it stays, its disk "
         "or its log is the reason: see the state above",
+    ),
+    Condition(
+        name="disk refuses",
+        is_served=True,
+        where=functools.partial(_refused_by_disks, is_leading=False),
+        advice="make room on its disk; until then others hold and lead what it should",
     ),
     Condition(
         name="under-replicated",

@@ -81,6 +81,14 @@ ALERTS: Final = (
         advice="`oncelog status` tells why; see OPERATIONS, A disk that failed.",
     ),
     Alert(
+        name="OncelogDiskRefuses",
+        expression=f"{highest(m.DISK_REFUSING, *REPLICA)} > 0",
+        lasts="30s",
+        severity="critical",
+        summary=f"{REPLICA_NAME} cannot append: its disk refuses",
+        advice="Make room on it: others in sync lead meanwhile; see OPERATIONS, A full disk.",
+    ),
+    Alert(
         name="OncelogReplicaSilent",
         expression=_silent(*REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
         lasts="2m",

@@ -92,6 +92,12 @@ HEALTH: Final = Row(
             ((f"{highest(m.REPLICA_OFFLINE, *REPLICA, where=TOPIC)} > 0", REPLICA_LEGEND),),
         ),
         Panel(
+            "Replicas whose disk refuses",
+            m.DISK_REFUSING.description,
+            "short",
+            ((highest(m.DISK_REFUSING, *REPLICA, where=TOPIC), REPLICA_LEGEND),),
+        ),
+        Panel(
             "Damaged places",
             m.DAMAGED_PLACE_COUNT.description,
             "short",

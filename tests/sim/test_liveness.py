@@ -31,13 +31,10 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize(
     ("fault", "number"),
     [
-        *(
-            (fault, 2)
-            for fault in LASTING_FAULTS
-            if fault not in ("disks full", "controller hangs")
-        ),
+        *((fault, 2) for fault in LASTING_FAULTS if fault != "controller hangs"),
         ("node dead", 1),
         ("disks fail", 1),
+        ("disks full", 1),
         ("replicas hang", 1),
         ("controller hangs", 1),
         ("isolated", 1),

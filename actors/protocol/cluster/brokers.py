@@ -23,6 +23,7 @@ whole one.
 | broker_heartbeat | its epoch is on the disk now | that is noted, durably |
 | broker_heartbeat | some of its actors are silent | others lead what these hold |
 | broker_heartbeat | some of its replicas are offline | likewise |
+| broker_heartbeat | its disk refuses appends to some | others that can lead these |
 | broker_heartbeat | else | nothing logged |
 | drain_broker | unknown | BROKER_NOT_AVAILABLE |
 | drain_broker | too few would be left for a user topic | INVALID_REPLICATION_FACTOR, and which |
@@ -45,6 +46,7 @@ from oncelog.actors.protocol.cluster.elections import (
     after_draining,
     after_fencing,
     after_new_directory,
+    after_refusal,
     after_silence,
     after_unfencing,
 )
@@ -190,14 +192,16 @@ def decide_heartbeat(
     brokers: Brokers,
     request: BrokerHeartbeatRequest,
     silent: Collection[Placement] = (),
+    refusing: Collection[Placement] = (),
     *,
     is_reached: bool = True,
 ) -> Decision[BrokerHeartbeatReply]:
     """A broker lives: if it was fenced it is so no longer, and leads what only it can.
 
     ``silent``: the replicas that ``request.silent_actors`` hold, and those that are offline. Others
-    lead what they led. Unless it ``is_reached`` it stays fenced: no answer gets there, or Ray has
-    given its node up and ends its processes soon.
+    lead what they led, and what others of them lead, ``refusing`` appends. Unless it
+    ``is_reached`` it stays fenced: no answer gets there, or Ray has given its node up and ends its
+    processes soon.
     """
     broker = brokers.get(request.broker_id)
     if broker is None:
@@ -209,6 +213,7 @@ def decide_heartbeat(
     disk_epoch = broker.broker_epoch if request.is_kept else broker.disk_epoch
     if not broker.is_fenced:
         moved: Records = after_silence(topics.values(), silent, brokers)
+        moved += after_refusal(topics.values(), refusing, brokers)
         if disk_epoch > broker.disk_epoch:
             moved = (_changed(broker, disk_epoch=disk_epoch), *moved)
         return decision(BrokerHeartbeatReply(), *moved)

@@ -40,6 +40,8 @@ actor is silent, or    led by it, others in the ISR   as if its broker were fenc
 replica offline        live; or in sync
 actor is silent, or    never led, another has         ISR without it: it is not waited for
 replica offline        started
+disk refuses appends   led by it, others in the ISR   as if its broker were fenced
+for too long           live and not refusing
 alter_isr              see ``decide_alter_isr``       ISR as proposed
 broker drains          led by it, others in the ISR   the first of them leads
                        live and not draining
@@ -94,15 +96,17 @@ def is_live(broker_id: int, brokers: Brokers) -> bool:
 def candidates(partition: PartitionState, brokers: Brokers) -> tuple[int, ...]:
     """Who may be elected, best first: preferred leaders first, then those that drain.
 
-    Last those that have not started. What was never led waits for its preferred leader, unless
-    that one is not in sync, as it was silent.
+    Then those that have not started, and last those whose disk refuses. What was never led waits
+    for its preferred leader, unless that one is not in sync, as it was silent.
     """
     live = [n for n in partition.replicas if is_live(n, brokers)]
     if not partition.has_been_led:
         return tuple(sorted(live, key=lambda n: (n not in partition.isr, brokers[n].is_draining)))
     in_sync = [n for n in live if n in partition.isr]
     late = partition.unstarted
-    return tuple(sorted(in_sync, key=lambda n: (n in late, brokers[n].is_draining)))
+    return tuple(
+        sorted(in_sync, key=lambda n: (brokers[n].is_refusing, n in late, brokers[n].is_draining))
+    )
 
 
 def elect(
@@ -258,6 +262,27 @@ def after_silence(
     return tuple(records)
 
 
+def after_refusal(
+    topics: Iterable[TopicState], refusing: Collection[Placement], brokers: Brokers
+) -> Records:
+    """What follows when a disk refuses appends for too long: others lead what these lead.
+
+    Only where another is in sync, live, and not refused by its disk.
+    """
+    known = {topic.name: topic for topic in topics}
+    resigning = []
+    for placement in refusing:
+        topic = known.get(placement.topic_partition.topic)
+        if topic is None or topic.topic_id != placement.topic_id:
+            continue
+        partition = topic.partitions[placement.topic_partition.partition]
+        others = [n for n in candidates(partition, brokers) if n != placement.broker_id]
+        is_leading = partition.leader == placement.broker_id
+        if is_leading and others and not brokers[others[0]].is_refusing:
+            resigning.append(placement)
+    return after_silence(topics, resigning, brokers)
+
+
 # --- leaders move ------------------------------------------------------------------------------
 
 
@@ -284,7 +309,7 @@ def balance(topics: Iterable[TopicState], brokers: Brokers) -> Records:
         if (
             partition.leader not in (NO_LEADER, preferred)
             and preferred in candidates(partition, brokers)
-            and not brokers[preferred].is_draining
+            and not (brokers[preferred].is_draining or brokers[preferred].is_refusing)
         ):
             records.append(elect(topic, number, preferred))
     return tuple(records[:BALANCE_ELECTIONS_MAX])

@@ -39,6 +39,7 @@ One file: ``apply`` is the only thing that changes what every decision here look
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -142,6 +143,7 @@ class ClusterMachine:
         self._names_by_id: dict[str, str] = {}
         self._next_producer_id = 0
         self._untold: dict[TopicPartition, None] = {}
+        self._refusing: frozenset[int] = frozenset()
         self.election_count = 0
         """Leaders elected since the cluster was founded."""
 
@@ -279,7 +281,7 @@ class ClusterMachine:
             )
             return Decision(reply=refusal)
         number = request.topic_partition.partition
-        record = after_start(topic, number, request, self._brokers)
+        record = after_start(topic, number, request, self.broker_states)
         if record is None:
             followed = after_follower_start(topic, number, request.broker_id)
             return self._following(topic, number, followed)
@@ -485,7 +487,17 @@ class ClusterMachine:
     @property
     def broker_states(self) -> Mapping[int, BrokerState]:
         """Every broker by id, likewise."""
-        return self._brokers
+        if not self._refusing:
+            return self._brokers
+        return {
+            broker_id: dataclasses.replace(broker, is_refusing=broker_id in self._refusing)
+            for broker_id, broker in self._brokers.items()
+        }
+
+    def note_refusing(self, broker_id: int, *, is_refusing: bool) -> None:
+        """A broker has told whether its disk refuses appends; not recorded, see ``BrokerState``."""
+        others = self._refusing - {broker_id}
+        self._refusing = others | {broker_id} if is_refusing else others
 
     def placements(self, name: str | None = None) -> list[Placement]:
         """Every replica that should run, or those of one topic."""

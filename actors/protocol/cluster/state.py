@@ -31,7 +31,11 @@ NO_LEADER: Final = -1
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
-    """One broker as registered. *Fenced*: it leads nothing and is in sync with nothing."""
+    """One broker as registered. *Fenced*: it leads nothing and is in sync with nothing.
+
+    ``is_refusing``: a disk of it takes no appends, as it has told last. That is never recorded, and
+    only says whom to prefer: whoever asks ``elections`` fills it in.
+    """
 
     broker_id: int
     data_dir: str
@@ -41,6 +45,7 @@ class BrokerState:
     is_fenced: bool = False
     is_draining: bool = False
     disk_epoch: int = -1
+    is_refusing: bool = False
 
     @property
     def disk(self) -> Disk:

@@ -63,7 +63,10 @@ class RegisterBrokerRequest(Request[RegisterBrokerReply], frozen=True, kw_only=T
 
 
 class OfflineReplica(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica that cannot use its log; ``topic_id`` is "" where it does not know its topic's."""
+    """A replica that cannot use its log, or not append to it.
+
+    ``topic_id`` is "" where it does not know its topic's.
+    """
 
     topic_partition: TopicPartition
     topic_id: str
@@ -81,10 +84,10 @@ class BrokerHeartbeatReply(Reply, frozen=True, kw_only=True):
 class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only=True):
     """A registered broker lives.
 
-    ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``:
-    what the others have answered. ``unanswered_ms``: how long ago it last heard the controller; one
-    that is heard and hears nobody can lead nothing. ``is_kept``: its epoch is written in its data
-    directory. Source: KIP-631, KIP-858.
+    ``silent_actors``: those that have not answered it for a session's time. ``offline_replicas``
+    and ``refusing_replicas``: what the others have answered. ``unanswered_ms``: how long ago it
+    last heard the controller; one that is heard and hears nobody can lead nothing. ``is_kept``: its
+    epoch is written in its data directory. Source: KIP-631, KIP-858.
     """
 
     method = "broker_heartbeat"
@@ -96,12 +99,18 @@ class BrokerHeartbeatRequest(Request[BrokerHeartbeatReply], frozen=True, kw_only
     offline_replicas: tuple[OfflineReplica, ...] = ()
     unanswered_ms: int = 0
     is_kept: bool = False
+    refusing_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class PingReply(Reply, frozen=True, kw_only=True):
-    """The actor's loop turns, and these of its replicas are offline."""
+    """The actor's loop turns, and these of its replicas are offline.
+
+    ``refusing_replicas`` are not, but their disk refuses what they are to append: to a leader for
+    so long that another should lead.
+    """
 
     offline_replicas: tuple[OfflineReplica, ...] = ()
+    refusing_replicas: tuple[OfflineReplica, ...] = ()
 
 
 class PingRequest(Request[PingReply], frozen=True, kw_only=True):

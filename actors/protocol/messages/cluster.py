@@ -70,6 +70,7 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     ``is_live``: its node was alive when the controller last looked, and it is not fenced.
     ``is_fenced``: it was not heard for a session, and leads nothing. ``is_draining``: it is being
     emptied, and is given nothing new.
+    ``is_refusing``: its disk refuses appends, as it has told in its last heartbeat.
     ``problem``: why it may not take part, "" if it does; one that never did has no ``data_dir``.
     """
 
@@ -80,6 +81,7 @@ class BrokerMetadata(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     problem: str = ""
     is_fenced: bool = False
+    is_refusing: bool = False
 
 
 class VoterMetadata(msgspec.Struct, frozen=True, kw_only=True):

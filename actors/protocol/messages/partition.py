@@ -219,6 +219,8 @@ class DescribeReplicaReply(Reply, frozen=True, kw_only=True):
     damaged_place_count: int = 0
     cut_offset: int = NO_OFFSET
     cut_bytes: int = 0
+    refusal: str = ""
+    refused_ms: int = 0
 
     @property
     def takes_writes(self) -> bool:

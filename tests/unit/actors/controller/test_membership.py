@@ -57,6 +57,7 @@ class Members:
         self.silent = {held(2), held(2, HOSTED)}
         """Actors that do not answer the controller; those of broker 2 unless a test says more."""
         self.offline: tuple[OfflineReplica, ...] = ()
+        self.refusing: tuple[OfflineReplica, ...] = ()
         self.pinged: set[str] = set()
         self.membership = Membership(
             machine=self.world.machine,
@@ -85,7 +86,7 @@ class Members:
         self.pinged.add(actor)
         if actor in self.silent:
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        return PingReply(offline_replicas=self.offline)
+        return PingReply(offline_replicas=self.offline, refusing_replicas=self.refusing)
 
     async def beat(
         self,
@@ -93,6 +94,7 @@ class Members:
         *silent: str,
         broker_epoch: int | None = None,
         offline: tuple[OfflineReplica, ...] = (),
+        refusing: tuple[OfflineReplica, ...] = (),
     ) -> tuple[ErrorCode, tuple[str, ...]]:
         states = self.world.machine.broker_states
         request = BrokerHeartbeatRequest(
@@ -100,6 +102,7 @@ class Members:
             broker_epoch=states[broker_id].broker_epoch if broker_epoch is None else broker_epoch,
             silent_actors=silent,
             offline_replicas=offline,
+            refusing_replicas=refusing,
         )
         reply = await self.membership.heartbeat(request)
         return reply.error, reply.actors
@@ -400,6 +403,47 @@ def test_others_lead_what_offline_replicas_of_the_controllers_node_led():
         assert members.leaders == [1, 2]
 
     play(scenario)
+
+
+def test_others_lead_what_replicas_led_whose_disk_refuses_as_long_as_it_is_said():
+    async def scenario(members: Members) -> None:
+        machine = members.world.machine
+        for number in (0, 1):
+            members.world.lead(2, (1, 2), number)
+        await members.beat(2, refusing=(offline(ALONE),))
+        assert members.leaders == [1, 2]
+        assert machine.broker_states[2].is_refusing
+        (told,) = (one for one in members.membership.brokers.described() if one.broker_id == 2)
+        assert told.is_refusing
+        # Nor does it lead anything more, while another can.
+        members.world.lead(1, (1, 2), 0)
+        await members.beat(2, refusing=(offline(ALONE),))
+        assert members.leaders == [1, 2]
+        await members.beat(2)
+        assert not machine.broker_states[2].is_refusing
+
+    play(scenario, is_watching=False)
+
+
+def test_others_lead_what_replicas_of_the_controllers_node_led_whose_disk_refuses():
+    async def scenario(members: Members) -> None:
+        members.refusing = (offline(HOSTED),)
+        await members.beat_for(2, 2, 3)
+        assert members.leaders == [1, 2]
+        assert members.world.machine.broker_states[1].is_refusing
+
+    play(scenario)
+
+
+def test_what_is_said_of_a_disk_may_be_of_the_process_before():
+    async def scenario(members: Members) -> None:
+        members.world.lead(2, (1, 2), 0)
+        members.membership.note_start(start_of(2))
+        await members.beat(2, refusing=(offline(ALONE),))
+        assert members.leaders == [2, 1]
+        assert not members.world.machine.broker_states[2].is_refusing
+
+    play(scenario, is_watching=False)
 
 
 def test_an_actor_that_answers_in_time_keeps_what_it_leads():

@@ -32,7 +32,8 @@ class Actors:
         if actor in self.lost:
             await asyncio.sleep(timeout_ms / 1000)
             return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-        return PingReply(offline_replicas=self.offline.get(actor, ()))
+        offline = self.offline.get(actor, ())
+        return PingReply(offline_replicas=offline, refusing_replicas=offline[:1])
 
     async def look_for(self, time_ms: int, *names: str) -> tuple[str, ...]:
         """Look again and again until so much time has passed; who is silent at the end."""
@@ -85,11 +86,11 @@ def test_who_is_watched_no_more_is_forgotten():
 def test_what_is_offline_is_told_as_often_as_an_actor_answers_so():
     async def scenario(actors: Actors) -> None:
         actors.offline = {"b": (OFFLINE,)}
-        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,))
+        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,), (OFFLINE,))
         actors.lost = {"b"}
         assert await actors.watch.look(("a", "b")) == Sight()
         actors.lost.clear()
-        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,))
+        assert await actors.watch.look(("a", "b")) == Sight((), (OFFLINE,), (OFFLINE,))
         actors.offline.clear()
         assert await actors.watch.look(("a", "b")) == Sight()
 

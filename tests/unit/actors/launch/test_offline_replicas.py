@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from server_world import FLIGHTS, World, stop
 from oncelog.actors.config import ClusterConfig, HostConfig
 from oncelog.actors.launch.assembly import PartitionServer
 from oncelog.actors.launch.host import Host
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.protocol.messages.brokers import OfflineReplica, PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     BecomeLeaderReply,
@@ -22,6 +24,7 @@ from oncelog.actors.protocol.messages.cluster import (
     HostedReplicasReply,
     HostedReplicasRequest,
 )
+from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -138,5 +141,36 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         assert (found.topic_partition, found.topic_id) == (other.replica.topic_partition, TOPIC_ID)
         for server in (one, other, alone):
             await server.end()
+
+    run(body)
+
+
+REFUSED = OSError(errno.ENOSPC, "the disk is full")
+
+
+@pytest.mark.parametrize("is_leading", [True, False])
+def test_a_leader_whose_disk_refuses_tells_so_after_a_while_and_a_follower_at_once(
+    tmp_path: Path, is_leading: bool
+) -> None:
+    async def body() -> None:
+        world = FollowedWorld()
+        world.leader = 1 if is_leading else 2
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await until(lambda: server.is_serving() or server.replica.is_following)
+        limit_ms = server.config.cluster.disk_refusal_time_max_ms
+        refusal = server.replica.refusal
+        for lasts_ms, is_told in ((0, not is_leading), (limit_ms, True)):
+            refusal.reason = ""
+            refusal.met(REFUSED, ends_at=1, now_ms=loop_ms() - lasts_ms)
+            reply = await server.ping(PingRequest())
+            assert reply.refusing_replicas == (OFFLINE if is_told else ())
+            assert reply.offline_replicas == ()
+        described = await server.describe_replica(DescribeReplicaRequest())
+        assert (described.refusal, described.refused_ms >= limit_ms) == (str(REFUSED), True)
+        server.replica._go_offline("the disk has failed")
+        assert (await server.ping(PingRequest())).refusing_replicas == ()
+        refusal.synced(1)
+        assert (await server.describe_replica(DescribeReplicaRequest())).refusal == ""
+        await stop(server)
 
     run(body)

@@ -11,14 +11,19 @@ from typing import Any
 
 import pytest
 from crash_disk import CrashDisk, DataLoss, NameLoss
+from msgspec import structs
 
+from oncelog.actors.process.loop_time import loop_ms
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import (
     DeleteRecordsRequest,
     ListOffsetsRequest,
     TxnMarker,
     WriteTxnMarkersRequest,
 )
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
 from oncelog.actors.replica import group_sync as group_sync_module
+from oncelog.actors.replica import log as log_module
 from oncelog.actors.replica import replica as replica_module
 from oncelog.actors.replica.scrub import LogScrub
 from oncelog.storage.errors import ErrorCode
@@ -105,6 +110,99 @@ def test_full_disk_refuses_produce_while_fetch_goes_on_and_resumes_with_room(pla
         assert await faulty.offsets() == [0, 1]
 
     play(scenario)
+
+
+def test_a_refusal_of_the_disk_lasts_until_something_appended_since_is_synced(play, monkeypatch):
+    """Or until nobody has met it for so long that it says nothing any more."""
+    now_ms = [10_000]
+    for module in (log_module, group_sync_module):
+        monkeypatch.setattr(module, "loop_ms", lambda: now_ms[0])
+
+    async def scenario(faulty: FaultyHarness) -> None:
+        refusal = faulty.replica.refusal
+        assert await faulty.produce() is ErrorCode.NONE
+        assert refusal.lasts_ms(now_ms[0]) is None
+        faulty.fill()
+        for _ in range(3):
+            assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+            now_ms[0] += 2_000
+        assert (refusal.lasts_ms(now_ms[0]), "disk is full" in refusal.reason) == (6_000, True)
+        assert await faulty.replica.sync_all() is not ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert refusal.lasts_ms(now_ms[0]) == 6_000, "nothing new was synced"
+        faulty.empty()
+        assert await faulty.produce() is ErrorCode.NONE
+        assert refusal.lasts_ms(now_ms[0]) is None
+        faulty.fill()
+        assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+        now_ms[0] += group_sync_module.REFUSAL_MEMORY_MS
+        assert refusal.lasts_ms(now_ms[0]) == group_sync_module.REFUSAL_MEMORY_MS
+        now_ms[0] += 1
+        assert refusal.lasts_ms(now_ms[0]) is None
+        assert await faulty.produce() is ErrorCode.KAFKA_STORAGE_ERROR
+        assert refusal.lasts_ms(now_ms[0]) == 0
+
+    play(scenario)
+
+
+def test_a_follower_is_refused_until_what_its_leader_pushes_is_synced(harness):
+    """A push without batches says nothing of the disk."""
+
+    async def body() -> None:
+        faulty = FaultyHarness(harness)
+        alone = harness.epoch_source
+
+        async def epoch_source(last_epoch: int) -> BecomeLeaderReply:
+            led = {"leader": 2, "leader_epoch": 0, "replicas": (1, 2), "hosts": (0, 0)}
+            return structs.replace(await alone(last_epoch), **led)
+
+        harness.epoch_source = epoch_source
+        starting = asyncio.ensure_future(faulty.start())
+        replica = await following(harness)
+        with_batch = push(harness, harness.batch(b"v"))
+        refusal = replica.refusal
+        faulty.fill()
+        refused = await replica.replicate(with_batch)
+        assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
+        assert refusal.lasts_ms(loop_ms()) is not None
+        assert (await replica.replicate(push(harness, b""))).error is ErrorCode.NONE
+        assert refusal.lasts_ms(loop_ms()) is not None
+        faulty.empty()
+        taken = await replica.replicate(with_batch)
+        assert (taken.error, taken.log_end_offset) == (ErrorCode.NONE, 1)
+        assert refusal.lasts_ms(loop_ms()) is None
+        await faulty.stop()
+        await starting
+
+    asyncio.run(body())
+
+
+async def following(harness: Any) -> Any:
+    began = asyncio.Event()
+    while not hasattr(harness, "leader"):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    harness.replica.on_following = began.set
+    await asyncio.wait_for(began.wait(), 5)
+    return harness.replica
+
+
+def push(harness: Any, batches: bytes) -> ReplicateRequest:
+    """Broker 2 leads in epoch 0 from the beginning."""
+    if batches:
+        stamped = bytearray(batches)
+        stamped[12:16] = (0).to_bytes(4, "big")
+        batches = bytes(stamped)
+    return ReplicateRequest(
+        topic_partition=harness.tp,
+        topic_id=harness.topic_id,
+        leader=2,
+        leader_epoch=0,
+        epoch_start_offset=0,
+        previous_end_offset=0,
+        previous_leader_epoch=-1,
+        high_watermark=0,
+        log_start_offset=0,
+        batches=batches,
+    )
 
 
 @pytest.mark.parametrize("suffix", [".snapshot", ".index", ".timeindex", ".log"])

@@ -349,6 +349,17 @@ def replica_not_following(cluster):
     return ("partition:flights-0@2 (starting)",)
 
 
+def takes_no_writes(cluster):
+    cluster.change("partition:flights-1@1", refusal="No space left", refused_ms=5_000)
+    return ("partition:flights-1@1 (No space left)",)
+
+
+def disk_refuses(cluster):
+    cluster.add_broker()
+    cluster.change("partition:flights-0@2", refusal="No space left", refused_ms=5_000)
+    return ("partition:flights-0@2 (No space left)",)
+
+
 def under_replicated(cluster):
     cluster.add_broker()
     cluster.change_partition("flights", 0, isr=(1,))
@@ -374,10 +385,12 @@ ROWS = {
     "without a leader": (without_a_leader, 3),
     "not serving": (not_serving, 3),
     "refuses acks=all": (refuses_all, 3),
+    "takes no writes": (takes_no_writes, 3),
     "voter cannot vote": (voter_cannot_vote, 3),
     "broker away": (broker_away, 1),
     "broker takes no part": (broker_takes_no_part, 1),
     "replica not following": (replica_not_following, 1),
+    "disk refuses": (disk_refuses, 1),
     "under-replicated": (under_replicated, 1),
     "voter behind": (voter_behind, 1),
     "damaged": (damaged, 1),
