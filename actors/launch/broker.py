@@ -199,10 +199,11 @@ class Broker:
         """
         filesystem, own = self.surroundings.filesystem, own_directory(self.config.data_dir)
         try:
-            await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
+            kept = await self._background.run(lambda: keep_epoch(filesystem, own, broker_epoch))
         except (OSError, CorruptDataError) as error:
             _logger.warning("%r keeps no epoch: %s", self, error)
             return False
+        self.voter.has_disk(kept)
         return True
 
     def _join(self, new_directory_id: str) -> DirectoryIdentity:

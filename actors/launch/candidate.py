@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from oncelog.actors.interfaces import Transport, broker_actor
-from oncelog.actors.protocol.cluster.quorum import Candidacy
+from oncelog.actors.protocol.cluster.quorum import NO_DISKS, Candidacy
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import VoteRequest
 
 
 async def ask_voters(
-    transport: Transport, request: VoteRequest, voters: Collection[int], *, timeout_ms: int
+    transport: Transport,
+    request: VoteRequest,
+    voters: Collection[int],
+    *,
+    timeout_ms: int,
+    disks: Mapping[int, Disk] = NO_DISKS,
 ) -> Candidacy:
     """What the voters answer; as soon as the outcome is clear, or all have answered.
+
+    ``disks`` are those of the voters, by the candidate's log.
 
     It is as soon as a majority is for the candidate, or a voter has a newer log: that one can stand
     at once, while those that are away would cost the whole time of a call.
     """
-    candidacy = Candidacy(voters, request.candidate, request.leader_epoch)
+    candidacy = Candidacy(voters, request.candidate, request.leader_epoch, disks)
 
     async def ask(voter: int) -> None:
         reply = await transport.call(broker_actor(voter), request, timeout_ms=timeout_ms)

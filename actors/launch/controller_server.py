@@ -135,6 +135,8 @@ class ControllerServer(Controller, ReplicaServer):
         """
         log, own = self.metadata_log, self.config.broker_id
         log.voters = voters = log.voters_in_log() or (own,)
+        if len(voters) > 1:
+            log.disks = log.disks_in_log()
         state = log.load_state()
         epoch = max(last_epoch, state.epoch, self._told_epoch) + 1
         if not may_stand(state, voters, own):
@@ -162,9 +164,15 @@ class ControllerServer(Controller, ReplicaServer):
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=is_trial,
+            disk=log.own_disk(),
         )
-        timeout_ms = self.config.cluster.internal_call_timeout_ms
-        candidacy = await ask_voters(self.transport, request, log.voters, timeout_ms=timeout_ms)
+        candidacy = await ask_voters(
+            self.transport,
+            request,
+            log.voters,
+            timeout_ms=self.config.cluster.internal_call_timeout_ms,
+            disks=log.disks,
+        )
         self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)
         if candidacy.is_behind and not candidacy.is_won:
             self._resign("another voter has a newer log")

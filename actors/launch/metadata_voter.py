@@ -19,7 +19,8 @@ from oncelog.actors.launch.assembly import Surroundings
 from oncelog.actors.launch.candidate import ask_voters
 from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.own_tasks import OwnTasks
-from oncelog.actors.protocol.cluster.quorum import may_stand
+from oncelog.actors.protocol.cluster.quorum import NO_DISKS, may_stand
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import DescribeVoterReply, VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
 from oncelog.actors.replica.follower_log import NOT_NOW
@@ -126,6 +127,11 @@ class MetadataVoter:
     def _silent_ms(self) -> int:
         """For how long beyond its session no controller has served; negative within it."""
         return loop_ms() - self._heard_ms - self._config.cluster.controller_session_timeout_ms
+
+    def has_disk(self, disk: Disk) -> None:
+        """This is written in the broker's directory now."""
+        if self._copy is not None:
+            self._copy.disk = disk
 
     def described(self) -> DescribeVoterReply:
         """What the copy knows, if there is one that can be read."""
@@ -242,12 +248,14 @@ class MetadataVoter:
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=True,
+            disk=copy.disk,
         )
         candidacy = await ask_voters(
             self._surroundings.transport,
             request,
             voters,
             timeout_ms=cluster.internal_call_timeout_ms,
+            disks=copy.disks() or NO_DISKS,
         )
         if not candidacy.is_won:
             self._told_epoch = max(self._told_epoch, candidacy.newest_epoch)

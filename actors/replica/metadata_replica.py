@@ -18,15 +18,18 @@ from oncelog.actors.config import ReplicaConfig, own_directory
 from oncelog.actors.interfaces import Background, Clock
 from oncelog.actors.process.background import settle
 from oncelog.actors.process.loop_time import loop_ms
-from oncelog.actors.protocol.cluster.log import VotersChanged, decode_cluster_record
+from oncelog.actors.protocol.cluster.log import ClusterRecord, VotersChanged, decode_cluster_record
 from oncelog.actors.protocol.cluster.quorum import (
+    Disks,
     LogPosition,
     VoterState,
     decide_vote,
+    disks_of,
     voters_of,
     with_epoch,
 )
 from oncelog.actors.protocol.effects import LogRecord
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -87,6 +90,20 @@ class MetadataLog(Replica):
             if record.value is not None
         )
 
+    def disks_in_log(self) -> Disks:
+        """The disks of brokers that the log names, committed or not."""
+        return disks_of(
+            decode_cluster_record(record.value)
+            for batch in self.replay()
+            for record in batch.records
+            if record.value is not None
+        )
+
+    def own_disk(self) -> Disk:
+        """What is told to others of the disk that the log is on. OSError, CorruptDataError."""
+        identity = self.directory.identity()
+        return NO_DISK if identity is None else identity.disk
+
     def load_state(self) -> VoterState:
         """What the voter file says, or what holds without one. OSError, CorruptDataError."""
         found = read_voter_state(self._filesystem, self._data_dir)
@@ -118,6 +135,8 @@ class MetadataReplica(MetadataLog):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.voters: tuple[int, ...] = ()
+        self.disks: Disks = {}
+        """By broker, as the log has them: only what these say counts."""
         self._learners: tuple[int, ...] = ()
         self._confirmations: dict[int, asyncio.Future[bool]] = {}
         """By number, of those that have not come."""
@@ -140,6 +159,7 @@ class MetadataReplica(MetadataLog):
                 broker_id=self.broker_id,
                 synced_end_offset=self._synced_offset,
                 now_ms=loop_ms(),
+                disks=self.disks,
             ),
             request_of=self._request_of,
             send=self.send_push,
@@ -160,10 +180,18 @@ class MetadataReplica(MetadataLog):
         if outcome.error is ErrorCode.NONE:
             for record in records:
                 changed = decode_cluster_record(record.value or b"")
+                self._note_disks(changed)
                 if isinstance(changed, VotersChanged):
                     self.voters = changed.voters
                     self._recount()
         return outcome
+
+    def _note_disks(self, record: ClusterRecord) -> None:
+        before = dict(self.disks)
+        self.disks.update(disks_of([record], before))
+        for broker_id, disk in before.items():
+            if self.quorum is not None and not self.disks[broker_id].may_be(disk):
+                self.quorum.has_other_disk(broker_id)
 
     @property
     def is_settled(self) -> bool:
@@ -247,6 +275,10 @@ class MetadataCopy(MetadataLog):
             log_source=self._expected,
         )
         self.state = VoterState()
+        self.disk = NO_DISK
+        """What it tells of its disk; its broker keeps it up to date."""
+        self._disks: tuple[LogPosition, Disks] | None = None
+        """Those that its log names, and where that ended then: one that ends there is the same."""
         self._turn = asyncio.Lock()
 
     async def _expected(self) -> ExpectedLog:
@@ -262,6 +294,7 @@ class MetadataCopy(MetadataLog):
                 # Without a file the log is the founder's, or there is none.
                 found = VoterState(is_copied=self.log.log_end_offset == 0)
                 await self.write_state(found)
+            self.disk = self.own_disk()
         except (OSError, CorruptDataError) as error:
             self.refuse(f"cannot tell what {self._data_dir} voted: {error}")
             return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
@@ -284,16 +317,36 @@ class MetadataCopy(MetadataLog):
             self._note_refusal("read", error)
         return ()
 
+    def disks(self) -> Disks | None:
+        """``disks_in_log``; ``None`` if the disk refuses now, or the copy goes offline for it."""
+        position = self.position()
+        if self._disks is None or self._disks[0] != position:
+            try:
+                self._disks = (position, self.disks_in_log())
+            except CorruptDataError as error:
+                self._go_offline(f"cannot tell the disks in {self.directory.path}: {error}")
+                return None
+            except OSError as error:
+                self._note_refusal("read", error)
+                return None
+        return self._disks[1]
+
     async def vote(self, request: VoteRequest) -> VoteReply:
         """Vote for a candidate, or not."""
         async with self._turn:
             if not self.is_following or self._is_cutting:
                 return request.failed(NOT_NOW)
             cluster_id = self.config.cluster_id
-            vote = decide_vote(self.state, self.position(), request, cluster_id=cluster_id)
+            disks = self.disks()
+            if disks is None:
+                return request.failed(ErrorCode.KAFKA_STORAGE_ERROR)
+            disk = disks.get(request.candidate, NO_DISK)
+            vote = decide_vote(
+                self.state, self.position(), request, cluster_id=cluster_id, disk=disk
+            )
             if not await self._is_remembered(vote.state):
                 return request.failed(ErrorCode.KAFKA_STORAGE_ERROR)
-            return vote.reply
+            return structs.replace(vote.reply, disk=self.disk)
 
     async def replicate(self, request: ReplicateRequest) -> ReplicateReply:
         """See ``FollowerLog``; an epoch that is new is written down first."""
@@ -302,7 +355,7 @@ class MetadataCopy(MetadataLog):
                 return ReplicateReply(error=NOT_NOW)
             if not await self._is_remembered(with_epoch(self.state, request.leader_epoch)):
                 return ReplicateReply(error=ErrorCode.KAFKA_STORAGE_ERROR)
-            return await super().replicate(request)
+            return structs.replace(await super().replicate(request), disk=self.disk)
 
     async def _is_remembered(self, state: VoterState) -> bool:
         """Write down what is new; false if the disk refuses, and then nothing is promised."""

@@ -4,12 +4,17 @@ Rules. An epoch has at most one controller: one that a majority of voters has vo
 one candidate per epoch, durably before it answers. None is elected whose log is older than that of
 a voter who votes for it, so it has all that a majority ever synced. A voter that knows an epoch
 obeys no older one. The voters are a record of the log itself, in force from where it is appended,
-and change by one at a time: any majority before and any after have a voter in common.
+and change by one at a time: any majority before and any after have a voter in common. A voter is a
+disk, the one that its broker has registered in the log: another one under its number, or an older
+copy of it, has forgotten votes and acknowledgements, so it is not voted for, and nothing that it
+votes or acknowledges counts, until it has been taken off the voters and added again.
 
 ==========================================  =====================================================
 vote for, or push of                        answer of a voter
 ==========================================  =====================================================
 another cluster                             INVALID_REQUEST
+vote, another disk than the candidate has   refused, as ``is_behind``
+by the voter's log, or an older copy of it
 vote, an older epoch than it knows          FENCED_LEADER_EPOCH, and which it knows
 vote, a log older than its own              refused, as ``is_behind``; it knows the epoch now
 vote, its epoch, in which it has voted for  refused
@@ -30,17 +35,20 @@ Source: Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorit
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import structs
 
 from oncelog.actors.protocol.cluster.log import (
+    BrokerChanged,
     BrokerRegistered,
     ClusterRecord,
     VotersChanged,
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_LEADER_EPOCH
@@ -49,6 +57,11 @@ VOTERS_MAX: Final = 3
 """One of three may be down. Two would need each other, so there are two only in passing."""
 
 NOBODY: Final = -1
+
+Disks: TypeAlias = dict[int, Disk]
+"""By broker, as a log names them."""
+
+NO_DISKS: Final[Mapping[int, Disk]] = MappingProxyType({})
 
 
 class VoterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +98,19 @@ def majority_of(voter_count: int) -> int:
 
 
 def decide_vote(
-    state: VoterState, log: LogPosition, request: VoteRequest, *, cluster_id: str
+    state: VoterState,
+    log: LogPosition,
+    request: VoteRequest,
+    *,
+    cluster_id: str,
+    disk: Disk = NO_DISK,
 ) -> Vote:
-    """Whether to vote for a candidate; ``log`` is the voter's own."""
+    """Whether to vote for a candidate; ``log`` is the voter's own, by which it has ``disk``."""
     if request.cluster_id != cluster_id:
         detail = f"this is a voter of cluster {cluster_id}, not of {request.cluster_id}"
         return Vote(state, request.failed(ErrorCode.INVALID_REQUEST, detail))
+    if not request.disk.may_be(disk):
+        return Vote(state, _answer(state, is_behind=True))
     if request.leader_epoch < state.epoch:
         return Vote(state, _answer(state, error=ErrorCode.FENCED_LEADER_EPOCH))
     known = with_epoch(state, request.leader_epoch)
@@ -143,19 +163,43 @@ def voters_of(records: Iterable[ClusterRecord]) -> tuple[int, ...]:
     return voters
 
 
+def disks_of(records: Iterable[ClusterRecord], disks: Mapping[int, Disk] = NO_DISKS) -> Disks:
+    """The disks that a log names last, by broker; ``disks`` are those before these records."""
+    found = dict(disks)
+    for record in records:
+        if isinstance(record, BrokerRegistered):
+            directory_id, epoch = record.directory_id, record.disk_epoch
+            found[record.broker_id] = Disk(directory_id=directory_id, broker_epoch=epoch)
+        elif isinstance(record, BrokerChanged):
+            known = found.get(record.broker_id, NO_DISK)
+            epoch = max(known.broker_epoch, record.disk_epoch)
+            found[record.broker_id] = structs.replace(known, broker_epoch=epoch)
+    return found
+
+
 # --- candidates ------------------------------------------------------------------------------
 
 
 class Candidacy:
-    """One candidate in one epoch, which has voted for itself, durably, before it asks others."""
+    """One candidate in one epoch, which has voted for itself, durably, before it asks others.
 
-    def __init__(self, voters: Collection[int], broker_id: int, epoch: int) -> None:
+    ``disks`` are those of the voters by its log.
+    """
+
+    def __init__(
+        self,
+        voters: Collection[int],
+        broker_id: int,
+        epoch: int,
+        disks: Mapping[int, Disk] = NO_DISKS,
+    ) -> None:
         self.epoch = epoch
         self.newest_epoch = NO_LEADER_EPOCH
         """The newest that a voter told: the next candidacy must be beyond it."""
         self.is_behind = False
         """A voter has a newer log, so another should stand."""
         self._voters = frozenset(voters)
+        self._disks = disks
         self._granted = {broker_id} & self._voters
 
     @property
@@ -166,6 +210,8 @@ class Candidacy:
     def answered(self, broker_id: int, reply: VoteReply) -> None:
         """A voter has answered, or its call failed with a code; each may answer repeatedly."""
         self.newest_epoch = max(self.newest_epoch, reply.leader_epoch)
+        if not reply.disk.may_be(self._disks.get(broker_id, NO_DISK)):
+            return
         self.is_behind |= reply.is_behind
         if reply.error is ErrorCode.NONE and reply.is_granted and broker_id in self._voters:
             self._granted.add(broker_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
@@ -24,6 +26,10 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
             return True
         is_same = self.directory_id == known.directory_id
         return is_same and self.broker_epoch >= known.broker_epoch
+
+
+NO_DISK: Final = Disk()
+"""What an earlier build tells of its disk."""
 
 
 class RegisterBrokerReply(Reply, frozen=True, kw_only=True):

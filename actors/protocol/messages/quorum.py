@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET
 
 
@@ -10,12 +11,15 @@ class VoteReply(Reply, frozen=True, kw_only=True):
     """``is_granted``: the voter follows the candidate in that epoch, durably, and nobody before it.
 
     ``leader_epoch`` is the newest that the voter knows. ``is_behind``: not granted because the
-    voter's log is newer than the candidate's, which cannot win against it in any epoch.
+    voter's log is newer than the candidate's, which cannot win against it in any epoch; or it
+    knows a newer disk of the candidate.
     """
 
     is_granted: bool = False
     leader_epoch: int = NO_LEADER_EPOCH
     is_behind: bool = False
+    disk: Disk = NO_DISK
+    """The voter's."""
 
 
 class VoteRequest(Request[VoteReply], frozen=True, kw_only=True):
@@ -35,6 +39,8 @@ class VoteRequest(Request[VoteReply], frozen=True, kw_only=True):
     log_end_offset: int
     log_epoch: int
     is_trial: bool = False
+    disk: Disk = NO_DISK
+    """The candidate's."""
 
 
 class DescribeVoterReply(Reply, frozen=True, kw_only=True):

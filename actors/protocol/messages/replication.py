@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_OFFSET, TopicPartition
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ class ReplicateReply(Reply, frozen=True, kw_only=True):
     follower's log leaves ``diverging_epoch`` at that offset (KIP-101, KIP-279), and the leader
     looks further back. ``diverging_epoch`` -1: the follower knows no epochs, has cut its log to
     its high watermark, and ends there. With ``FENCED_LEADER_EPOCH`` ``leader_epoch`` is the newer
-    one.
+    one. ``disk`` is the follower's.
     """
 
     log_end_offset: int = NO_OFFSET
     diverging_epoch: int = NO_LEADER_EPOCH
     diverging_end_offset: int = NO_OFFSET
     leader_epoch: int = NO_LEADER_EPOCH
+    disk: Disk = NO_DISK
 
 
 class ReplicateRequest(Request[ReplicateReply], frozen=True, kw_only=True):

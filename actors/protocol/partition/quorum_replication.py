@@ -4,7 +4,8 @@ As ``replication``, but for what is committed: what a majority of the *voters* h
 leader included, once that covers a batch of its own epoch (raft §5.4.2: a majority may have an
 older epoch's batch, and one who lacks it still be elected). A lone voter needs nobody. Nothing is
 proposed to anybody: who votes is for the controller to log, and is told by ``set_voters``.
-*Learners* get copies and do not count.
+*Learners* get copies and do not count. Nor does what another disk answers than the one that is
+known of the broker, or an older copy of it: a disk that comes back has forgotten what it voted.
 
 A *confirmation* says that this leader still was the newest after the moment in which it was asked
 for: a majority has acknowledged a push that was sent since. So whoever reads the state and then
@@ -13,9 +14,10 @@ has it confirmed has read what was current, by no clock (raft §6.4, ReadIndex).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.bounds import PartitionBounds
 from oncelog.actors.protocol.partition.follower_progress import Push
@@ -34,7 +36,7 @@ _NEVER: Final = 0
 class QuorumReplication(LeaderReplication):
     """A leader of voters in one epoch."""
 
-    __slots__ = ("_asked", "_confirmed", "_sent")
+    __slots__ = ("_asked", "_confirmed", "_disks", "_sent")
 
     def __init__(
         self,
@@ -46,8 +48,10 @@ class QuorumReplication(LeaderReplication):
         synced_end_offset: int,
         now_ms: int,
         settings: ReplicationSettings | None = None,
+        disks: Mapping[int, Disk] | None = None,
     ) -> None:
         self._asked = _NEVER
+        self._disks = {} if disks is None else disks
         self._sent: dict[int, tuple[int, int]] = {}
         """By voter: the push in flight, and the newest confirmation asked for when it was sent."""
         self._confirmed: dict[int, int] = {}
@@ -106,6 +110,12 @@ class QuorumReplication(LeaderReplication):
             if broker_id in self.voters
         }
 
+    def has_other_disk(self, broker_id: int) -> None:
+        """A broker has registered with another disk: what it had said counts no more."""
+        progress = self._followers.get(broker_id)
+        if progress is not None:
+            progress.begin_anew()
+
     # --- confirmations -----------------------------------------------------------------------
 
     def ask_to_confirm(self) -> int:
@@ -144,6 +154,9 @@ class QuorumReplication(LeaderReplication):
 
     def answered(self, push: Push, reply: ReplicateReply, now_ms: int) -> bool:
         """See ``LeaderReplication``."""
+        is_known = reply.disk.may_be(self._disks.get(push.broker_id, NO_DISK))
+        if reply.error is ErrorCode.NONE and not is_known:
+            reply = ReplicateReply(error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         number, asked = self._sent.get(push.broker_id, (0, _NEVER))
         if number == push.number and reply.error is ErrorCode.NONE:
             self._confirmed[push.broker_id] = max(self._confirmed_by(push.broker_id), asked)

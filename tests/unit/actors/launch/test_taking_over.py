@@ -354,6 +354,82 @@ def test_a_voter_with_a_new_disk_has_no_vote_until_it_has_a_copy(tmp_path: Path)
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("candidate", [2, 3])
+def test_a_voter_with_an_older_copy_of_its_disk_elects_nobody(
+    tmp_path: Path, candidate: int
+) -> None:
+    """1. Three voters, and a copy is made of the third's disk. 2. The third starts again. 3. The
+    second is down while a topic is made. 4. The third comes back with the copy, and the first dies:
+    neither other one is elected, as the topic would be gone. 5. The first is back, and serves.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        one, two, three = (world.nodes[number] for number in (1, 2, 3))
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(5)
+        copy = tmp_path / "copy"
+        shutil.copytree(three.data_dir, copy)
+        three.kill()
+        three.is_up = True
+        await asyncio.sleep(5)
+        await world.until_voters(1, 2, 3)
+        two.kill()
+        assert await world.create("a") is ErrorCode.NONE
+        for node in world.nodes.values():
+            node.kill()
+        shutil.rmtree(three.data_dir)
+        shutil.copytree(copy, three.data_dir)
+        two.is_up = three.is_up = True
+        two.start_broker()
+        three.start_broker()
+        world.nodes[candidate].start_controller()
+        await asyncio.sleep(60)
+        assert (await world.metadata()).error is not ErrorCode.NONE
+        one.is_up = True
+        one.start_broker()
+        await world.until_serving()
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
+def test_a_voter_with_an_older_copy_of_its_disk_votes_again_once_it_has_a_copy_of_the_log(
+    tmp_path: Path,
+) -> None:
+    """1. Three voters, and a copy is made of the third's disk. 2. The third starts again. 3. It
+    comes back with the copy. 4. Its vote is taken: what it acknowledges does not count. 5. It gets
+    what it lacks, and votes again.
+    """
+
+    async def scenario(world: VotingWorld) -> None:
+        three = world.nodes[3]
+        await world.until_voters(1, 2, 3)
+        await asyncio.sleep(5)
+        copy = tmp_path / "copy"
+        shutil.copytree(three.data_dir, copy)
+        three.kill()
+        three.is_up = True
+        await asyncio.sleep(5)
+        assert await world.create("a") is ErrorCode.NONE
+        three.kill()
+        shutil.rmtree(three.data_dir)
+        shutil.copytree(copy, three.data_dir)
+        three.is_up = True
+        controller = world.nodes[await world.until_serving()].controller
+        assert controller is not None
+        voters = set()
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            voters.add(controller.machine.voters)
+        assert (1, 2) in voters
+        await world.until_voters(1, 2, 3)
+        world.nodes[1].kill()
+        assert await world.until_serving() in (2, 3)
+        assert "a" in {topic.name for topic in (await world.metadata()).topics}
+
+    play(tmp_path, scenario)
+
+
 def test_a_cluster_that_was_down_as_a_whole_begins_again_on_any_voter(tmp_path: Path) -> None:
     async def scenario(world: VotingWorld) -> None:
         await world.until_voters(1, 2, 3)

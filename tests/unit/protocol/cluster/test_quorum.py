@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from oncelog.actors.protocol.cluster.log import BrokerChanged, BrokerRegistered
 from oncelog.actors.protocol.cluster.quorum import (
     NOBODY,
     Candidacy,
     LogPosition,
     VoterState,
     decide_vote,
+    disks_of,
     learners,
     majority_of,
     may_leave,
@@ -19,6 +22,7 @@ from oncelog.actors.protocol.cluster.quorum import (
     with_epoch,
 )
 from oncelog.actors.protocol.cluster.state import BrokerState
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.storage.errors import ErrorCode
 
@@ -125,6 +129,51 @@ def test_a_vote(
 def test_another_cluster_gets_no_vote() -> None:
     vote = decide_vote(KNOWN, LOG, asked(9), cluster_id="d" * 32)
     assert (vote.state, vote.reply.error) == (KNOWN, ErrorCode.INVALID_REQUEST)
+
+
+OURS = Disk(directory_id="a", broker_epoch=7)
+OLDER = Disk(directory_id="a", broker_epoch=6)
+
+
+@pytest.mark.parametrize(
+    ("disk", "is_granted"),
+    [(OURS, True), (OLDER, False), (Disk(directory_id="b"), False), (Disk(), True)],
+)
+def test_a_candidate_with_another_disk_or_an_older_copy_gets_no_vote(
+    disk: Disk, is_granted: bool
+) -> None:
+    request = structs.replace(asked(9), disk=disk)
+    vote = decide_vote(KNOWN, LOG, request, cluster_id=CLUSTER, disk=OURS)
+    assert vote.reply.is_granted is is_granted
+    assert vote.reply.is_behind is not is_granted
+    assert (vote.state == KNOWN) is not is_granted
+
+
+def test_the_vote_of_another_disk_or_of_an_older_copy_does_not_count() -> None:
+    granted = VoteReply(leader_epoch=6, is_granted=True)
+    for disk in (OLDER, Disk(directory_id="b")):
+        candidacy = Candidacy((1, 2, 3), 1, 6, {2: OURS})
+        candidacy.answered(2, structs.replace(granted, disk=disk))
+        candidacy.answered(2, VoteReply(is_behind=True, disk=disk))
+        assert not candidacy.is_won
+        assert not candidacy.is_behind
+        candidacy.answered(2, structs.replace(granted, disk=OURS))
+        assert candidacy.is_won
+
+
+def test_a_log_names_the_disks_of_brokers() -> None:
+    records = [
+        BrokerRegistered(broker_id=1, data_dir="/d", directory_id="a"),
+        BrokerRegistered(broker_id=2, data_dir="/d", directory_id="b", disk_epoch=3),
+        BrokerChanged(
+            broker_id=1, broker_epoch=7, is_fenced=False, is_draining=False, disk_epoch=7
+        ),
+        BrokerChanged(broker_id=2, broker_epoch=4, is_fenced=True, is_draining=False),
+    ]
+    first = disks_of(records)
+    assert first == {1: OURS, 2: Disk(directory_id="b", broker_epoch=3)}
+    replaced = BrokerRegistered(broker_id=2, data_dir="/d", directory_id="c", broker_epoch=5)
+    assert disks_of([replaced], first) == {1: OURS, 2: Disk(directory_id="c")}
 
 
 def test_a_vote_leaves_what_the_log_was_made_of() -> None:

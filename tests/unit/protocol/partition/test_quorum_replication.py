@@ -6,6 +6,7 @@ import pytest
 from cluster_worlds import TOPIC_ID
 from replica_model import Replica, batch_at
 
+from oncelog.actors.protocol.messages.brokers import Disk
 from oncelog.actors.protocol.messages.replication import ReplicateReply
 from oncelog.actors.protocol.partition.follower_progress import BACKOFF_MIN_MS, Push
 from oncelog.actors.protocol.partition.quorum_replication import QuorumReplication
@@ -20,6 +21,7 @@ class Leading:
 
     def __init__(self, *voters: int) -> None:
         self.replica = Replica(1)
+        self.disks: dict[int, Disk] = {}
         for offset in range(6):
             self.replica.append(batch_at(offset, 4))
         self.replica.sync()
@@ -31,6 +33,7 @@ class Leading:
             broker_id=1,
             synced_end_offset=6,
             now_ms=0,
+            disks=self.disks,
         )
 
     @property
@@ -96,6 +99,24 @@ def test_followers_that_have_but_the_leader_has_not_synced_count() -> None:
     leading.exchange(b2=6, b3=6)
     leading.exchange(b2=7, b3=7)
     assert leading.watermark == 7
+
+
+def test_what_an_older_copy_of_a_disk_answers_does_not_count() -> None:
+    leading = Leading(1, 2, 3)
+    known = Disk(directory_id="a", broker_epoch=7)
+    leading.disks[2] = known
+    leading.append()
+    for disk in (Disk(directory_id="a", broker_epoch=6), Disk(directory_id="b")):
+        number = leading.leader.ask_to_confirm()
+        push = leading.pushes(now_ms=10_000)[2]
+        leading.leader.answered(push, ReplicateReply(log_end_offset=7, disk=disk), -100_000)
+        assert (leading.watermark, leading.leader.confirmed < number) == (0, True)
+    push = leading.pushes(now_ms=10_000)[2]
+    leading.leader.answered(push, ReplicateReply(log_end_offset=7, disk=known), 0)
+    assert leading.watermark == 7
+    assert leading.leader.caught_up() == {2}
+    leading.leader.has_other_disk(2)
+    assert leading.leader.caught_up() == set()
 
 
 def test_learners_get_copies_and_do_not_count() -> None:
