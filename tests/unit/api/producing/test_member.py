@@ -30,6 +30,7 @@ from oncelog.api.producing.member import (
 from oncelog.api.session.event_loop import LoopThread
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
+    ClientClosedError,
     IllegalStateError,
     InvalidTxnStateError,
     OutdatedVersionError,
@@ -260,6 +261,8 @@ def test_a_member_in_a_thread(cluster: Any) -> None:
         sync_member.send("t", b"v")
         sync_member.flush()
         assert sync_member.record_count == 1
+    with pytest.raises(ClientClosedError):
+        sync_member.send("t", b"v")
     loop_thread.close()
     assert leader.values() == [b"v"]
 

@@ -53,6 +53,17 @@ def test_a_future_waits_for_its_record(cluster: Any, make: Callable[..., Produce
     assert second.headers == (("h", None),)
 
 
+def test_at_its_end_a_producer_delivers_what_it_holds_and_takes_no_more(
+    cluster: Any, make: Callable[..., Producer]
+) -> None:
+    (leader,) = cluster.create("t")
+    with make(linger_ms=30_000) as producer:
+        future = producer.send("t", b"a")
+    assert (future.result(0).offset, leader.values()) == (0, [b"a"])
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"b")
+
+
 def test_records_of_many_threads_all_land_once(cluster: Any, make: Callable[..., Producer]) -> None:
     leaders = cluster.create("t", 3)
     with make(batch_size=500, buffer_memory=5_000) as producer:

@@ -19,6 +19,7 @@ from oncelog.storage.exceptions import (
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     TransactionAbortableError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
 )
 from oncelog.storage.model import TopicPartition
@@ -315,6 +316,59 @@ def test_a_batch_that_may_be_in_the_log_is_never_sent_under_another_epoch(
     assert len(values) == len(set(values))
     assert values[:2] == [b"first", b"second"]
     assert values[-1] == b"last"
+
+
+def test_a_batch_that_is_sent_again_waits_until_those_before_it_are_final(
+    cluster: Any, run: Any
+) -> None:
+    """1. Two batches are refused. 2. The first is sent again, and its answer takes long. 3. The
+    second is not sent again before it.
+    """
+    (leader,) = cluster.create("t")
+    refused = ErrorCode.NOT_ENOUGH_REPLICAS
+    cluster.fault(ProduceRequest, refused, refused, 5.0)
+
+    async def story() -> None:
+        async with cluster.producer(batch_size=64) as producer:
+            futures = await send_batches(producer, 2)
+            await asyncio.sleep(3)
+            assert sequences(cluster) == [0, 1, 0]
+            await asyncio.gather(*futures)
+
+    run(story())
+    assert sequences(cluster) == [0, 1, 0, 1]
+    assert numbers(leader.values()) == [0, 1]
+
+
+@pytest.mark.parametrize("transactional_id", [None, "loader"])
+def test_a_bug_of_ours_fails_what_is_held_and_what_comes_later(
+    cluster: Any, run: Any, transactional_id: str | None
+) -> None:
+    cluster.create("t")
+    reach = cluster.call
+
+    async def call(actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, ProduceRequest):
+            raise ZeroDivisionError
+        return await reach(actor, request, timeout_ms=timeout_ms)
+
+    cluster.call = call
+
+    async def story() -> None:
+        producer = cluster.producer(transactional_id)
+        if transactional_id is not None:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+        with pytest.raises(UnknownServerError, match="ZeroDivisionError"):
+            await (await producer.send("t", b"v"))
+        with pytest.raises(UnknownServerError, match="ZeroDivisionError"):
+            await producer.send("t", b"v")
+        if transactional_id is not None:
+            with pytest.raises(UnknownServerError, match="ZeroDivisionError"):
+                await producer.commit_transaction()
+        await producer.close()
+
+    run(story())
 
 
 def test_a_batch_too_large_for_its_topic_is_sent_in_parts(cluster: Any, run: Any) -> None:
