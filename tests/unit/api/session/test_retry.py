@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oncelog.actors.protocol.messages.base import Reply
+from oncelog.api.session.offsets import is_retriable
 from oncelog.api.session.retry import Backoff, BackoffPolicy, call_with_retries
 from oncelog.storage.errors import ErrorCode
 
@@ -71,3 +72,19 @@ def test_the_caller_may_say_what_is_retriable(run: Any) -> None:
         )
     )
     assert len(times) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_again"),
+    [
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, True),
+        (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, True),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False),
+        (ErrorCode.UNKNOWN_TOPIC_ID, False),
+        (ErrorCode.CORRUPT_MESSAGE, False),
+        (ErrorCode.OFFSET_OUT_OF_RANGE, False),
+        (ErrorCode.ILLEGAL_GENERATION, False),
+    ],
+)
+def test_what_lasts_is_told_to_a_reader_at_once(error: ErrorCode, *, is_again: bool) -> None:
+    assert is_retriable(error) is is_again
