@@ -39,6 +39,7 @@ from oncelog.actors.protocol.transaction.state import AT_REST, TransactionMetada
 from oncelog.actors.replica import partition_leader
 from oncelog.actors.replica.group_sync import GroupSync
 from oncelog.actors.replica.opening import ReplicaDirectory
+from oncelog.actors.replica.replica import Replica
 from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.actors.transactions.marker_sender import MarkerSender
 from oncelog.api.producing.delivery_deadline import DeliveryDeadline
@@ -377,6 +378,7 @@ def _empty_logs() -> Iterator[None]:
     with (
         mock.patch.object(ReplicaDirectory, "check_owner"),
         mock.patch.object(ReplicaDirectory, "check_log"),
+        mock.patch.object(Replica, "_confirm"),
     ):
         yield
 
