@@ -8,76 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from actor_surroundings import InlineBackground, ManualClock
-from copied_logs import DATA_DIR, TP, LeaderLog
 from crash_disk import CrashDisk
+from followers import CUT_AT, TOPIC_ID, Follower, batches_of_two_leaders
 from msgspec import structs
 
-from oncelog.actors.config import ReplicaConfig
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
-from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
-from oncelog.actors.replica.replica import Replica
 from oncelog.storage.errors import ErrorCode
 
-TOPIC_ID = "a" * 32
-RECORDS = [(("data", -1), 1, 0, 0)] * 24
-CUT_AT = 23
-Scenario = Callable[["Follower"], Coroutine[Any, Any, None]]
-
-
-class Follower:
-    """Broker 2's replica, which follows broker 1, and what it asked for."""
-
-    def __init__(self, disk: CrashDisk) -> None:
-        self.disk = disk
-        self.restarts: list[str] = []
-        self.replica = Replica(
-            config=ReplicaConfig(
-                topic=TP.topic, partition=TP.partition, broker_id=2, data_dir=str(DATA_DIR)
-            ),
-            filesystem=disk,
-            clock=ManualClock(),
-            background=InlineBackground(),
-            epoch_source=self._told,
-        )
-        self.replica.on_restart = self.restarts.append
-        self._follows = asyncio.Event()
-        self.replica.on_following = self._follows.set
-
-    async def _told(self, last_epoch: int) -> BecomeLeaderReply:
-        return BecomeLeaderReply(
-            leader_epoch=max(last_epoch, 0),
-            topic_id=TOPIC_ID,
-            leader=1,
-            replicas=(1, 2),
-            hosts=(0, 0),
-            isr=(1, 2),
-        )
-
-    async def start(self) -> None:
-        self._starting = asyncio.ensure_future(self.replica.start())
-        await self._follows.wait()
-
-    async def stop(self) -> None:
-        await self.replica.stop()
-        await self._starting
-
-    async def push(self, epoch: int, batches: bytes, *, at: int, before: int) -> ReplicateReply:
-        """What follows ``at``, where the epoch begins; ``before`` is the epoch of what is there."""
-        return await self.replica.replicate(
-            ReplicateRequest(
-                topic_partition=TP,
-                topic_id=TOPIC_ID,
-                leader=1,
-                leader_epoch=epoch,
-                epoch_start_offset=at,
-                previous_end_offset=at,
-                previous_leader_epoch=before,
-                high_watermark=0,
-                log_start_offset=0,
-                batches=batches,
-            )
-        )
+Scenario = Callable[[Follower], Coroutine[Any, Any, None]]
 
 
 def play(*scenarios: Scenario) -> None:
@@ -89,20 +27,10 @@ def play(*scenarios: Scenario) -> None:
             follower = Follower(disk)
             await follower.start()
             await scenario(follower)
-            disk.kill()
+            await follower.kill()
             disk = disk.after_kill()
 
     asyncio.run(body())
-
-
-def batches_of_two_leaders() -> tuple[list[bytes], bytes]:
-    """24 records of epoch 1, each a batch, and another 24th of epoch 2."""
-    leader = LeaderLog(epoch=1)
-    leader.run(RECORDS)
-    first = list(leader.batches)
-    leader.cut(CUT_AT)
-    leader.run(RECORDS[:1])
-    return first, leader.batches[-1]
 
 
 @pytest.mark.parametrize(
