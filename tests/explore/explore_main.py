@@ -6,9 +6,10 @@ import argparse
 import sys
 
 import partition_model
+import quorum_model
 from explorer import explore
 
-MODELS = {model.name: model for model in partition_model.MODELS}
+MODELS = {model.name: model for model in (*partition_model.MODELS, *quorum_model.MODELS)}
 
 
 def main() -> int:

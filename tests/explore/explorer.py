@@ -57,6 +57,12 @@ class World:
         self._keys.pop(name, None)
         return self._parts[name]
 
+    def put(self, name: Hashable, part: Any) -> None:
+        """Another part under this name, which this world owns."""
+        self._parts[name] = part
+        self._owned.add(name)
+        self._keys.pop(name, None)
+
     def keys(self, of: Callable[[Any], Hashable]) -> tuple[Hashable, ...]:
         """What tells each part from others, by ``of``, which sees only those that have changed."""
         for name in self._parts:
