@@ -18,7 +18,7 @@ SLICE = 250
 BOUND_SECONDS = 60.0
 SABOTAGED_STATES_MAX = 6_000
 
-ELECTED = ("2 stands, and votes for itself", "2 asks 3 for its vote, which answers")
+ELECTED = ("2 stands, and votes for itself", "2 asks 1 for its vote, which answers")
 COPIED = ("the disk of 1 is copied", "1 appends record 1")
 
 
