@@ -402,7 +402,7 @@ class Controller:
 
     async def become_leader(self, request: BecomeLeaderRequest) -> BecomeLeaderReply:
         """Give a started replica its leader epoch."""
-        if request.has_log:
+        if request.has_log and self.machine.is_on_its_disk(request):
             self._members.note_start(request)
         return await self._execute(
             request, lambda _now_ms: self.machine.decide_become_leader(request)

@@ -52,6 +52,7 @@ from oncelog.actors.transactions.coordinator import TransactionCoordinator
 from oncelog.storage.disk.errors import is_passing
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.errors import ErrorCode, InvariantViolation
+from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     NO_LEADER_EPOCH,
@@ -171,26 +172,38 @@ class ReplicaServer(ReplicationCalls):
 
         Ends the process if its topic was deleted and another one created under its name.
         """
-        request = self._role_request(self.replica.directory.claimed_topic_id, last_epoch)
-        reply = await self._ask_controller(request)
+        reply = await self._ask_for_role(self.replica.directory.claimed_topic_id, last_epoch)
+        if reply.error in (ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR):
+            self.replica.waits_for = reply.detail
         if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
             # The log that was opened is a deleted topic's; a new start takes the directory anew.
-            lost = f"{self!r} has the log of {request.topic_id}, another topic of its name"
+            claimed = self.replica.directory.claimed_topic_id
+            lost = f"{self!r} has the log of {claimed}, another topic of its name"
             self.surroundings.die(LeadershipLostError(lost))
         return reply
 
     async def ask_to_begin(self, topic_id: str) -> BecomeLeaderReply:
         """Ask the controller whether this replica, which has no log, may begin one."""
-        request = self._role_request(topic_id, NO_LEADER_EPOCH)
-        return await self._ask_controller(structs.replace(request, has_log=False))
+        return await self._ask_for_role(topic_id, NO_LEADER_EPOCH, has_log=False)
 
-    def _role_request(self, topic_id: str, last_epoch: int) -> BecomeLeaderRequest:
-        return BecomeLeaderRequest(
-            topic_partition=self.replica.topic_partition,
-            topic_id=topic_id,
-            broker_id=self.config.broker_id,
-            incarnation=self.surroundings.incarnation,
-            expected_epoch=last_epoch,
+    async def _ask_for_role(
+        self, topic_id: str, last_epoch: int, *, has_log: bool = True
+    ) -> BecomeLeaderReply:
+        """Ask, and say on which disk: one that was put in the place of another leads nothing."""
+        try:
+            disk = self.replica.directory.disk()
+        except (OSError, CorruptDataError) as error:
+            return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR, detail=str(error))
+        return await self._ask_controller(
+            BecomeLeaderRequest(
+                topic_partition=self.replica.topic_partition,
+                topic_id=topic_id,
+                broker_id=self.config.broker_id,
+                incarnation=self.surroundings.incarnation,
+                expected_epoch=last_epoch,
+                has_log=has_log,
+                disk=disk,
+            )
         )
 
     async def ask_for_log(self) -> ExpectedLog | None:

@@ -164,7 +164,7 @@ class ControllerServer(Controller, ReplicaServer):
             log_epoch=position.epoch,
             log_end_offset=position.end_offset,
             is_trial=is_trial,
-            disk=log.own_disk(),
+            disk=log.directory.disk(),
         )
         candidacy = await ask_voters(
             self.transport,

@@ -29,7 +29,7 @@ from oncelog.actors.protocol.cluster.quorum import (
     with_epoch,
 )
 from oncelog.actors.protocol.effects import LogRecord
-from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
+from oncelog.actors.protocol.messages.brokers import NO_DISK
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.quorum import VoteReply, VoteRequest
 from oncelog.actors.protocol.messages.replication import ReplicateReply, ReplicateRequest
@@ -98,11 +98,6 @@ class MetadataLog(Replica):
             for record in batch.records
             if record.value is not None
         )
-
-    def own_disk(self) -> Disk:
-        """What is told to others of the disk that the log is on. OSError, CorruptDataError."""
-        identity = self.directory.identity()
-        return NO_DISK if identity is None else identity.disk
 
     def load_state(self) -> VoterState:
         """What the voter file says, or what holds without one. OSError, CorruptDataError."""
@@ -294,7 +289,7 @@ class MetadataCopy(MetadataLog):
                 # Without a file the log is the founder's, or there is none.
                 found = VoterState(is_copied=self.log.log_end_offset == 0)
                 await self.write_state(found)
-            self.disk = self.own_disk()
+            self.disk = self.directory.disk()
         except (OSError, CorruptDataError) as error:
             self.refuse(f"cannot tell what {self._data_dir} voted: {error}")
             return BecomeLeaderReply(error=ErrorCode.KAFKA_STORAGE_ERROR)

@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 
 from oncelog.actors.config import ReplicaConfig, TopicConfig, own_directory
 from oncelog.actors.interfaces import Clock
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.partition.machine import CompletedTransaction, PartitionMachine, Role
 from oncelog.actors.replica.data_directory import (
@@ -122,6 +123,11 @@ class ReplicaDirectory:
     def identity(self) -> DirectoryIdentity | None:
         """Whose the broker's own data directory is. OSError, CorruptDataError."""
         return read_identity(self._filesystem, self._own)
+
+    def disk(self) -> Disk:
+        """What is told to others of the broker's own data directory. OSError, CorruptDataError."""
+        identity = self.identity()
+        return NO_DISK if identity is None else identity.disk
 
     def finish_founding(self, identity: DirectoryIdentity) -> None:
         """Take the mark away that lets a metadata log be begun, durably. OSError."""

@@ -16,6 +16,9 @@ from typing import Any
 from crash_disk import Crash, CrashDisk, CrashLock, DataLoss, NameLoss
 from disk_image import Directory, File, Write, clone_tree
 
+from oncelog.actors.replica.data_directory import IDENTITY_FILE
+from oncelog.storage.records.batch import Buffer
+
 
 class SimDisk(CrashDisk):
     """What one life of a process sees of its disk. ``on_death`` is told before ``Crash`` is raised.
@@ -29,6 +32,8 @@ class SimDisk(CrashDisk):
         self._locked = locked
         self._own_locks: list[Path] = []
         self.on_death: Callable[[str], None] | None = None
+        self.on_identity: Callable[[], None] | None = None
+        """Called when ``meta.properties`` has been written."""
 
     @classmethod
     def of(cls, root: Directory) -> SimDisk:
@@ -66,6 +71,12 @@ class SimDisk(CrashDisk):
         for path in self._own_locks:
             self._locked.discard(path)
         self._own_locks.clear()
+
+    def write_atomically(self, path: Path, data: Buffer) -> None:
+        """See ``CrashDisk.write_atomically``."""
+        super().write_atomically(path, data)
+        if path.name == IDENTITY_FILE and self.on_identity is not None:
+            self.on_identity()
 
     def lock(self, path: Path) -> CrashLock:
         """See ``CrashDisk.lock``."""

@@ -200,6 +200,8 @@ class Faults:
         if disk is not None and not has_log(strange, self._configs[name].directory):
             _mend(disk)
             self._put_disk(name, disk)
+            config = self._configs[name]
+            self.copy_identity(config.data_dir, config.broker_id, self.disk_name(name))
 
     def _put_disk(self, name: str, disk: SimDisk) -> None:
         for process in self._processes_with(self.disk_name(name)):

@@ -8,6 +8,8 @@ copied.
 from __future__ import annotations
 
 import asyncio
+import functools
+from dataclasses import replace
 from pathlib import Path
 
 from sim_disk import SimDisk
@@ -186,6 +188,10 @@ class Nodes:
     ) -> SimDisk:
         """The files that an actor finds when it starts."""
         disk = self._disk_found(name, config)
+        if isinstance(config, BrokerConfig):
+            disk.on_identity = functools.partial(
+                self.copy_identity, config.data_dir, config.broker_id
+            )
         disk.failed_directories = self.failed_directories.setdefault(config.broker_id, set())
         return disk
 
@@ -216,6 +222,26 @@ class Nodes:
     def _is_founders(self, number: int) -> bool:
         """Whether the data directory was there before the cluster."""
         return number == FOUNDER_NODE and number not in self.lost_nodes
+
+    def copy_identity(self, data_dir: str, number: int, *names: str) -> None:
+        """``meta.properties`` is one file of a node, and its broker has written to it.
+
+        ``names``: the actors whose disks were not there then; else all that have a disk are meant.
+        """
+        path, broker = own_directory(data_dir), broker_actor(number)
+        written = (
+            read_identity(self.disks[broker].next_life(), path) if broker in self.disks else None
+        )
+        for name in names or self.disks_on(number):
+            disk = self.disks[name].next_life()
+            known = read_identity(disk, path)
+            if written is None or known is None or name in (broker, *self.away_disks):
+                continue
+            disk.capacity_bytes = None
+            changed = replace(
+                known, directory_id=written.directory_id, broker_epoch=written.broker_epoch
+            )
+            write_identity(disk, path, changed)
 
     def _share_identity(self, disk: SimDisk, config: ReplicaConfig | HostConfig) -> None:
         """The data directories are those of the broker once this has joined."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sim_disk import SimDisk
 from sim_log_watch import watching
 from sim_replica_stage import holder, isr, leader, logs, read, replica, replicated, write
 from sim_world import World
@@ -164,3 +165,33 @@ def test_a_log_that_is_emptied_between_its_two_questions_is_not_in_sync(
     world.run_for(10)
     assert read(world) == ["a", "b"]
     assert isr(world) == {1, 2, 3}
+
+
+def test_an_older_copy_of_a_disk_is_not_in_sync_though_its_number_is(world: World) -> None:
+    """1. A copy is made of the disk of a follower. 2. Its broker starts again. 3. More is written,
+    and all are in sync. 4. The follower's process has the copy when it starts again, within the
+    session of its broker. 5. It follows nobody until it has the newest disk again.
+    """
+    write(world, ["a"])
+    name = holder(world, 2)
+    older = SimDisk.of(world.disks[name].root)
+    world.kill_node(2)
+    world.run_for(1)
+    world.start_node(2)
+    world.run_for(4)
+    write(world, ["b"])
+    assert isr(world) == {1, 2, 3}
+    newest = world.disks[name]
+    world.kill(name)
+    world.disks[name] = older
+    world.run_for(1.5)
+    assert not replica(world, 2).is_following
+    assert replica(world, 2).machine.log_end_offset == 1
+    world.run_for(4)
+    assert isr(world) == {1, 3}
+    assert "is registered with" in replica(world, 2).waits_for
+    world.kill(name)
+    world.disks[name] = newest
+    world.run_for(4)
+    assert isr(world) == {1, 2, 3}
+    assert read(world) == ["a", "b"]

@@ -11,6 +11,7 @@ One file: ``apply`` is the only thing that changes what every decision here look
 | become_leader | partition unknown | UNKNOWN_TOPIC_OR_PARTITION |
 | become_leader | another topic had the name | UNKNOWN_TOPIC_ID |
 | become_leader | caller is no replica of it | NOT_LEADER_OR_FOLLOWER |
+| become_leader | on another disk than its broker's, or an older copy | KAFKA_STORAGE_ERROR |
 | become_leader | it has no log, and must have one | KAFKA_STORAGE_ERROR |
 | become_leader | it has no log, and need not | who leads: it may begin one, see ``elections`` |
 | become_leader | same incarnation leads | its epoch again, nothing logged |
@@ -271,6 +272,10 @@ class ClusterMachine:
             return refused(request, ErrorCode.UNKNOWN_TOPIC_ID)
         if request.broker_id not in partition.replicas:
             return refused(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if not self.is_on_its_disk(request):
+            known = self._brokers[request.broker_id].disk
+            detail = f"broker {request.broker_id} is registered with {known}: {request.disk}"
+            return refused(request, ErrorCode.KAFKA_STORAGE_ERROR, detail)
         if not request.has_log:
             return self._beginning(topic, request)
         if (partition.leader, partition.incarnation) == (request.broker_id, request.incarnation):
@@ -293,6 +298,11 @@ class ClusterMachine:
             isr=record.isr,
         )
         return decision(elected, record)
+
+    def is_on_its_disk(self, request: BecomeLeaderRequest) -> bool:
+        """Whether that may be the disk that its broker has, by what is known of that."""
+        broker = self._brokers.get(request.broker_id)
+        return broker is None or request.disk.may_be(broker.disk)
 
     def _beginning(
         self, topic: TopicState, request: BecomeLeaderRequest

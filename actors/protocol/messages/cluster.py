@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.brokers import NO_DISK, Disk
 from oncelog.actors.protocol.tickets import NO_KEYS, ClusterKeys
 from oncelog.storage.model import NO_LEADER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
@@ -225,6 +226,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     start with the log of an earlier topic (``topic_id``) of this name.
     ``has_log``: it has one that bears ``topic_id``. Without one it asks whether it may begin one,
     which ``NONE`` allows: then nothing that it has said before counts any more, durably.
+    ``disk`` is that of its broker, as it finds it.
     """
 
     method = "become_leader"
@@ -236,6 +238,7 @@ class BecomeLeaderRequest(Request[BecomeLeaderReply], frozen=True, kw_only=True)
     incarnation: str
     expected_epoch: int
     has_log: bool = True
+    disk: Disk = NO_DISK
 
 
 class LeaderAndIsrReply(Reply, frozen=True, kw_only=True):

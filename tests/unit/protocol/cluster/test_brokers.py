@@ -24,6 +24,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerReply,
     RegisterBrokerRequest,
 )
+from oncelog.actors.protocol.messages.cluster import BecomeLeaderRequest
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
 
@@ -349,3 +350,25 @@ def test_an_older_copy_is_refused_where_the_newer_one_has_the_last_of_a_partitio
 def test_which_disk_may_be_the_one_that_is_known(found: Disk, may_be: bool) -> None:
     assert found.may_be(Disk(directory_id="a", broker_epoch=7)) is may_be
     assert found.may_be(Disk())
+
+
+def test_a_replica_on_another_disk_than_its_brokers_has_no_role(world: ClusterWorld) -> None:
+    epoch = register(world, 2).broker_epoch
+    beat(world, 2, epoch, is_kept=True)
+    before = len(world.log)
+    for disk, error in (
+        (Disk(directory_id="directory 2", broker_epoch=epoch - 1), ErrorCode.KAFKA_STORAGE_ERROR),
+        (Disk(directory_id="another", broker_epoch=epoch), ErrorCode.KAFKA_STORAGE_ERROR),
+        (Disk(directory_id="directory 2", broker_epoch=epoch), ErrorCode.NONE),
+    ):
+        request = BecomeLeaderRequest(
+            topic_partition=TopicPartition("t", 1),
+            topic_id=TOPIC_ID,
+            broker_id=2,
+            incarnation="i",
+            expected_epoch=0,
+            disk=disk,
+        )
+        reply = world.run(world.machine.decide_become_leader(request))
+        assert reply.error is error
+        assert (len(world.log) > before) is (error is ErrorCode.NONE)
