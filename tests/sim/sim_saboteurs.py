@@ -447,7 +447,7 @@ SABOTEURS = (
         name="epoch rise at each end",
         checker="ChangedDecisions",
         sabotage=_one_epoch_for_all,
-        changes=LATE,
+        changes=ALONE | LATE,
     ),
     Saboteur(
         name="strict markers",
@@ -457,7 +457,12 @@ SABOTEURS = (
         | LATE
         | {"topics": {"t0": 2}, "writers": 3, "duplicate": 0.3, "delay_max_ms": 2_000.0},
     ),
-    Saboteur(name="tickets", checker="PhantomReads", sabotage=_any_ticket, changes={"rogues": 2}),
+    Saboteur(
+        name="tickets",
+        checker="PhantomReads",
+        sabotage=_any_ticket,
+        changes=ALONE | {"rogues": 2},
+    ),
     Saboteur(
         name="records that can be decoded",
         sabotage=_any_records,
@@ -500,7 +505,7 @@ SABOTEURS = (
         name="sequences",
         checker="ProducerOrder",
         sabotage=_any_sequence,
-        changes=LATE | {"plain_writers": 2},
+        changes=ALONE | LATE | {"plain_writers": 2},
     ),
     Saboteur(
         name="wait for the sync",
@@ -512,19 +517,19 @@ SABOTEURS = (
         name="duplicates remembered",
         checker="DuplicateRecords",
         sabotage=_forgotten_duplicates,
-        changes={"plain_writers": 2, "duplicate": 0.1, "drop_reply": 0.1},
+        changes=ALONE | {"plain_writers": 2, "duplicate": 0.1, "drop_reply": 0.1},
     ),
     Saboteur(
         name="last stable offset",
         checker="UnstableEnds",
         sabotage=_unstable_reads,
-        changes={"readers": 2},
+        changes=ALONE | {"readers": 2},
     ),
     Saboteur(
         name="aborted index",
         checker="AbortedReads",
         sabotage=_no_aborted_index,
-        changes={"readers": 2},
+        changes=ALONE | {"readers": 2},
     ),
     Saboteur(
         name="durable before markers",
