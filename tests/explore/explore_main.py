@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+import coordinator_model
 import partition_model
 import quorum_model
 from explorer import explore
 
-MODELS = {model.name: model for model in (*partition_model.MODELS, *quorum_model.MODELS)}
+MODELS = {
+    model.name: model
+    for model in (*partition_model.MODELS, *quorum_model.MODELS, *coordinator_model.MODELS)
+}
 
 
 def main() -> int:
