@@ -41,6 +41,8 @@ class FollowerLog(ReplicaLog):
         self._follower: FollowerReplication | None = None
         self._elected: asyncio.Future[BecomeLeaderReply] | None = None
         self._is_cutting = False
+        self._kept_log_start = 0
+        """Durably. What a start found may be in the kernel's memory only."""
         self._last_refusal = ""
         """What was logged: the leader tries the same again and again."""
 
@@ -128,8 +130,8 @@ class FollowerLog(ReplicaLog):
             return ReplicateReply(error=error)
         self.check_ends()
         reply = follower.acknowledge(request, verdict, self._synced_offset)
-        self._keep_bounds()
-        return reply
+        error = await self._keep_bounds()
+        return reply if error is ErrorCode.NONE else ReplicateReply(error=error)
 
     def _append_pushed(self, batches: memoryview) -> None:
         """Append whole batches as they are. OSError: those before the one that failed are there."""
@@ -173,7 +175,7 @@ class FollowerLog(ReplicaLog):
             await self._sync.drain()
             self._sync_waiters.send_away(NOT_NOW)
             # Of what is left nothing counts as synced before the cut is done.
-            self._synced_offset = 0
+            self._synced_offset = self._kept_log_start = 0
             await self.run_beside(cut)
         except OSError as error:
             # Log and machine may be at different places: only a start makes them equal again.
@@ -193,15 +195,20 @@ class FollowerLog(ReplicaLog):
         self._sync_waiters.when_committed(offset, lambda error: settle(waiter, error))
         return await waiter
 
-    def _keep_bounds(self) -> None:
-        """The log start and high watermark that the leader told are for the next start too."""
-        log, machine = self.log, self.machine
-        log.high_watermark = machine.high_watermark
-        if machine.log_start_offset > log.log_start_offset:
-            try:
-                log.advance_log_start(machine.log_start_offset)
-            except OSError as error:
-                self._note_refusal("write to", error)
+    async def _keep_bounds(self) -> ErrorCode:
+        """The log start and high watermark that the leader told are for the next start too.
+
+        On ``NONE`` the log start is durable: records count as deleted once all in sync hide them,
+        and none of these may lose power and lead from below.
+        """
+        self.log.high_watermark = self.machine.high_watermark
+        log_start_offset = self.machine.log_start_offset
+        if log_start_offset <= self._kept_log_start:
+            return ErrorCode.NONE
+        error = await self.raise_log_start(log_start_offset)
+        if error is ErrorCode.NONE and self.log.log_start_offset >= log_start_offset:
+            self._kept_log_start = max(self._kept_log_start, log_start_offset)
+        return error
 
     def _note_refusal_of(self, request: ReplicateRequest, verdict: ReplicateVerdict) -> None:
         if verdict.detail and verdict.detail != self._last_refusal:

@@ -412,6 +412,19 @@ class ReplicaLog:
             return ErrorCode.KAFKA_STORAGE_ERROR
         return self.upkeep_error()
 
+    async def raise_log_start(self, offset: int) -> ErrorCode:
+        """Hide what lies below ``offset`` (at most what is synced), durably on ``NONE``.
+
+        A lower offset than the log start changes nothing. Producers are remembered all the same.
+        """
+        if offset > self.log.recovery_point:
+            # Only with ``flush="os"``: readers may be ahead of the disk, the log start may not.
+            error = await self.sync_all()
+            if error is not ErrorCode.NONE:
+                return error
+        error = self.advance_log_start(offset)
+        return error if error is not ErrorCode.NONE else await self.sync_all()
+
     def advance_log_start(self, offset: int) -> ErrorCode:
         """Hide what lies below ``offset`` from readers; durable after ``sync_all``.
 

@@ -36,7 +36,6 @@ from oncelog.actors.protocol.messages.partition import (
 from oncelog.actors.replica.log import AppendOutcome
 from oncelog.actors.replica.replica import Replica
 from oncelog.actors.replica.topic_rules import check_topic_rules
-from oncelog.actors.replica.upkeep import raise_log_start
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.partition import LogSlice
@@ -269,7 +268,7 @@ class PartitionLeader:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset={request.offset} is beyond the high watermark: give 0 to {high_watermark}",
             )
-        error = await raise_log_start(replica, offset)
+        error = await replica.raise_log_start(offset)
         if error is not ErrorCode.NONE:
             return request.failed(error, replica.failure or "")
         if replica.replicator is not None and not await replica.replicator.have_log_start(offset):

@@ -1,6 +1,6 @@
-"""What a replica does for its log besides serving: raise its start, and remove what is below it.
+"""What a replica does for its log besides serving: remove what is old, and raise its start to that.
 
-Both wait for the disk, so what was true before a wait is checked again after it.
+It waits for the disk, so what was true before a wait is checked again after it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,6 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.log_settings import RetentionPolicy
 
 _logger = logging.getLogger(__name__)
-
-
-async def raise_log_start(replica: Replica, offset: int) -> ErrorCode:
-    """Hide what lies below ``offset`` (at most the high watermark), durably on ``NONE``.
-
-    A lower offset than the log start changes nothing. Producers are remembered all the same.
-    """
-    if offset > replica.log.recovery_point:
-        # Only with ``flush="os"``: readers may be ahead of the disk, the log start may not.
-        error = await replica.sync_all()
-        if error is not ErrorCode.NONE:
-            return error
-    error = replica.advance_log_start(offset)
-    return error if error is not ErrorCode.NONE else await replica.sync_all()
 
 
 def has_old_segments(replica: Replica, now_ms: int) -> bool:
@@ -61,7 +47,7 @@ async def remove_old_segments(replica: Replica, now_ms: int) -> int:
         log.write_snapshot(machine.snapshot())
     error = await replica.sync_all()
     if error is ErrorCode.NONE:
-        error = await raise_log_start(replica, retained_from)
+        error = await replica.raise_log_start(retained_from)
     if error is not ErrorCode.NONE:
         return 0
     removed = log.head.take_below(log.log_start_offset)

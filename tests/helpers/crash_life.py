@@ -21,7 +21,7 @@ from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.replica.opening import ExpectedLog
 from oncelog.actors.replica.replica import Replica
-from oncelog.actors.replica.upkeep import raise_log_start, remove_old_segments
+from oncelog.actors.replica.upkeep import remove_old_segments
 from oncelog.storage.disk.sync_point import SyncPoint
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
@@ -235,7 +235,7 @@ class Life:
     def delete_records(self, offset: int) -> None:
         """Raise the log start durably, then remove the segments below it."""
         self.history.log_start = (self.history.log_start[0], offset)
-        assert finish(raise_log_start(self.replica, offset)) is ErrorCode.NONE
+        assert finish(self.replica.raise_log_start(offset)) is ErrorCode.NONE
         self.history.log_start = (offset, offset)
         self.retain()
 

@@ -24,6 +24,7 @@ from oncelog.actors.protocol.effects import LogRecord
 from oncelog.actors.protocol.group.log import GroupKey
 from oncelog.actors.protocol.group.log import decode_key as decode_group_key
 from oncelog.actors.protocol.group.table import GroupTable
+from oncelog.actors.protocol.messages.partition import DeleteRecordsRequest
 from oncelog.actors.protocol.partition.bounds import PartitionBounds, Role
 from oncelog.actors.protocol.partition.machine import PartitionMachine
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
@@ -37,6 +38,9 @@ from oncelog.actors.protocol.transaction.state import (
 )
 from oncelog.actors.replica.follower_log import FollowerLog
 from oncelog.actors.replica.log import ReplicaLog
+from oncelog.actors.replica.partition_leader import PartitionLeader
+from oncelog.actors.transactions.coordinator import TransactionCoordinator
+from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_COORDINATOR_EPOCH, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
@@ -54,6 +58,7 @@ WATCHED = frozenset(
         "LateElections",
         "LostPromises",
         "MarkersBeforeDecision",
+        "ReturnedRecords",
         "SharedEpochs",
         "UnequalStates",
         "UnstableEnds",
@@ -71,10 +76,12 @@ COMPLETED = {
 
 @dataclass(slots=True)
 class Promise:
-    """What has been shown to readers."""
+    """What has been shown to readers, and what operators were told."""
 
     high_watermark: int = 0
     last_stable_offset: int = 0
+    log_start_offset: int = 0
+    """Everything below is deleted, by an acknowledged ``delete_records``."""
 
     def rises(self, machine: PartitionBounds) -> None:
         """A leader shows more."""
@@ -129,6 +136,8 @@ class LogWatch(ReplicaWatch):
         """(topic id, partition) → leader epoch → the broker and start that it was given to."""
         self._led: set[tuple[str, int, int]] = set()
         """(topic id, partition, leader epoch) in which a replica has begun to lead."""
+        self._loaded: dict[int, list[tuple[TransactionMetadata | None, ...]]] = {}
+        """By the id of what a coordinator loads into: what it has read, and not served yet."""
 
     # --- partitions ---------------------------------------------------------------------------
 
@@ -210,7 +219,22 @@ class LogWatch(ReplicaWatch):
                 f"{machine} leads, and readers were shown {promise.high_watermark}",
                 machine.topic_partition,
             )
+        if machine.log_start_offset < promise.log_start_offset:
+            self._found(
+                "ReturnedRecords",
+                f"{machine} leads, and deleted is up to {promise.log_start_offset}",
+                machine.topic_partition,
+            )
         self.has_committed(machine, "ChangedBatches", promise.high_watermark)
+
+    def deletes(self, machine: PartitionBounds, epoch: int, offset: int) -> None:
+        """A leader, in that epoch, has answered that all below ``offset`` is deleted."""
+        if is_remade(machine.topic_partition):
+            return
+        promises = self._promises.setdefault(machine.topic_partition, {})
+        promise = promises.setdefault(epoch, Promise())
+        promise.log_start_offset = max(promise.log_start_offset, offset)
+        self.counts["deletions promised"] += 1
 
     def shows(self, machine: PartitionBounds) -> None:
         """A replica's bounds have moved.
@@ -257,6 +281,7 @@ class LogWatch(ReplicaWatch):
         return Promise(
             max((promise.high_watermark for promise in earlier), default=0),
             max((promise.last_stable_offset for promise in earlier), default=0),
+            max((promise.log_start_offset for promise in earlier), default=0),
         )
 
     def settles(self, machine: PartitionBounds) -> None:
@@ -309,7 +334,13 @@ class LogWatch(ReplicaWatch):
         before: TransactionMetadata | None,
         after: TransactionMetadata | None,
     ) -> None:
-        """A record of a transaction log, committed, was applied; a tombstone may change nothing."""
+        """A record of a transaction log, committed, was applied; a tombstone may change nothing.
+
+        What a coordinator loads may not be committed: it counts once that one serves.
+        """
+        if id(ids) in self._loaded:
+            self._loaded[id(ids)].append((before, after))
+            return
         self.counts["transaction records"] += 1
         self.counts["begun ahead"] += after is not None and _is_begun_ahead(before, after)
         if after is None or after is before:
@@ -320,6 +351,17 @@ class LogWatch(ReplicaWatch):
             self._decide(after)
         elif before is not None and after.state in COMPLETED and before.state in PREPARED:
             self._check_complete(before)
+
+    @contextmanager
+    def loading(self, ids: TransactionalIds, has_loaded: Callable[[], bool]) -> Iterator[None]:
+        """A coordinator reads its log; at the end ``has_loaded`` if all of it is committed."""
+        self._loaded[id(ids)] = []
+        try:
+            yield
+        finally:
+            found = self._loaded.pop(id(ids))
+            for before, after in found if has_loaded() else ():
+                self.logs(ids, before, after)
 
     def _check_move(self, before: TransactionMetadata, after: TransactionMetadata) -> None:
         name = after.transactional_id
@@ -394,6 +436,8 @@ def watching() -> Iterator[LogWatch]:
         (GroupTable, "apply", GroupTable.apply),
         (ReplicaLog, "__init__", ReplicaLog.__init__),
         (FollowerLog, "_cut", FollowerLog._cut),
+        (PartitionLeader, "delete_records", PartitionLeader.delete_records),
+        (TransactionCoordinator, "load", TransactionCoordinator.load),
     ]
     observed = (
         _applying,
@@ -405,6 +449,8 @@ def watching() -> Iterator[LogWatch]:
         _grouping,
         beginning,
         cutting,
+        _deleting,
+        _reading,
     )
     for (owner, name, method), observe in zip(real, observed, strict=True):
         setattr(owner, name, observe(watch, method))
@@ -455,6 +501,27 @@ def _showing(watch: LogWatch, method: Method) -> Method:
         return has_moved
 
     return advance_high_watermark
+
+
+def _deleting(watch: LogWatch, method: Method) -> Method:
+    async def delete_records(self: PartitionLeader, request: DeleteRecordsRequest) -> Any:
+        epoch, machine = self.replica.leader_epoch, self.replica.machine
+        reply = await method(self, request)
+        if reply.error is ErrorCode.NONE:
+            # Of a later deletion this reply tells as well, which may not be everywhere yet.
+            told = request.offset if request.offset >= 0 else reply.log_start_offset
+            watch.deletes(machine, epoch, told)
+        return reply
+
+    return delete_records
+
+
+def _reading(watch: LogWatch, method: Method) -> Method:
+    async def load(self: TransactionCoordinator) -> None:
+        with watch.loading(self.machine.ids, lambda: self._runtime.is_loaded):
+            await method(self)
+
+    return load
 
 
 def _electing(watch: LogWatch, method: Method) -> Method:

@@ -53,7 +53,7 @@ async def operator(player: Player) -> None:
             elif player.random.random() < 0.4:
                 await _alter(player, admin)
             else:
-                await _delete_records(player, admin, own)
+                await _delete_records(player, admin)
         except OncelogError as error:
             player.stage.world.note(f"an operator met {error!r}")
 
@@ -86,8 +86,8 @@ async def _alter(player: Player, admin: AsyncAdmin) -> None:
     player.stage.counts["settings changed"] += 1
 
 
-async def _delete_records(player: Player, admin: AsyncAdmin, own: list[str]) -> None:
-    for topic in own:
+async def _delete_records(player: Player, admin: AsyncAdmin) -> None:
+    for topic in sorted(player.stage.topics):
         if topic.startswith(KEPT_PREFIX):
             number = player.random.randrange(player.stage.topics[topic])
             topic_partition = TopicPartition(topic, number)

@@ -72,6 +72,16 @@ def _few_are_enough() -> Any:
     return mock.patch.object(LeaderReplication, "_advance", advance)
 
 
+def _keep_what_was_deleted() -> Any:
+    """Followers answer for a log start and do not take it."""
+    real = FollowerReplication.acknowledge
+
+    def acknowledge(self: FollowerReplication, request: ReplicateRequest, *rest: Any) -> Any:
+        return real(self, structs.replace(request, log_start_offset=0), *rest)
+
+    return mock.patch.object(FollowerReplication, "acknowledge", acknowledge)
+
+
 @contextmanager
 def _cut_to(where: str) -> Iterator[None]:
     """Under a new leader a follower first cuts to one of its bounds, as before KIP-101."""
@@ -217,6 +227,21 @@ REPLICATED: dict[str, Any] = {
 }
 """Leaders and ISRs change every few seconds, while much is written."""
 
+DELETIONS: dict[str, Any] = {
+    "brokers": 3,
+    "replication_factor": 3,
+    "topics": {"kept-0": 2},
+    "operators": 4,
+    "writers": 2,
+    "kill_node": 0.3,
+    "cut_node": 0.3,
+    "stop_node": 0.0,
+    "lose_node": 0.0,
+    "forget_controller": 0.0,
+    "pause_ms": 50.0,
+}
+"""Operators delete records, and leaders change."""
+
 LOST_DISKS = QUIET | {
     "brokers": 3,
     "replication_factor": 3,
@@ -261,6 +286,12 @@ REPLICA_MUTANTS = (
         sabotage=_few_are_enough,
         checker="TooFewCopies",
         changes=REPLICATED,
+    ),
+    Saboteur(
+        name="followers hide what was deleted",
+        sabotage=_keep_what_was_deleted,
+        checker="ReturnedRecords",
+        changes=QUIET | DELETIONS,
     ),
     Saboteur(
         name="epochs tell where to cut",

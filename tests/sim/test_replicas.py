@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from crash_disk import DataLoss, NameLoss
 from sim_log_watch import watching
 from sim_nodes import ELSEWHERE
 from sim_replica_stage import (
@@ -220,6 +221,28 @@ def test_a_follower_far_behind_begins_where_the_log_of_its_leader_begins(world: 
     assert replica(world, 3).machine.log_start_offset == 5
     assert isr(world) == {1, 2, 3}
     assert are_equal(world)
+
+
+def test_deleted_records_stay_deleted_when_followers_lose_power_and_one_of_them_leads(
+    world: World,
+) -> None:
+    """1. Records are deleted, acknowledged, and nothing comes after. 2. Node 2, which leads, dies
+    for good, and the others lose power. 3. One of them leads.
+    """
+    assert all(write(world, ["a", "b", "c"], 1))
+
+    async def remove(admin: Any) -> Any:
+        return await admin.delete_records({TopicPartition("a", 1): 2})
+
+    assert administer(world, remove) == {TopicPartition("a", 1): 2}
+    for number in (2, 1, 3):
+        world.kill_node(number)
+    for number in (1, 3):
+        world.power_loss(world.disks_on(number), data=DataLoss.ALL, entries=NameLoss.ALL)
+        world.start_node(number)
+    world.run_for(10)
+    assert leader(world, 1) in {1, 3}
+    assert read(world, 1) == ["c"]
 
 
 def test_nothing_acknowledged_is_lost_when_all_nodes_lose_power_at_once(world: World) -> None:

@@ -115,8 +115,11 @@ class FollowerProgress:
 
     @property
     def told_log_start_offset(self) -> int:
-        """The log start that it has acknowledged, -1 if none."""
-        return self._told.log_start_offset
+        """The log start that it has acknowledged, -1 if none.
+
+        It hides nothing that it lacks, and what was told to another disk it may not know.
+        """
+        return min(self._told.log_start_offset, self.match_offset)
 
     # --- pushes ------------------------------------------------------------------------------
 

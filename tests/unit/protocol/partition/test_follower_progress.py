@@ -180,6 +180,18 @@ def test_one_that_begins_anew_has_to_say_again_what_it_has() -> None:
     assert due(progress, 0)
 
 
+def test_a_log_start_counts_as_told_only_where_the_follower_has_what_it_hides() -> None:
+    progress = FollowerProgress(next_offset=0, now_ms=0)
+    number = progress.sent(0, log_end_offset=10, bounds=Bounds(9, 7))
+    assert progress.answered(number)
+    progress.acknowledged(5, 0, log_end_offset=10)
+    assert progress.told_log_start_offset == 5
+    progress.acknowledged(10, 0, log_end_offset=10)
+    assert progress.told_log_start_offset == 7
+    progress.begin_anew()
+    assert progress.told_log_start_offset == -1
+
+
 def test_lag_is_the_time_since_it_had_everything() -> None:
     progress = replicating(10, now_ms=1_000)
     assert progress.lag_ms(9_000, log_end_offset=10) == 0
