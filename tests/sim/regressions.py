@@ -214,4 +214,15 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         },
         "the last driver waited less than a coordinator's deposed leader, in sync, took to start",
     ),
+    (
+        4148595513,
+        {"brokers": 3, "replication_factor": 3, "replicas_per_actor": 1, "peace": 0.0},
+        "the watch took a decision for made that a coordinator had loaded and that was not "
+        "committed; its successor decided otherwise",
+    ),
+    (
+        2436393651,
+        {"brokers": 3, "replication_factor": 3, "replicas_per_actor": 1, "peace": 0.0},
+        "the watch took a log for unsynced from its beginning whose last write had met a crash",
+    ),
 ]

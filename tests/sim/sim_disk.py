@@ -122,13 +122,13 @@ def durable_end(directory: Directory) -> int | None:
             return int(name[: -len(".log")])
         position = _first_unsynced(node)
         if position is not None:
-            return _offset_at(node.content, position)
+            return _end_before(node.content, position, int(name[: -len(".log")]))
     return None
 
 
 def _first_unsynced(file: File) -> int | None:
     """The first byte that a power loss may take, ``None`` if there is none."""
-    size, found = len(file.durable), []
+    size, found = len(file.durable), list[int]()
     for change in file.changes:
         if isinstance(change, Write):
             found.append(change.position)
@@ -136,16 +136,20 @@ def _first_unsynced(file: File) -> int | None:
             # The disk has refused what was written, and keeps the size alone.
             found.append(size)
         else:
+            # What was abandoned is cut: of that nothing is to be synced.
             size = change.size
+            found = [position for position in found if position < size]
     return min(found, default=None)
 
 
-def _offset_at(content: bytearray, position: int) -> int:
-    """The base offset of the batch that begins there, or covers it."""
-    begin = 0
+def _end_before(content: bytearray, position: int, base_offset: int) -> int:
+    """Where the last batch ends that is whole before a position; ``base_offset`` if none is."""
+    begin, found = 0, base_offset
     while (end := begin + 12 + int.from_bytes(content[begin + 8 : begin + 12], "big")) <= position:
+        delta = int.from_bytes(content[begin + 23 : begin + 27], "big")
+        found = int.from_bytes(content[begin : begin + 8], "big") + delta + 1
         begin = end
-    return int.from_bytes(content[begin : begin + 8], "big")
+    return found
 
 
 class DiskPace:

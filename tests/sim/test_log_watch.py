@@ -201,6 +201,16 @@ def test_an_epoch_that_falls_at_the_coordinator_is_found(watch):
     assert found(watch) == {"FallingEpochs"}
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_a_coordinator_loads_is_decided_once_all_of_it_is_committed(watch, is_committed):
+    ids = TransactionalIds()
+    with watch.loading(ids, lambda: is_committed):
+        watch.logs(ids, None, metadata(S.PREPARE_COMMIT, 5, A))
+        assert watch.decisions == {}
+    logs(watch, metadata(S.PREPARE_ABORT, 5, A))
+    assert found(watch) == ({"ChangedDecisions"} if is_committed else set())
+
+
 def test_a_move_that_is_not_in_the_table_is_found(watch):
     logs(watch, metadata(S.EMPTY, 4), metadata(S.PREPARE_COMMIT, 5))
     assert found(watch) == {"IllegalMoves"}
@@ -329,7 +339,7 @@ def elected(epoch, start, *, leader=1):
 
 
 def batch(offset: int) -> bytes:
-    return offset.to_bytes(8, "big") + (8).to_bytes(4, "big") + bytes(8)
+    return offset.to_bytes(8, "big") + (49).to_bytes(4, "big") + bytes(49)
 
 
 def test_a_log_ends_after_lost_power_where_its_first_unsynced_batch_begins() -> None:
@@ -341,13 +351,16 @@ def test_a_log_ends_after_lost_power_where_its_first_unsynced_batch_begins() -> 
     assert durable_end(directory) == 3
     file.sync()
     assert durable_end(directory) is None
-    file.change(Write(20, batch(4)))
-    file.change(Write(40, batch(5)))
+    file.change(Write(61, batch(4)))
+    file.change(Write(122, batch(5)))
     assert durable_end(directory) == 4
-    file.change(Resize(20))
+    file.change(Resize(61))
+    assert durable_end(directory) is None
     file.sync()
     assert durable_end(directory) is None
-    file.change(Write(20, batch(4)))
+    file.change(Write(61, b""))
+    assert durable_end(directory) == 4
+    file.change(Write(61, batch(4)))
     file.lose_writes()
     assert durable_end(directory) == 4
 

@@ -77,6 +77,7 @@ def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
             "brokers": 1,
             "head_node": 0,
             "replication_factor": 1,
+            "peace": 0.25,
             **saboteur.changes,
         }
     )

@@ -62,6 +62,7 @@ REGRESSION_WORLD = {
     "brokers": 1,
     "replication_factor": 1,
     "head_node": 0,
+    "peace": 0.25,
 }
 """What the oldest of them were found in: there was nothing else."""
 
@@ -101,8 +102,11 @@ def test_nodes_die_are_cut_off_and_stop_where_there_are_several():
 def test_some_seeds_stand_for_several_brokers_and_their_faults():
     drawn = [drawn_scenario(seed) for seed in range(60)]
     assert 10 < sum(scenario.brokers == 3 for scenario in drawn) < 40
-    for kind in NODE_FAULTS.keys() - {"peace"}:
+    for kind in NODE_FAULTS:
         assert {bool(getattr(scenario.faults, kind)) for scenario in drawn} == {True, False}
+    restless = [scenario for scenario in drawn if not scenario.faults.peace]
+    assert 5 <= len(restless) <= 15
+    assert {(one.brokers, one.replication_factor) for one in restless} == {(3, 3)}
 
 
 def test_an_unknown_part_of_a_scenario_is_refused():
