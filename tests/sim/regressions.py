@@ -225,4 +225,10 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         {"brokers": 3, "replication_factor": 3, "replicas_per_actor": 1, "peace": 0.0},
         "the watch took a log for unsynced from its beginning whose last write had met a crash",
     ),
+    (
+        815480750,
+        {},
+        "a fault that nobody mends struck while a voter that had lost its disk had no vote yet, so no "
+        "majority was left",
+    ),
 ]

@@ -60,6 +60,9 @@ RESTLESS: dict[str, Any] = {"brokers": 3, "replication_factor": 3, "peace": 0.0}
 RESTLESS_SHARE = 1 / 6
 """Of all seeds."""
 
+VOTERS_LIMIT_S = 60.0
+"""Virtual time within which three brokers that live are voters in sync."""
+
 ZOMBIE_SHARE = 0.3
 QUIET_LIMIT_S = 300.0
 STORY_LINES = 100
@@ -323,6 +326,8 @@ def _go_on_without_a_node(stage: Stage, fault: str, random: Random) -> None:
     world = stage.world
     partitions = topic_for_progress(world, "lasting")
     world.quiesce(limit_s=QUIET_LIMIT_S)
+    # One that has lost its disk gets a copy and a vote again: else a majority may not be left.
+    world.run(world._until(world.has_three_voters), limit_s=VOTERS_LIMIT_S)
     LASTING_FAULTS[fault](world, random.choice(world.node_numbers()))
     progress_s(world, partitions, "after")
     world.quiesce(limit_s=QUIET_LIMIT_S)
