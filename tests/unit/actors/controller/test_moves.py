@@ -27,6 +27,7 @@ from oncelog.actors.protocol.messages.brokers import (
     RegisterBrokerRequest,
 )
 from oncelog.actors.protocol.messages.cluster import (
+    ANY_REPLICATION,
     AlterIsrRequest,
     BecomeLeaderReply,
     BecomeLeaderRequest,
@@ -193,6 +194,21 @@ class Cluster:
     async def reassign(self, *replicas: int, tp: TopicPartition = TP) -> ReassignPartitionReply:
         request = ReassignPartitionRequest(topic_partition=tp, replicas=replicas)
         return await self.controller.reassign_partition(request)
+
+    async def grow(self) -> None:
+        """Have everything copied that a look of the controller begins to copy, as often as it does.
+
+        Leaders of internal topics are elected first.
+        """
+        for _ in range(3):
+            await self.controller._moves.move_on()
+            for topic in self.controller.machine.topics.values():
+                for number, partition in enumerate(topic.partitions):
+                    tp = TopicPartition(topic.name, number)
+                    if partition.leader < 0:
+                        await self.lead(tp, partition.isr[0])
+                    if partition.is_moving:
+                        await self.sync(tp, *partition.replicas)
 
     async def until(self, is_true: Callable[[], bool]) -> None:
         while not is_true():  # noqa: ASYNC110 - it polls what has no event
@@ -487,6 +503,20 @@ def test_internal_topics_grow_and_their_leaders_are_spread(play: Any) -> None:
             for name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC)
             for number in (0, 1)
         }
+
+    play(scenario)
+
+
+def test_a_topic_grows_with_each_broker_that_joins_up_to_the_default(play: Any) -> None:
+    """What the controller moves by itself says nothing of how many replicas there are to be."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.create(ANY_REPLICATION)
+        assert cluster.partition(TP).replicas == (1,)
+        for broker_id, known in ((2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 3))):
+            await cluster.join(broker_id)
+            await cluster.grow()
+            assert cluster.partition(TP).replicas == known
 
     play(scenario)
 

@@ -58,7 +58,7 @@ class Cluster:
             if actor in self.lost:
                 await asyncio.sleep(timeout_ms / 1000)
                 return request.failed(ErrorCode.REQUEST_TIMED_OUT)
-            return PingReply(offline_replicas=self.offline)
+            return PingReply(offline_replicas=self.offline, refusing_replicas=self.offline[1:])
         assert actor == CONTROLLER_ACTOR
         if isinstance(request, RegisterBrokerRequest):
             self.registered.append(request)
@@ -194,9 +194,11 @@ def test_a_replica_that_is_offline_is_told_until_it_is_not(tmp_path: Path):
     async def scenario(cluster: Cluster, broker: Broker) -> None:
         await asyncio.sleep(3)
         assert cluster.beats[-1].offline_replicas == ()
-        cluster.offline = (OfflineReplica(topic_partition=TopicPartition("t", 0), topic_id=""),)
+        tps = (TopicPartition("t", 0), TopicPartition("t", 1))
+        cluster.offline = tuple(OfflineReplica(topic_partition=tp, topic_id="") for tp in tps)
         await asyncio.sleep(3)
         assert cluster.beats[-1].offline_replicas == cluster.offline
+        assert cluster.beats[-1].refusing_replicas == cluster.offline[1:]
         cluster.offline = ()
         await asyncio.sleep(3)
         assert cluster.beats[-1].offline_replicas == ()

@@ -31,6 +31,7 @@ from oncelog.storage.model import TopicPartition
 
 TOPIC_ID = "a" * 32
 OFFLINE = (OfflineReplica(topic_partition=FLIGHTS, topic_id=TOPIC_ID),)
+REFUSED = OSError(errno.ENOSPC, "the disk is full")
 Body = Callable[[], Awaitable[None]]
 
 
@@ -137,15 +138,16 @@ def test_a_host_tells_of_each_of_its_replicas(tmp_path: Path) -> None:
         await until(lambda: one.is_serving() and other.is_serving())
         assert await offline(host) == ()
         other.replica._go_offline("the disk has failed")
-        (found,) = await offline(host)
-        assert (found.topic_partition, found.topic_id) == (other.replica.topic_partition, TOPIC_ID)
+        one.replica.refusal.met(REFUSED, ends_at=1, now_ms=loop_ms() - 10_000)
+        told = await host.ping(PingRequest())
+        for tell, server in ((told.offline_replicas, other), (told.refusing_replicas, one)):
+            (found,) = tell
+            known = (server.replica.topic_partition, TOPIC_ID)
+            assert (found.topic_partition, found.topic_id) == known
         for server in (one, other, alone):
             await server.end()
 
     run(body)
-
-
-REFUSED = OSError(errno.ENOSPC, "the disk is full")
 
 
 @pytest.mark.parametrize("is_leading", [True, False])

@@ -15,6 +15,7 @@ from oncelog.actors.launch.assembly import PartitionServer, TransactionCoordinat
 from oncelog.actors.launch.figures import NO_DISK, DiskFigures, ReplicaFigures
 from oncelog.actors.process.background import ThreadBackground
 from oncelog.actors.process.clock import monotonic_s
+from oncelog.actors.process.loop_time import loop_ms
 from oncelog.actors.process.metrics import (
     METRICS,
     OPEN_TRANSACTION_COUNT,
@@ -259,6 +260,25 @@ def test_a_replica_that_is_offline_tells_that_and_nothing_of_its_log(tmp_path: P
         server.report_metrics()
         assert world.figures["replica_offline"] == 1
         assert "last_stable_offset" not in world.figures
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_refuses_is_told_as_long_as_it_does(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        await server._start_task
+        server.report_metrics()
+        assert "disk_refusing" not in world.figures
+        refused = OSError(errno.ENOSPC, "the disk is full")
+        server.replica.refusal.met(refused, ends_at=1, now_ms=loop_ms())
+        server.report_metrics()
+        assert world.figures["disk_refusing"] == 1
+        server.replica.refusal.synced(1)
+        server.report_metrics()
+        assert world.figures["disk_refusing"] == 0
         await stop(server)
 
     asyncio.run(scenario())

@@ -373,9 +373,11 @@ def test_sync_without_descriptors_is_repeated_and_nothing_is_acknowledged_before
         assert not waiting.done()
         assert faulty.replica.machine.high_watermark == 1
         assert await faulty.offsets() == [0]
+        assert faulty.replica.refusal.lasts_ms(loop_ms()) is not None
         faulty.disk.descriptor_limit = None
         assert await waiting is ErrorCode.NONE
         assert faulty.replica.failure is None
+        assert faulty.replica.refusal.lasts_ms(loop_ms()) is None
 
     play(scenario)
 

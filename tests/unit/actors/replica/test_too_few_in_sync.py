@@ -13,6 +13,7 @@ from msgspec import structs
 from oncelog.actors.protocol.messages.cluster import BecomeLeaderReply
 from oncelog.actors.protocol.messages.partition import ConfigureRequest
 from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.actors.protocol.partition.follower_progress import Bounds, Push
 from oncelog.storage.errors import ErrorCode
 
 
@@ -74,6 +75,17 @@ def test_who_waits_is_answered_when_the_controller_tells_that_too_few_are_in_syn
     asyncio.run(body())
 
 
+PUSH = Push(
+    broker_id=2,
+    number=1,
+    bytes_max=0,
+    leader_epoch=0,
+    epoch_start_offset=0,
+    previous_end_offset=0,
+    bounds=Bounds(0, 0),
+)
+
+
 async def configured(harness: Any, *settings: tuple[str, str], version: int) -> ErrorCode:
     request = ConfigureRequest(
         topic_partition=harness.tp,
@@ -109,6 +121,9 @@ def test_a_running_leader_follows_another_minimum_in_sync(harness: Any, tell: An
         # In an emergency it is lowered again; "auto" is 1 with two replicas.
         assert await tell(harness, version=3) is ErrorCode.NONE
         assert (await harness.produce(harness.batch(b"b"), acks=-1)).error is ErrorCode.NONE
+        told = harness.replica._request_of(PUSH)
+        assert told is not None
+        assert told.settings_version == 3
         await harness.replica.stop()
 
     asyncio.run(body())

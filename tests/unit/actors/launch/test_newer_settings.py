@@ -1,0 +1,86 @@
+"""A follower hears of newer settings of its topic from its leader, and asks the controller."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from server_world import FLIGHTS, World, stop
+
+from oncelog.actors.launch.assembly import PartitionServer
+from oncelog.actors.protocol.messages.cluster import (
+    BecomeLeaderReply,
+    BecomeLeaderRequest,
+    MetadataReply,
+    MetadataRequest,
+    PartitionMetadata,
+    TopicMetadata,
+)
+from oncelog.actors.protocol.messages.replication import ReplicateRequest
+from oncelog.storage.errors import ErrorCode
+
+TOPIC_ID = "a" * 32
+PUSH = ReplicateRequest(
+    topic_partition=FLIGHTS,
+    topic_id=TOPIC_ID,
+    leader=2,
+    leader_epoch=1,
+    epoch_start_offset=0,
+    previous_end_offset=0,
+    previous_leader_epoch=-1,
+    high_watermark=0,
+    log_start_offset=0,
+    settings_version=5,
+    batches=b"",
+)
+
+
+class SettledWorld(World):
+    """Broker 2 leads; the settings are of version 5 by the time the follower asks for them."""
+
+    settings_asked = 0
+
+    async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
+        if isinstance(request, BecomeLeaderRequest):
+            return BecomeLeaderReply(
+                leader_epoch=1,
+                topic_id=TOPIC_ID,
+                leader=2,
+                replicas=(1, 2),
+                hosts=(0, 0),
+                isr=(1, 2),
+            )
+        if isinstance(request, MetadataRequest):
+            self.settings_asked += 1
+            known = PartitionMetadata(
+                partition=0, leader=2, leader_epoch=1, replicas=(1, 2), isr=(2,)
+            )
+            topic = TopicMetadata(
+                name=FLIGHTS.topic,
+                topic_id=TOPIC_ID,
+                partitions=(known,),
+                settings=(("flush", "os"),),
+                settings_version=5,
+            )
+            return MetadataReply(topics=(topic,))
+        return await super().call(actor, request, timeout_ms=timeout_ms)
+
+
+def test_a_push_with_newer_settings_has_the_follower_ask_for_them_once(tmp_path: Path) -> None:
+    async def body() -> None:
+        world = SettledWorld()
+        server = world.server(PartitionServer, FLIGHTS, tmp_path)
+        while not server.replica.is_following:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        asked = world.settings_asked
+        assert server.replica.topic.flush == "sync"
+        for _ in range(2):
+            assert (await server.replicate(PUSH)).error is ErrorCode.NONE
+        while server.replica.topic.flush != "os":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (await server.replicate(PUSH)).error is ErrorCode.NONE
+        assert world.settings_asked == asked + 1
+        await stop(server)
+
+    asyncio.run(asyncio.wait_for(body(), 60))
